@@ -1,0 +1,1 @@
+"""Differentially private training in JAX."""
