@@ -1,1 +1,28 @@
-"""Differentially private training in JAX."""
+"""Differentially private training in JAX: optax transformations that win back accuracy from noise.
+
+A step, read left to right: `gradient_points` says where gradients are taken, `clipped_grad` sums
+the clipped per-example gradients, `gaussian_noise` makes the sum private, a filter such as
+`doppler` and any optax optimizer follow. See the README for a whole loop.
+"""
+
+from dpoptax import filters as filters
+from dpoptax._clipping import Clip as Clip
+from dpoptax._clipping import ClippedSum as ClippedSum
+from dpoptax._clipping import clip_per_example as clip_per_example
+from dpoptax._clipping import l2_clip as l2_clip
+from dpoptax._doppler import doppler as doppler
+from dpoptax._filters import LowPassState as LowPassState
+from dpoptax._filters import low_pass as low_pass
+from dpoptax._gradients import clipped_grad as clipped_grad
+from dpoptax._noise import GaussianNoiseState as GaussianNoiseState
+from dpoptax._noise import Ledger as Ledger
+from dpoptax._noise import Mechanism as Mechanism
+from dpoptax._noise import clip_and_noise as clip_and_noise
+from dpoptax._noise import gaussian_noise as gaussian_noise
+from dpoptax._noise import ledgers as ledgers
+from dpoptax._points import GradientPoints as GradientPoints
+from dpoptax._points import TrackIteratesState as TrackIteratesState
+from dpoptax._points import gradient_points as gradient_points
+from dpoptax._points import track_iterates as track_iterates
+
+__version__ = "0.1.0"

@@ -1,0 +1,224 @@
+"""Clip geometries, and the sum of clipped per-example gradients: what bounds the sensitivity."""
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+# A gradient with an entry above this is scaled down to it before it is clipped: after the clip the
+# two differ by less than a float32 rounding, and no norm can overflow.
+_LARGEST = 2.0**40
+# The range of the scales by which gradients are divided: their reciprocals are normal numbers.
+_SCALES = (2.0**-100, 2.0**100)
+
+
+class Clip(abc.ABC):
+    """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
+
+    A geometry cuts the gradient's leaves into groups, and scales each group by a factor of its l2
+    norms, so that the whole has l2 norm at most `sensitivity`, for every input.
+    """
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """The largest l2 norm that one example can add to a `ClippedSum`."""
+
+    @abc.abstractmethod
+    def factors(self, norms: chex.Array) -> chex.Array:
+        """Maps float32 norms of shape (…, groups), all positive, to factors of the same shape."""
+
+    def groups(self, tree: Any) -> list[int]:
+        """The group of each leaf of `tree`, in the order of `jax.tree.leaves`; one group here."""
+        return [0] * len(jax.tree.leaves(tree))
+
+    def decode(self, mean: Any) -> Any:
+        """Post-processing of the noisy mean; the identity here."""
+        return mean
+
+
+@dataclasses.dataclass(frozen=True)
+class L2Clip(Clip):
+    """min(1, C/‖g‖) g; see `l2_clip`."""
+
+    l2_clip_norm: float
+
+    @property
+    def sensitivity(self) -> float:
+        """C."""
+        return self.l2_clip_norm
+
+    def factors(self, norms):
+        """min(1, C/‖g‖)."""
+        return jnp.minimum(1.0, self.l2_clip_norm / norms)
+
+
+def l2_clip(l2_clip_norm: float) -> L2Clip:
+    """Clips each example's whole gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
+
+    Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example with a
+    non-finite gradient adds exactly zero.
+
+    Args:
+      l2_clip_norm: C, in the units of the gradient of one example's loss.
+
+    Raises:
+      ValueError: `l2_clip_norm` is not a positive, finite number.
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1.
+
+    >>> l2_clip(1.0).sensitivity
+    1.0
+    """
+    return L2Clip(positive("l2_clip_norm", l2_clip_norm))
+
+
+def positive(name: str, value: Any) -> float:
+    """Returns `value` as a float, or raises with its name where it is no positive number."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a traced array: it is part of the privacy claim, so it must be a Python "
+            "number, fixed before jit"
+        )
+    value = float(value)
+    if not (math.isfinite(value) and 0.0 < value <= 1e9):
+        raise ValueError(f"{name}={value}: want a number in (0, 1e9]")
+    return value
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClippedSum:
+    """A sum over examples of clipped gradients, and the geometry that bounds each summand.
+
+    Only `clipped_grad` and `clip_per_example` make one, and the noise stage accepts nothing else:
+    what is noised was clipped, by the bound that the noise is scaled to.
+
+    Attributes:
+      sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
+      clip: the geometry; `clip.sensitivity` bounds what one example adds, in l2 norm. Static.
+    """
+
+    sum: Any
+    clip: Clip = dataclasses.field(metadata={"static": True})
+
+    def __contains__(self, key: str) -> bool:
+        """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
+        return isinstance(self.sum, dict) and key in self.sum
+
+
+def clip_per_example(clip: Clip) -> optax.GradientTransformation:
+    """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
+
+    The first half of `clip_and_noise`, for who wants to look between the two. Privacy: none yet;
+    the sum is private data until noise is added.
+
+    Args:
+      clip: the geometry, such as `l2_clip(1.0)`.
+
+    Returns:
+      A stateless `optax.GradientTransformation`.
+
+    Raises:
+      TypeError: `clip` is no geometry.
+      ValueError: at `update`, leaves whose leading axes, the examples, disagree.
+
+    >>> import jax.numpy as jnp
+    >>> tx = clip_per_example(l2_clip(1.0))
+    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
+    >>> clipped, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> clipped.sum["w"]
+    Array([0.9..., 1.2...], dtype=float32)
+    """
+    check_clip(clip)
+
+    def init_fn(params):
+        del params
+        return optax.EmptyState()
+
+    def update_fn(updates, state, params=None):
+        del params
+        return ClippedSum(sum_clipped(clip, updates), clip), state
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def check_clip(clip: Any) -> Clip:
+    """Returns `clip`, or raises where it is not a clip geometry."""
+    if not isinstance(clip, Clip):
+        raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")
+    return clip
+
+
+def sum_clipped(clip: Clip, grads: Any, mask: chex.Array | None = None) -> Any:
+    """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
+
+    Each gradient is divided by its largest entry, or close to it, before it is squared, so that
+    norms neither overflow nor underflow.
+    """
+    leaves, treedef = jax.tree.flatten(grads)
+    batch = batch_axis(grads)
+    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
+    axes = [tuple(range(1, leaf.ndim)) for leaf in leaves]
+    largest = jnp.zeros(batch, jnp.float32)
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if leaf.size:
+            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf), axis=axis))  # keeps NaN
+    used = jnp.isfinite(largest)
+    if mask is not None:
+        used &= mask
+    scale = jnp.where(used & (largest > 0), jnp.clip(largest, *_SCALES), 1.0)
+    units = [_where_rows(used, leaf / _rows(scale, leaf)) for leaf in leaves]
+
+    groups = clip.groups(grads)
+    squares = [jnp.zeros(batch, jnp.float32)] * (1 + max(groups, default=0))
+    for group, unit, axis in zip(groups, units, axes, strict=True):
+        squares[group] += jnp.sum(jnp.square(unit), axis=axis)
+    coefficients = scaled_factors(clip, scale, jnp.sqrt(jnp.stack(squares, axis=-1)))
+    sums = [
+        jnp.einsum("b,b...->...", coefficients[:, group], unit)
+        for group, unit in zip(groups, units, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, sums)
+
+
+def scaled_factors(clip: Clip, scale: chex.Array, norms: chex.Array) -> chex.Array:
+    """The factors of gradients that were divided by `scale`, from their norms after the division.
+
+    Args:
+      clip: the geometry.
+      scale: (B,), positive.
+      norms: (B, groups), the norms of g/scale.
+
+    Returns:
+      c of shape (B, groups), finite, such that c · (g/scale) is the clipped gradient.
+    """
+    scale = jnp.minimum(scale, _LARGEST)[:, None]
+    present = norms > 0
+    factors = clip.factors(jnp.where(present, scale * norms, 1.0))
+    return jnp.where(present, scale * factors, 0.0)
+
+
+def batch_axis(tree: Any) -> int:
+    """The length of the leading axis that all leaves share; raises where they do not."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
+    if len(set(sizes.values())) != 1 or () in sizes.values():
+        raise ValueError(
+            "every leaf must have the examples as its leading axis, of one length; got "
+            + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
+        )
+    return next(iter(sizes.values()))[0]
+
+
+def _rows(values, leaf):
+    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
+
+
+def _where_rows(used, leaf):
+    return jnp.where(_rows(used, leaf), leaf, 0)

@@ -1,0 +1,160 @@
+"""The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax import microbatching
+
+from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
+from dpoptax._points import GradientPoints
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip: Clip,
+    *,
+    microbatch_size: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
+
+        grad_fn(points, batch, mask)  =  Σ_i mask_i clip( Σ_j w_j ∇ℓ(x_j; ξ_i) )
+
+    `loss_fn(params, example)` is the scalar loss of one example; `batch` holds examples along the
+    leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in float32
+    at least.
+
+    Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
+    data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero. The
+    sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary outputs,
+    which nothing here protects.
+
+    Args:
+      loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned
+        function is given a key; a scalar, or (scalar, aux) with `has_aux`.
+      clip: the geometry, such as `dpoptax.l2_clip(1.0)`.
+      microbatch_size: how many examples are computed at once; `None` for all. Less memory, and
+        often more speed on CPU. The result does not depend on it but for rounding. A batch that it
+        does not divide is padded.
+      has_aux: whether `loss_fn` returns auxiliary outputs.
+
+    Returns:
+      `grad_fn(points, batch, mask=None, *, key=None)`, with `points` from
+      `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding, and
+      `key` for losses with randomness: example i gets `fold_in(key, i)`. It returns a
+      `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …), taken at the
+      first point.
+
+    Raises:
+      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
+      ValueError: `microbatch_size` below 1; at the call, leaves of `batch` whose leading axes
+        disagree with each other or with `mask`.
+
+    >>> import jax.numpy as jnp
+    >>> import dpoptax
+    >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+    >>> grad_fn = clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    >>> points = dpoptax.gradient_points((), jnp.zeros(2))
+    >>> grad_fn(points, jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
+    Array([0.9..., 1.2...], dtype=float32)
+    """
+    check_clip(clip)
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+
+    def grad_fn(points, batch, mask=None, *, key=None):
+        if not isinstance(points, GradientPoints):
+            raise TypeError(
+                f"points is a {type(points).__name__}: want "
+                "dpoptax.gradient_points(opt_state, params)"
+            )
+        mask = _check_mask(mask, batch_axis(batch))
+        keys = (
+            None
+            if key is None
+            else jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(mask.shape[0]))
+        )
+
+        def sums(batch, mask, keys):
+            return per_example_sum(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
+
+        total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        clipped = ClippedSum(total, clip)
+        return (clipped, aux) if has_aux else clipped
+
+    return grad_fn
+
+
+def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux):
+    """The clipped sum by per-example gradients: the reference, for any program.
+
+    Returns (sum, aux), aux being None without `has_aux`.
+    """
+
+    def gradient(example, key):
+        args = (example,) if key is None else (example, key)
+        grad = jax.grad(lambda params: loss_fn(params, *args), has_aux=has_aux)
+        total, aux = None, None
+        for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
+            if j == 0 and points.tangent is not None:
+                value, derivative, *aux_here = _value_and_jvp(grad, point, points.tangent, has_aux)
+                term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
+            else:
+                out = grad(point)
+                value, *aux_here = out if has_aux else (out,)
+                term = _scale(value, weight)
+            total = term if total is None else jax.tree.map(jnp.add, total, term)
+            aux = aux_here[0] if j == 0 and has_aux else aux
+        return total, aux
+
+    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
+    return sum_clipped(clip, grads, mask), aux
+
+
+def _value_and_jvp(grad, point, tangent, has_aux):
+    """∇ℓ(x) and ∇²ℓ(x) v in one forward-over-reverse pass, and aux where there is one."""
+    if has_aux:
+        value, derivative, aux = jax.jvp(grad, (point,), (tangent,), has_aux=True)
+        return value, derivative, aux
+    return jax.jvp(grad, (point,), (tangent,))
+
+
+def _scale(tree, weight):
+    if isinstance(weight, float) and weight == 1.0:
+        return tree
+    # In float32 at least: weights of DiSK are far above 1 and cancel.
+    return jax.tree.map(lambda g: weight * g.astype(jnp.promote_types(g.dtype, jnp.float32)), tree)
+
+
+def _check_mask(mask, batch_size):
+    if mask is None:
+        return jnp.ones(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,):
+        raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
+    return mask.astype(bool)
+
+
+def _in_microbatches(sums, size):
+    """`sums(batch, mask, keys)` over microbatches of `size`; padding is masked out."""
+    if size is None:
+        return sums
+
+    def run(batch, mask, keys):
+        examples = mask.shape[0]
+        if size >= examples:
+            return sums(batch, mask, keys)
+        missing = -examples % size
+        pad = lambda x: jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])  # noqa: E731
+        if missing:
+            batch, keys = jax.tree.map(pad, (batch, keys))
+            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
+        total, aux = microbatching.microbatch(
+            sums, argnums=(0, 1, 2), microbatch_size=size, accumulator=kinds, in_axes=(0, 0, 0)
+        )(batch, mask, keys)
+        return total, jax.tree.map(lambda x: x[:examples], aux)
+
+    return run

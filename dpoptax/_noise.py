@@ -1,0 +1,234 @@
+"""Gaussian noise on a clipped sum, and the ledger of what was released: the privacy boundary."""
+
+import dataclasses
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
+from dpoptax._points import is_masked
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """What one noisy release is, for the accountant. Static and hashable.
+
+    Attributes:
+      noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum.
+      batch_size: B, the expected number of examples in a sum.
+      unproven: why no (ε, δ) may be stated for it; `None` where one may.
+    """
+
+    noise_multiplier: float
+    batch_size: float
+    unproven: str | None = None
+
+
+class Ledger(NamedTuple):
+    """The releases that an optimizer's state accounts for, as Python values.
+
+    Attributes:
+      mechanism: the `Mechanism` of each release.
+      releases: how many there were.
+    """
+
+    mechanism: Mechanism
+    releases: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GaussianNoiseState:
+    """State of `gaussian_noise`, and the ledger of its releases.
+
+    Attributes:
+      count: the number of noisy releases so far, int32.
+      key: the typed key that every step's key is folded from.
+      mechanism: what a release is. Static.
+    """
+
+    count: chex.Array
+    key: chex.PRNGKey
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+
+
+def gaussian_noise(
+    *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+) -> optax.GradientTransformation:
+    """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
+
+        release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B
+
+    with σ = `noise_multiplier`, C the sensitivity that the `ClippedSum` carries and B =
+    `batch_size`. Input: a sum. Output: a mean, in the dtype of `params` where `update` gets them
+    and in the sum's otherwise. The noise of step t is drawn with `fold_in(key, t)`, in float32 at
+    least.
+
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
+    adding or removing one example; the state counts the releases, and
+    `dpoptax.accounting.epsilon_spent` turns the state and the sampler into ε. Everything behind
+    this stage in a chain is post-processing.
+
+    Args:
+      noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞.
+      batch_size: B, the expected number of examples, a public number. Never the realised one,
+        which is private under Poisson sampling.
+      key: a key from `jax.random.key`. Whoever knows it can subtract the noise.
+
+    Returns:
+      An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
+
+    Raises:
+      ValueError: a negative or non-finite multiplier, a batch size that is not positive.
+      TypeError: a traced multiplier or batch size, or a key that is none; at `update`, gradients
+        that are not a `ClippedSum`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> tx = gaussian_noise(noise_multiplier=1.0, batch_size=32, key=jax.random.key(0))
+    >>> state = tx.init({"w": jnp.zeros(2)})
+    >>> ledgers(state)[0].releases
+    0
+    """
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    key = check_key(key)
+
+    def init_fn(params):
+        del params
+        return GaussianNoiseState(jnp.zeros([], jnp.int32), copy_key(key), mechanism)
+
+    def update_fn(updates, state, params=None):
+        clipped = check_clipped_sum(updates)
+        mechanism = state.mechanism
+        stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
+        step_key = jax.random.fold_in(state.key, state.count)
+        mean = jax.tree.map(
+            lambda total: total / mechanism.batch_size, add_noise(clipped.sum, stddev, step_key)
+        )
+        mean = clipped.clip.decode(mean)
+        if params is not None:
+            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
+        count = optax.safe_increment(state.count)
+        return mean, dataclasses.replace(state, count=count)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def clip_and_noise(
+    clip: Clip, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+) -> optax.GradientTransformation:
+    """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
+
+        release_t = (Σ_i clip(g_i) + σ C N(0, I)) / B,   for leaves (examples, …)
+
+    The chain of `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
+    errors. It needs per-example gradients, with their memory; `clipped_grad` does without.
+
+    Args:
+      clip: the geometry, such as `l2_clip(1.0)`.
+      noise_multiplier: σ, relative to the clip bound.
+      batch_size: B, the expected number of examples.
+      key: a key from `jax.random.key`.
+
+    >>> import dpoptax, jax, jax.numpy as jnp
+    >>> clip = dpoptax.l2_clip(1.0)
+    >>> tx = clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=jax.random.key(0))
+    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
+    >>> mean, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> mean["w"]
+    Array([0.45..., 0.6...], dtype=float32)
+    """
+    return optax.chain(
+        clip_per_example(check_clip(clip)),
+        gaussian_noise(noise_multiplier=noise_multiplier, batch_size=batch_size, key=key),
+    )
+
+
+def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
+    """Returns the ledger of every noise stage in an optimizer's state, in tree order.
+
+    Reads the counts from the device. An empty tuple means that nothing in the state adds noise.
+
+    Args:
+      opt_state: an optimizer's state, or any pytree around it, such as a restored checkpoint.
+
+    Raises:
+      ValueError: a count that is not a scalar, as in a state that was stacked by `vmap`.
+    """
+    states = [
+        leaf
+        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda x: hasattr(x, "mechanism"))
+        if isinstance(getattr(leaf, "mechanism", None), Mechanism)
+    ]
+    for state in states:
+        if jnp.shape(state.count) != ():
+            raise ValueError(
+                f"a ledger's count has shape {jnp.shape(state.count)}: take the state of one run"
+            )
+    return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
+
+
+def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
+    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
+    if stddev == 0.0:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        leaf + stddev * jax.random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+        for k, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, noisy)
+
+
+def check_clipped_sum(updates: Any) -> ClippedSum:
+    """Returns `updates`, or raises where they are not the clipped sum of a whole gradient tree."""
+    if not isinstance(updates, ClippedSum):
+        raise TypeError(
+            f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
+            "were not clipped per example cannot be made private. Take them with dpoptax.clipped_grad, "
+            "or give per-example gradients to dpoptax.clip_and_noise"
+        )
+    if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
+        raise TypeError(
+            "the clipped sum has masked leaves: the whole gradient is clipped and noised as one "
+            "vector. Put optax.masked behind the noise stage, or clip the trained parameters only"
+        )
+    return updates
+
+
+def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, float]:
+    """Returns the two as numbers, or raises with the name of the one that is wrong."""
+    for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
+        if not isinstance(value, numbers.Real):
+            raise TypeError(
+                f"{name}={value!r}: want a Python number, known before jit, since the stated ε "
+                "rests on it"
+            )
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise ValueError(f"noise_multiplier={noise_multiplier}: want a finite number >= 0")
+    if not (math.isfinite(batch_size) and batch_size > 0):
+        raise ValueError(
+            f"batch_size={batch_size}: want the expected number of examples a step, above 0"
+        )
+    return float(noise_multiplier), batch_size
+
+
+def check_key(key: Any) -> chex.PRNGKey:
+    """Returns `key` as a typed key, or raises where it is none."""
+    if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape == ():
+            return key
+    elif isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
+        return jax.random.wrap_key_data(key)
+    raise TypeError(f"key={key!r}: want one key, as from jax.random.key(seed)")
+
+
+def copy_key(key: chex.PRNGKey) -> chex.PRNGKey:
+    """A copy: a state that is donated must not delete the key of the closure."""
+    data = jnp.array(jax.random.key_data(key), copy=True)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))

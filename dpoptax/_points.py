@@ -1,0 +1,214 @@
+"""Where gradients are taken: the points, and the transform whose state remembers iterates."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientPoints:
+    """The public points at which an example's gradients are taken, and their weights.
+
+    The per-example quantity that `dpoptax.clipped_grad` clips is
+
+        g(ξ) = Σ_j w_j ∇ℓ(x_j; ξ)  [+ ∇²ℓ(x_0; ξ) v],
+
+    a fixed linear combination of that example's gradients at released parameters. Its sensitivity
+    is therefore the clip bound, whatever the points and weights are. Made by
+    `dpoptax.gradient_points`; the points may cost utility when they are wrong, never privacy, as
+    long as they are computed from public values: parameters that were released, and no data.
+
+    Attributes:
+      points: the x_j, each shaped like the parameters.
+      weights: the w_j, scalars; Python floats or float32 arrays.
+      tangent: v, shaped like the parameters; adds a per-example Hessian-vector product at the first
+        point. `None` for none.
+      reference: public data for clip geometries that follow the run, `None` for none.
+    """
+
+    points: tuple[Any, ...]
+    weights: tuple[Any, ...]
+    tangent: Any = None
+    reference: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrackIteratesState:
+    """State of `track_iterates`.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      iterates: x_{t−1}, x_{t−2}, …, newest first, each shaped like the parameters.
+      weights: the weights of the next step's points, float32 of shape (points,).
+      tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
+      rows: the mixing coefficients: point j is Σ_i rows[j][i] x_{t−i}. Static.
+      tangent_row: the same for the direction of the Hessian-vector product. Static.
+    """
+
+    count: chex.Array
+    iterates: tuple[Any, ...]
+    weights: chex.Array
+    tangent_weight: chex.Array | None
+    rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
+    tangent_row: tuple[float, ...] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+
+
+def track_iterates(
+    rows: Sequence[Sequence[float]],
+    weights: Sequence[float] | Callable[[chex.Array], Any],
+    *,
+    tangent_row: Sequence[float] | None = None,
+    tangent_weight: float | Callable[[chex.Array], Any] | None = None,
+) -> optax.GradientTransformation:
+    """Passes updates through and remembers the iterates that the gradient points are made of.
+
+    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i rows[j][i] x_{t−i} and the
+    clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
+    x_{t−i}. The iterates are the `params` given to `update`, so the points are right whatever the
+    optimizer behind does with learning rates, schedules or weight decay. Before step k the missing
+    iterates are x_0. `dpoptax.gradient_points` reads the state, wherever it is in the optimizer's.
+
+    Memory: k − 1 copies of the parameters. Privacy: the state holds released parameters only.
+
+    Args:
+      rows: one row of k coefficients a point. A row sums to 1 for an affine combination.
+      weights: one weight a point, or a function of the step count that returns them (JAX scalars).
+      tangent_row: k coefficients, for the Hessian-vector product.
+      tangent_weight: its weight, or a function of the step count.
+
+    Returns:
+      An `optax.GradientTransformation`; `update` needs `params`.
+
+    Raises:
+      ValueError: rows of different or zero length, weights that are not one a row, or one of the
+        two tangent arguments without the other.
+
+    >>> tx = track_iterates(rows=[(1.5, -0.5)], weights=[1.0])   # the look-ahead x + (x − x')/2
+    """
+    mixing = tuple(tuple(float(c) for c in row) for row in rows)
+    if not mixing or not mixing[0] or len({len(row) for row in mixing}) != 1:
+        raise ValueError(f"rows={rows}: want at least one row, all of one length k >= 1")
+    if not callable(weights) and len(weights) != len(mixing):
+        raise ValueError(f"weights={weights}: want one weight for each of the {len(mixing)} rows")
+    if (tangent_row is None) != (tangent_weight is None):
+        raise ValueError(
+            f"tangent_row={tangent_row}, tangent_weight={tangent_weight}: give both or neither"
+        )
+    direction = None if tangent_row is None else tuple(float(c) for c in tangent_row)
+    if direction is not None and len(direction) != len(mixing[0]):
+        raise ValueError(f"tangent_row={tangent_row}: want {len(mixing[0])} coefficients")
+
+    def scheduled(value, count):
+        if value is None:
+            return None
+        value = value(count) if callable(value) else value
+        return jnp.asarray(value, jnp.float32)
+
+    def init_fn(params):
+        count = jnp.zeros([], jnp.int32)
+        # Copies, because a donated state must not share buffers with the parameters.
+        iterates = tuple(
+            jax.tree.map(lambda p: jnp.array(p, copy=True), params) for _ in mixing[0][1:]
+        )
+        return TrackIteratesState(
+            count,
+            iterates,
+            scheduled(weights, count),
+            scheduled(tangent_weight, count),
+            mixing,
+            direction,
+        )
+
+    def update_fn(updates, state, params=None):
+        if params is None:
+            raise ValueError(optax.NO_PARAMS_MSG)
+        count = optax.safe_increment(state.count)
+        state = dataclasses.replace(
+            state,
+            count=count,
+            iterates=(params, *state.iterates)[: len(state.iterates)],
+            weights=scheduled(weights, count),
+            tangent_weight=scheduled(tangent_weight, count),
+        )
+        return updates, state
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
+    """Returns the points at which this step's per-example gradients are to be taken.
+
+    Finds the state of `track_iterates` in `opt_state` by its type, however deep it is; without one
+    the point is `params` itself, as in DP-SGD. Every point is made of `params` and of earlier
+    parameters, all public, so the call touches no private data.
+
+    Args:
+      opt_state: the state of the optimizer that holds the method, or any pytree around it.
+      params: the current parameters x_t.
+
+    Returns:
+      `GradientPoints` for `dpoptax.clipped_grad`.
+
+    Raises:
+      ValueError: two `track_iterates` states in `opt_state`, named by their paths.
+
+    >>> import jax.numpy as jnp, optax
+    >>> params = {"w": jnp.ones(3)}
+    >>> len(gradient_points(optax.sgd(0.1).init(params), params).points)
+    1
+    """
+    state = find_state(opt_state, TrackIteratesState)
+    if state is None:
+        return GradientPoints((params,), (1.0,))
+    iterates = (params, *state.iterates)
+    points = tuple(_combine(row, iterates) for row in state.rows)
+    tangent = None
+    if state.tangent_row is not None:
+        tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
+    return GradientPoints(points, tuple(state.weights), tangent)
+
+
+def find_state(opt_state: Any, kind: type) -> Any:
+    """Returns the one state of type `kind` in `opt_state`, or None; raises where there are two."""
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, kind)]
+    if len(found) > 1:
+        places = ", ".join(f"opt_state{jax.tree_util.keystr(path)}" for path, _ in found)
+        raise ValueError(
+            f"two {kind.__name__} in the optimizer's state, at {places}: only one stage of a chain "
+            "can choose the gradient points; remove the other"
+        )
+    return found[0][1] if found else None
+
+
+def _combine(row, iterates, scale=None):
+    """Mixes iterates: scale · Σ_i row[i] · iterates[i], leaf by leaf."""
+    if row[0] == 1.0 and not any(row[1:]) and scale is None:
+        return iterates[0]
+
+    def mix(*history):
+        total = sum(c * x for c, x in zip(row, history, strict=True) if c)
+        return (total if scale is None else scale * total).astype(history[0].dtype)
+
+    def node(*nodes):
+        *older, newest = nodes
+        # Under optax.masked, a parameter that is not trained does not move: x_{t−1} = x_t.
+        older = [newest if is_masked(x) else x for x in older]
+        return jax.tree.map(mix, newest, *older)
+
+    newest, *older = iterates
+    return jax.tree.map(node, *older, newest, is_leaf=is_masked)
+
+
+def is_masked(x: Any) -> bool:
+    """Whether `x` is what `optax.masked` leaves in place of a parameter."""
+    return isinstance(x, optax.MaskedNode)

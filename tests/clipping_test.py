@@ -1,0 +1,125 @@
+"""The sum of clipped per-example gradients: equal to its peers, bounded for any input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax_privacy import clipping as peer
+
+import dpoptax
+from dpoptax._clipping import sum_clipped
+from tests import helpers
+
+
+def _per_example(seed, batch=7, scale=1.0):
+    rng = np.random.default_rng(seed)
+
+    def make(*shape):
+        return jnp.asarray(scale * rng.normal(size=(batch, *shape)), jnp.float32)
+
+    return {"a": make(3, 2), "b": {"c": make(4), "d": make()}}
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_equals_the_explicit_loop(scale):
+    grads = _per_example(0, scale=scale)
+    want = jax.tree.map(lambda g: np.zeros(g.shape[1:]), grads)
+    for i in range(7):
+        g = jax.tree.map(lambda x, i=i: np.asarray(x[i], np.float64), grads)
+        factor = min(1.0, 1.5 / helpers.global_norm(g))
+        want = jax.tree.map(lambda w, x, f=factor: w + f * x, want, g)
+    got = sum_clipped(dpoptax.l2_clip(1.5), grads)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-6, atol=1e-6), got, want)
+
+
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated")  # jax_privacy calls it
+def test_equals_optax_contrib_and_jax_privacy():
+    grads = _per_example(1)
+    params = jax.tree.map(lambda g: g[0], grads)
+    key = jax.random.key(0)
+    ours = dpoptax.clip_and_noise(dpoptax.l2_clip(0.7), noise_multiplier=0.0, batch_size=7, key=key)
+    theirs = optax.contrib.differentially_private_aggregate(
+        l2_norm_clip=0.7, noise_multiplier=0.0, key=0
+    )
+    a, _ = ours.update(grads, ours.init(params))
+    b, _ = theirs.update(grads, theirs.init(params))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), a, b)
+
+    params, batch = helpers.mlp_params(key), helpers.mlp_batch(0, 6)
+    theirs = peer.clipped_grad(
+        lambda p, batch: helpers.mlp_loss(p, jax.tree.map(lambda x: x[0], batch)),
+        l2_clip_norm=0.3,
+        batch_argnums=1,
+        keep_batch_dim=True,
+    )(params, batch)
+    ours = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.3))
+    ours = ours(dpoptax.gradient_points((), params), batch).sum
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), ours, theirs)
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-15, 1e15, 1e30, 3e38])
+def test_norms_neither_overflow_nor_underflow(scale):
+    rng = np.random.default_rng(0)
+    unit = rng.uniform(0.5, 1.0, size=(1, 64)) * np.sign(rng.normal(size=(1, 64)))
+    grads = jnp.asarray(unit * scale, jnp.float32)
+    exact = np.asarray(grads, np.float64)[0]
+    want = exact * min(1.0, 1.0 / np.linalg.norm(exact))
+    np.testing.assert_allclose(sum_clipped(dpoptax.l2_clip(1.0), grads), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_examples_add_exactly_zero(bad):
+    grads = _per_example(2)
+    poisoned = {**grads, "a": grads["a"].at[3, 1, 1].set(bad)}
+    without = jax.tree.map(lambda g: jnp.delete(g, 3, axis=0), grads)
+    clip = dpoptax.l2_clip(1.0)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7),
+        sum_clipped(clip, poisoned),
+        sum_clipped(clip, without),
+    )
+    only = jax.tree.map(lambda g: g[3:4], poisoned)
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(sum_clipped(clip, only)))
+
+
+def test_zero_gradients_and_empty_batches_sum_to_zero():
+    clip = dpoptax.l2_clip(1.0)
+    assert (sum_clipped(clip, jnp.zeros((3, 2))) == 0).all()
+    assert (sum_clipped(clip, jnp.zeros((0, 2))) == 0).all()
+    assert (sum_clipped(clip, jnp.full((3, 2), jnp.nan), jnp.zeros(3, bool)) == 0).all()
+
+
+def test_low_precision_gradients_are_summed_in_float32():
+    grads = jnp.full((512, 2), 0.001, jnp.bfloat16)
+    total = sum_clipped(dpoptax.l2_clip(1.0), grads)
+    assert total.dtype == jnp.float32
+    np.testing.assert_allclose(total, 512 * float(jnp.bfloat16(0.001)), rtol=1e-5)
+
+
+def test_batch_axes_that_disagree_are_named():
+    tx = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    with pytest.raises(ValueError, match=r"'a'.*\(2,\).*'b'.*\(3,\)"):
+        tx.update({"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, tx.init(None))
+    with pytest.raises(ValueError, match="leading axis"):
+        tx.update({"a": jnp.ones(())}, tx.init(None))
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, np.nan, np.inf, 1e12])
+def test_bad_clip_norms(norm):
+    with pytest.raises(ValueError, match=r"l2_clip_norm=.*want a number"):
+        dpoptax.l2_clip(norm)
+
+
+def test_a_traced_clip_norm_is_refused():
+    with pytest.raises(TypeError, match="l2_clip_norm"):
+        jax.jit(lambda c: dpoptax.l2_clip(c).sensitivity)(1.0)
+
+
+def test_clipped_sum_is_a_pytree_with_a_static_clip():
+    clipped = dpoptax.ClippedSum({"w": jnp.ones(2)}, dpoptax.l2_clip(1.0))
+    doubled = jax.jit(lambda c: jax.tree.map(lambda x: 2 * x, c))(clipped)
+    assert doubled.clip == clipped.clip
+    assert len(jax.tree.leaves(clipped)) == 1
+    assert "w" in clipped
+    assert "v" not in clipped

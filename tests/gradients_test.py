@@ -1,0 +1,123 @@
+"""`clipped_grad`: equal to the loop over examples, for every microbatch size, mask and key."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from tests import helpers
+
+CLIP = dpoptax.l2_clip(0.5)
+
+
+def _loop(points, batch, mask=None, loss_fn=helpers.mlp_loss, keys=None):
+    """The sum, example by example, in float64."""
+    total = jax.tree.map(lambda p: np.zeros(p.shape), points.points[0])
+    for i in range(len(batch[0])):
+        if mask is not None and not mask[i]:
+            continue
+        example = jax.tree.map(lambda x, i=i: x[i], batch)
+        args = (example,) if keys is None else (example, keys[i])
+        g = jax.tree.map(lambda p: np.zeros(p.shape), points.points[0])
+        for x, w in zip(points.points, points.weights, strict=True):
+            grad = jax.grad(loss_fn)(x, *args)
+            g = jax.tree.map(lambda t, d, w=w: t + float(w) * np.asarray(d, np.float64), g, grad)
+        factor = min(1.0, CLIP.l2_clip_norm / helpers.global_norm(g))
+        total = jax.tree.map(lambda t, d, f=factor: t + f * d, total, g)
+    return total
+
+
+def _close(got, want):
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6), got, want)
+
+
+def _points(count):
+    params = [helpers.mlp_params(jax.random.key(i)) for i in range(count)]
+    return dpoptax.GradientPoints(tuple(params), tuple(float(2 - 3 * i) for i in range(count)))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 5, 8, 10, 100])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_equals_the_loop(microbatch_size, count):
+    points, batch = _points(count), helpers.mlp_batch(0, 10)
+    mask = jnp.arange(10) % 3 != 1
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=microbatch_size)
+    clipped = jax.jit(grad_fn)(points, batch, mask)
+    assert clipped.clip == CLIP
+    _close(clipped.sum, _loop(points, batch, mask))
+    _close(grad_fn(points, batch).sum, _loop(points, batch))
+
+
+def test_padding_is_ignored_even_if_it_is_not_a_number():
+    points, (x, y) = _points(1), helpers.mlp_batch(1, 6)
+    mask = jnp.array([True, False] * 3)
+    poisoned = (jnp.where(mask[:, None], x, jnp.nan), y)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=2)
+    chex.assert_trees_all_equal(
+        grad_fn(points, poisoned, mask).sum, grad_fn(points, (x, y), mask).sum
+    )
+    nothing = grad_fn(points, poisoned, jnp.zeros(6, bool)).sum
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(nothing))
+
+
+def _noisy_loss(params, example, key):
+    x, y = example
+    keep = jax.random.bernoulli(key, 0.5, x.shape)
+    return helpers.mlp_loss(params, (jnp.where(keep, 2 * x, 0), y))
+
+
+def test_examples_have_keys_of_their_own_whatever_the_microbatch():
+    points, batch = _points(2), helpers.mlp_batch(2, 6)
+    key = jax.random.key(7)
+    keys = [jax.random.fold_in(key, i) for i in range(6)]
+    want = _loop(points, batch, loss_fn=_noisy_loss, keys=keys)
+    for size in (None, 2, 4):
+        grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP, microbatch_size=size)
+        _close(grad_fn(points, batch, key=key).sum, want)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2, 4])
+def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_size):
+    def loss_fn(params, example):
+        loss = helpers.mlp_loss(params, example)
+        return loss, {"loss": loss, "label": example[1]}
+
+    points, batch = _points(2), helpers.mlp_batch(3, 6)
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, microbatch_size=microbatch_size, has_aux=True)
+    clipped, aux = jax.jit(grad_fn)(points, batch)
+    _close(clipped.sum, _loop(points, batch))
+    want = [helpers.mlp_loss(points.points[0], (x, y)) for x, y in zip(*batch, strict=True)]
+    np.testing.assert_allclose(aux["loss"], np.array(want), rtol=1e-5)
+    np.testing.assert_array_equal(aux["label"], batch[1])
+
+
+def test_tangent_adds_a_hessian_vector_product():
+    params, tangent = helpers.mlp_params(jax.random.key(0)), helpers.mlp_params(jax.random.key(1))
+    batch = helpers.mlp_batch(4, 5)
+    clip = dpoptax.l2_clip(1e6)
+    points = dpoptax.GradientPoints((params,), (1.0,), tangent=tangent)
+    got = dpoptax.clipped_grad(helpers.mlp_loss, clip)(points, batch).sum
+
+    def total(p):
+        return sum(helpers.mlp_loss(p, (x, y)) for x, y in zip(*batch, strict=True))
+
+    gradient, product = jax.jvp(jax.grad(total), (params,), (tangent,))
+    _close(got, jax.tree.map(jnp.add, gradient, product))
+
+
+def test_params_instead_of_points_are_refused():
+    params = helpers.mlp_params(jax.random.key(0))
+    with pytest.raises(TypeError, match="gradient_points"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(params, helpers.mlp_batch(0, 2))
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match=r"clip=1\.0"):
+        dpoptax.clipped_grad(helpers.mlp_loss, 1.0)
+    with pytest.raises(ValueError, match="microbatch_size=0"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=0)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
+    with pytest.raises(ValueError, match=r"mask has shape \(3,\)"):
+        grad_fn(_points(1), helpers.mlp_batch(0, 2), jnp.ones(3, bool))

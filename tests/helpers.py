@@ -1,0 +1,36 @@
+"""Small problems that many tests share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def mlp_params(key, sizes=(5, 4, 3), dtype=jnp.float32):
+    """Random parameters of a small tanh network, as a list of dicts."""
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [
+        {"w": jax.random.normal(k, (m, n), dtype) / m**0.5, "b": jnp.zeros(n, dtype)}
+        for k, m, n in zip(keys, sizes[:-1], sizes[1:], strict=True)
+    ]
+
+
+def mlp_loss(params, example):
+    """Cross-entropy of one example (x, y)."""
+    x, y = example
+    for layer in params[:-1]:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    logits = x @ params[-1]["w"] + params[-1]["b"]
+    return -jax.nn.log_softmax(logits)[y]
+
+
+def mlp_batch(seed, size, sizes=(5, 4, 3)):
+    """A random batch for `mlp_loss`."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(size, sizes[0])).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(rng.integers(sizes[-1], size=size))
+
+
+def global_norm(tree):
+    """The l2 norm of a tree, in float64."""
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+    return float(np.sqrt(sum(np.sum(leaf**2) for leaf in leaves)))
