@@ -80,9 +80,9 @@ def low_pass(
 
     def step(x, buffers):
         y = taps[0] * x + (buffers[0] if order else 0.0)
-        following = [*buffers[1:], 0.0]
-        return y, [s + taps[i] * x - feedback[i] * y for i, s in enumerate(following, start=1)][
-            :order
+        shifted = [*buffers[1:], 0.0][:order]
+        return y, [
+            s + bi * x - ai * y for s, bi, ai in zip(shifted, taps[1:], feedback[1:], strict=True)
         ]
 
     def init_fn(params):

@@ -190,8 +190,8 @@ def check_clipped_sum(updates: Any) -> ClippedSum:
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
-            "were not clipped per example cannot be made private. Take them with dpoptax.clipped_grad, "
-            "or give per-example gradients to dpoptax.clip_and_noise"
+            "were not clipped per example cannot be made private. Take them with "
+            "dpoptax.clipped_grad, or give per-example gradients to dpoptax.clip_and_noise"
         )
     if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
         raise TypeError(

@@ -1,0 +1,169 @@
+"""The same lines in every kind of training loop: plain, TrainState, nnx, scan, injected rates."""
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training import train_state
+
+import dpoptax
+from tests import helpers
+
+SIZE = 12
+BATCH = helpers.mlp_batch(0, SIZE)
+MASK = jnp.arange(SIZE) < 10
+
+
+def _chain(learning_rate=0.5):
+    return optax.chain(
+        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=10, key=jax.random.key(3)),
+        dpoptax.track_iterates([(1.5, -0.5), (1.0, 0.0)], weights=[0.75, 0.25]),
+        dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
+        optax.adam(learning_rate),
+    )
+
+
+GRAD_FN = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0), microbatch_size=4)
+
+
+def _step(tx, params, state):
+    grads = GRAD_FN(dpoptax.gradient_points(state, params), BATCH, MASK)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Parameters and state after four steps of the plain loop, not compiled."""
+    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    state = tx.init(params)
+    for _ in range(4):
+        params, state = _step(tx, params, state)
+    assert dpoptax.ledgers(state)[0].releases == 4
+    return params
+
+
+def _close(params, reference):
+    chex.assert_trees_all_close(params, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_plain_loop_compiled_and_donated(reference):
+    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    state = tx.init(params)
+    step = jax.jit(lambda p, s: _step(tx, p, s), donate_argnums=(0, 1))
+    for _ in range(4):
+        params, state = step(params, state)
+    _close(params, reference)
+    assert step._cache_size() == 1
+
+
+def test_scan(reference):
+    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    (params, state), _ = jax.lax.scan(
+        lambda carry, _: (_step(tx, *carry), None), (params, tx.init(params)), length=4
+    )
+    _close(params, reference)
+    assert dpoptax.ledgers(state)[0].releases == 4
+
+
+def test_inject_hyperparams(reference):
+    tx, params = (
+        optax.inject_hyperparams(_chain)(learning_rate=0.5),
+        helpers.mlp_params(jax.random.key(0)),
+    )
+    state = tx.init(params)
+    step = jax.jit(lambda p, s: _step(tx, p, s))
+    for _ in range(4):
+        params, state = step(params, state)
+    _close(params, reference)
+    assert state.hyperparams["learning_rate"] == 0.5
+    assert dpoptax.ledgers(state)[0].releases == 4
+    noise = optax.inject_hyperparams(dpoptax.gaussian_noise, static_args=("batch_size", "key"))
+    tx = noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        tx.init(params)
+
+
+class _Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(4, name="in")(x))
+        return nn.Dense(3, name="out")(x)
+
+
+def test_linen_train_state():
+    model = _Linen()
+    params = model.init(jax.random.key(0), BATCH[0][0])
+
+    def loss_fn(params, example):
+        logits = model.apply(params, example[0])
+        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, example[1])
+
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=_chain())
+
+    @jax.jit
+    def step(state):
+        points = dpoptax.gradient_points(state.opt_state, state.params)
+        return state.apply_gradients(grads=grad_fn(points, BATCH, MASK))
+
+    for _ in range(3):
+        state = step(state)
+    assert dpoptax.ledgers(state)[0].releases == 3
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params, params)
+    assert min(jax.tree.leaves(moved)) > 0
+
+
+def test_nnx_optimizer():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(5, 4, rngs=rngs)
+            self.last = nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(nnx.tanh(self.first(x)))
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, _chain(), wrt=nnx.Param)
+    graph, before = nnx.split(model)
+
+    def loss_fn(params, example):
+        logits = nnx.merge(graph, params)(example[0])
+        return optax.losses.softmax_cross_entropy_with_integer_labels(logits, example[1])
+
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+
+    @nnx.jit
+    def step(model, optimizer):
+        # nnx.Optimizer.update would rebuild the gradients from their variables; a ClippedSum has
+        # none, so the optimizer's own transform is called on the pure states.
+        params = nnx.as_pure(nnx.state(model, nnx.Param))
+        opt_state = nnx.as_pure(optimizer.opt_state)
+        grads = grad_fn(dpoptax.gradient_points(opt_state, params), BATCH, MASK)
+        updates, opt_state = optimizer.tx.update(grads, opt_state, params)
+        nnx.update(model, optax.apply_updates(params, updates))
+        nnx.update(optimizer.opt_state, nnx.state(opt_state))
+
+    before = jax.tree.map(np.array, nnx.as_pure(before))
+    for _ in range(3):
+        step(model, optimizer)
+    after = nnx.as_pure(nnx.state(model, nnx.Param))
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after, before)
+    assert min(jax.tree.leaves(moved)) > 0
+    assert dpoptax.ledgers(nnx.as_pure(optimizer.opt_state))[0].releases == 3
+
+
+def test_plain_optax_form_equals_clipped_grad():
+    params = helpers.mlp_params(jax.random.key(0))
+    arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
+    plain = dpoptax.clip_and_noise(dpoptax.l2_clip(1.0), **arguments)
+    per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, BATCH)
+    a, _ = plain.update(per_example, plain.init(params), params)
+    split = dpoptax.gaussian_noise(**arguments)
+    clipped = GRAD_FN(dpoptax.gradient_points((), params), BATCH)
+    b, _ = split.update(clipped, split.init(params), params)
+    chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-6)

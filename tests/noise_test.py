@@ -1,0 +1,145 @@
+"""The noise stage: the right distribution, fresh every time, and a ledger that counts it."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import dpoptax
+
+CLIP = dpoptax.l2_clip(2.0)
+
+
+def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None):
+    """The releases of `steps` updates on a sum of zeros, and the last state."""
+    tx = dpoptax.gaussian_noise(
+        noise_multiplier=multiplier, batch_size=batch_size, key=jax.random.key(key)
+    )
+    total = jax.tree.map(jnp.zeros_like, params) if total is None else total
+    state, releases = tx.init(params), []
+    for _ in range(steps):
+        mean, state = jax.jit(tx.update)(dpoptax.ClippedSum(total, CLIP), state, params)
+        releases.append(mean)
+    return releases, state
+
+
+def test_standard_deviation_is_multiplier_times_clip_over_batch_size():
+    (release,), _ = _release(jnp.zeros(20_000))
+    stddev = 1.5 * 2.0 / 4
+    accepts = lambda s: stats.kstest(np.asarray(release) / s, "norm").pvalue > 1e-3  # noqa: E731
+    assert accepts(stddev)
+    assert not accepts(stddev * 2 / 3)
+    assert not accepts(stddev * 3 / 2)
+
+
+def test_noise_is_added_to_the_sum_before_it_is_divided():
+    total = jnp.full(20_000, 8.0)
+    (release,), _ = _release(total, total=total)
+    assert abs(float(jnp.mean(release)) - 2.0) < 5 * 0.75 / 20_000**0.5
+
+
+def test_noise_is_independent_across_leaves_steps_and_keys():
+    params = {"a": jnp.zeros(5_000), "b": jnp.zeros(5_000)}
+    (first, second), _ = _release(params, steps=2)
+    (other,), _ = _release(params, key=1)
+    draws = np.stack([first["a"], first["b"], second["a"], second["b"], other["a"], other["b"]])
+    correlation = np.corrcoef(draws) - np.eye(6)
+    assert np.abs(correlation).max() < 5 / 5_000**0.5
+
+
+def test_draws_are_float32_under_bfloat16_parameters():
+    params = jnp.zeros(50_000, jnp.bfloat16)
+    total = jnp.zeros(50_000, jnp.bfloat16)
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+    mean, _ = tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(params))
+    assert mean.dtype == jnp.float32
+    assert len(np.unique(mean)) > 40_000  # bfloat16 normals have 128 distinct values
+    mean, _ = tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(params), params)
+    assert mean.dtype == jnp.bfloat16
+
+
+def test_an_empty_batch_still_releases_noise():
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), CLIP)
+    params = jnp.zeros(100)
+    batch = jnp.full((3, 100), jnp.nan)
+    clipped = grad_fn(dpoptax.gradient_points((), params), batch, jnp.zeros(3, bool))
+    (release,), state = _release(params, total=clipped.sum)
+    (nothing,), _ = _release(params)
+    chex.assert_trees_all_equal(release, nothing)
+    assert jnp.std(release) > 0.5
+    assert dpoptax.ledgers(state)[0].releases == 1
+
+
+def test_step_t_uses_the_key_folded_with_t():
+    releases, _ = _release(jnp.zeros(3), steps=3, multiplier=1.0, batch_size=1)
+    for t, release in enumerate(releases):
+        key = jax.random.split(jax.random.fold_in(jax.random.key(0), t), 1)[0]
+        np.testing.assert_allclose(release, 2.0 * jax.random.normal(key, (3,)), rtol=1e-6)
+
+
+def test_the_state_survives_donation():
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+    total = dpoptax.ClippedSum(jnp.zeros(3), CLIP)
+    update = jax.jit(tx.update, donate_argnums=1)
+    first, _ = update(total, tx.init(jnp.zeros(3)))
+    again, _ = update(total, tx.init(jnp.zeros(3)))
+    chex.assert_trees_all_equal(first, again)
+
+
+def test_ledger_counts_releases_and_is_found_anywhere():
+    tx = optax.chain(
+        dpoptax.clip_and_noise(CLIP, noise_multiplier=1.5, batch_size=4, key=jax.random.key(0)),
+        optax.adam(1e-3),
+    )
+    params = jnp.zeros(3)
+    state = tx.init(params)
+    for _ in range(5):
+        _, state = tx.update(jnp.ones((2, 3)), state, params)
+    (ledger,) = dpoptax.ledgers({"anything": (state,)})
+    assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5)
+    assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        dpoptax.ledgers(jax.vmap(lambda _: tx.init(params))(jnp.arange(2)))
+
+
+def test_gradients_that_were_not_clipped_are_refused():
+    params = {"w": jnp.zeros(3)}
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+    with pytest.raises(TypeError, match=r"dict, not a ClippedSum.*dpoptax\.clipped_grad"):
+        tx.update(params, tx.init(params))
+
+
+def test_masking_the_noise_is_refused():
+    params = {"w": jnp.zeros(3), "v": jnp.zeros(2)}
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+    half = dpoptax.ClippedSum({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
+    with pytest.raises(TypeError, match="masked"):
+        tx.update(half, tx.init(params))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier=-1"),
+        ({"noise_multiplier": float("nan")}, ValueError, "noise_multiplier=nan"),
+        ({"noise_multiplier": jnp.ones(())}, TypeError, "noise_multiplier="),
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"batch_size": None}, TypeError, "batch_size=None"),
+        ({"key": 0}, TypeError, "key=0"),
+        ({"key": None}, TypeError, "key=None"),
+    ],
+)
+def test_bad_arguments(change, error, message):
+    good = {"noise_multiplier": 1.0, "batch_size": 8, "key": jax.random.key(0)}
+    with pytest.raises(error, match=message):
+        dpoptax.gaussian_noise(**{**good, **change})
+    with pytest.raises(error, match=message):
+        dpoptax.clip_and_noise(CLIP, **{**good, **change})
+
+
+def test_the_key_is_required():
+    with pytest.raises(TypeError, match="key"):
+        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)
