@@ -21,15 +21,19 @@ def assert_same_bits(actual, expected):
     assert np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
 
 
-@pytest.mark.parametrize("shape", SHAPES + NARROW, ids=str)
-def test_random_bits_equal_jax(shape, dtype="uint32"):
+CASES = [(shape, "float32") for shape in SHAPES] + [((5, 16), "float16"), ((5, 16), "bfloat16")]
+BITS = [(shape, "uint32") for shape in SHAPES + NARROW] + [((5, 16), "uint8"), ((5, 16), "uint16")]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), BITS, ids=str)
+def test_random_bits_equal_jax(shape, dtype):
     key = jax.random.key(3)
     unrolled = jax.random.wrap_key_data(jax.random.key_data(key), impl=_random._UNROLLED)
     assert_same_bits(jax.random.bits(unrolled, shape, dtype), jax.random.bits(key, shape, dtype))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_jax_for_every_shape(shape, dtype="float32"):
+@pytest.mark.parametrize(("shape", "dtype"), [*CASES, ((16,), "complex64")], ids=str)
+def test_equals_jax_for_every_shape_and_dtype(shape, dtype):
     key = jax.random.fold_in(jax.random.key(3), len(shape))
     assert_same_bits(_random.normal(key, shape, dtype), jax.random.normal(key, shape, dtype))
 
@@ -39,16 +43,6 @@ def test_narrow_arrays_equal_jax_up_to_the_compilers_choice(shape):
     """Here XLA may compile the same inverse error function to scalar or to vector code."""
     key = jax.random.key(3)
     np.testing.assert_allclose(_random.normal(key, shape), jax.random.normal(key, shape), rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
-def test_equals_jax_for_every_dtype(dtype):
-    test_equals_jax_for_every_shape((5, 16), dtype)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_random_bits_of_every_width_equal_jax(dtype):
-    test_random_bits_equal_jax((5, 16), dtype)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, -1])
