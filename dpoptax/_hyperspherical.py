@@ -21,11 +21,11 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
     are taken of v / max|v|: they cannot overflow, and what underflows is below rounding.
 
     Args:
-        v: shape (..., d), d ≥ 1. In one dimension there is no angle and the norm carries the sign.
+      v: shape (..., d), d ≥ 1. In one dimension there is no angle and the norm carries the sign.
 
     Returns:
-        The norm, shape (...), and the angles, shape (..., d - 1), in float32 at least. The zero
-        vector has norm 0 and angles 0.
+      The norm, shape (...), and the angles, shape (..., d - 1), in float32 at least. The zero
+      vector has norm 0 and angles 0.
     """
     v = v.astype(jnp.promote_types(v.dtype, jnp.float32))
     if v.shape[-1] == 0:
@@ -55,11 +55,11 @@ def from_hyperspherical(norm: Array, angles: Array) -> Array:
     million cosines that each round to 1 - k·6e-8 would drift by their rounding errors.
 
     Args:
-        norm: shape (...).
-        angles: shape (..., d - 1).
+      norm: shape (...).
+      angles: shape (..., d - 1).
 
     Returns:
-        The vector, shape (..., d), in float32 at least.
+      The vector, shape (..., d), in float32 at least.
     """
     dtype = jnp.promote_types(jnp.result_type(norm, angles), jnp.float32)
     norm, angles = norm.astype(dtype), angles.astype(dtype)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles import geodp as oracle
 
 from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
+from tests.oracles import geodp as oracle
 
 
 def relative_error(actual, expected):

@@ -28,9 +28,7 @@ def hessian_product(x, example, d):
 def batches(seed, *, steps=50, batch_size=6, d=8):
     """`steps` batches of examples (z, y), float64."""
     rng = np.random.default_rng(seed)
-    return [
-        [(rng.normal(size=d), rng.normal()) for _ in range(batch_size)] for _ in range(steps)
-    ]
+    return [[(rng.normal(size=d), rng.normal()) for _ in range(batch_size)] for _ in range(steps)]
 
 
 def as_arrays(batch):
