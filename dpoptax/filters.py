@@ -28,8 +28,8 @@ class Filter(NamedTuple):
     """Coefficients of a linear recursive filter, without the leading 1 of `a`.
 
     Attributes:
-        b: b_0 … b_nb, the weights of the input.
-        a: a_1 … a_na, the weights of the past output; empty for a finite impulse response.
+      b: b_0 … b_nb, the weights of the input.
+      a: a_1 … a_na, the weights of the past output; empty for a finite impulse response.
     """
 
     b: tuple[float, ...]
@@ -87,11 +87,10 @@ def preset(name: str) -> Filter:
     """Return one filter of the papers; see `presets` for the names.
 
     Raises:
-        ValueError: if no filter has this name.
+      ValueError: if no filter has this name.
 
-    Example:
-        >>> preset("momentum")
-        Filter(b=(0.1,), a=(-0.9,))
+    >>> preset("momentum")
+    Filter(b=(0.1,), a=(-0.9,))
     """
     if name not in _PRESETS:
         raise ValueError(f"name={name!r} is no preset filter; choose one of {', '.join(_PRESETS)}")
@@ -117,18 +116,17 @@ def validate(
     variable the roots must lie *outside* the circle, x being 1/z.
 
     Args:
-        b: b_0 … b_nb.
-        a: a_1 … a_na, without the leading 1.
-        unit_gain: whether another gain than 1 is refused.
-        correctable: whether a step response that reaches zero is refused.
+      b: b_0 … b_nb.
+      a: a_1 … a_na, without the leading 1.
+      unit_gain: whether another gain than 1 is refused.
+      correctable: whether a step response that reaches zero is refused.
 
     Raises:
-        TypeError: if a coefficient is no real number.
-        ValueError: as above, naming the pole, the gain, or the step.
+      TypeError: if a coefficient is no real number.
+      ValueError: as above, naming the pole, the gain, or the step.
 
-    Example:
-        >>> validate([0.1], [-0.9])
-        Filter(b=(0.1,), a=(-0.9,))
+    >>> validate([0.1], [-0.9])
+    Filter(b=(0.1,), a=(-0.9,))
     """
     filt = Filter(_coefficients("b", b), _coefficients("a", a))
     hint = ""
@@ -205,9 +203,8 @@ def impulse_response(filt: Filter, length: int) -> NDArray[np.float64]:
     DOPPLER eq. (6) writes κ by partial fractions, which needs distinct poles; the recursion here
     does not.
 
-    Example:
-        >>> impulse_response(preset("momentum"), 3).round(6).tolist()
-        [0.1, 0.09, 0.081]
+    >>> impulse_response(preset("momentum"), 3).round(6).tolist()
+    [0.1, 0.09, 0.081]
     """
     impulse = np.zeros(length)
     impulse[:1] = 1.0
@@ -241,9 +238,8 @@ def noise_gain(filt: Filter) -> float:
 
     Exact, by the discrete Lyapunov equation; for a stable filter only.
 
-    Example:
-        >>> round(noise_gain(preset("momentum")), 6)  # 0.01 / (1 - 0.81)
-        0.052632
+    >>> round(noise_gain(preset("momentum")), 6)  # 0.01 / (1 - 0.81)
+    0.052632
     """
     n = filt.order
     b = np.pad(filt.b, (0, n + 1 - len(filt.b)))
@@ -267,9 +263,9 @@ def snr(filt: Filter, autocorrelation: ArrayLike, steps: int | None = None) -> f
     Σ c_τκ_τ also slows the descent. `effective_snr` accounts for both.
 
     Args:
-        filt: a stable filter.
-        autocorrelation: c_0, c_1, … of DOPPLER eq. (3); lags beyond its end count as 0.
-        steps: the horizon T; None is the limit of many steps.
+      filt: a stable filter.
+      autocorrelation: c_0, c_1, … of DOPPLER eq. (3); lags beyond its end count as 0.
+      steps: the horizon T; None is the limit of many steps.
     """
     numerator, denominator = _correlated_sums(filt, autocorrelation, steps)
     return numerator / denominator
@@ -307,16 +303,15 @@ def butterworth(order: int, cutoff: float) -> Filter:
     """Design a Butterworth low-pass filter: maximally flat, unit gain.
 
     Args:
-        order: the number of poles, and of buffers; at least 1.
-        cutoff: the half-power frequency as a share of the highest one: cutoff·π radians per step.
+      order: the number of poles, and of buffers; at least 1.
+      cutoff: the half-power frequency as a share of the highest one: cutoff·π radians per step.
 
     Raises:
-        ValueError: if order < 1, cutoff is not in (0, 1), or the filter is so narrow for its order
-            that float64 cannot represent it.
+      ValueError: if order < 1, cutoff is not in (0, 1), or the filter is so narrow for its order
+          that float64 cannot represent it.
 
-    Example:
-        >>> [round(x, 3) for x in butterworth(1, 0.0635).b]  # DOPPLER's first filter, 1/11
-        [0.091, 0.091]
+    >>> [round(x, 3) for x in butterworth(1, 0.0635).b]  # DOPPLER's first filter, 1/11
+    [0.091, 0.091]
     """
     _check_design(order, cutoff)
     return _normalized(*signal.butter(order, cutoff))
@@ -329,12 +324,12 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> Filter:
     the crest of the ripple: the pass band then reaches up to `ripple` dB above 1.
 
     Args:
-        order: the number of poles, and of buffers; at least 1.
-        cutoff: the edge of the pass band as a share of the highest frequency, in (0, 1).
-        ripple: the height of the ripple in the pass band in decibel, positive.
+      order: the number of poles, and of buffers; at least 1.
+      cutoff: the edge of the pass band as a share of the highest frequency, in (0, 1).
+      ripple: the height of the ripple in the pass band in decibel, positive.
 
     Raises:
-        ValueError: as for `butterworth`, and if ripple is not positive.
+      ValueError: as for `butterworth`, and if ripple is not positive.
     """
     _check_design(order, cutoff)
     if not 0.0 < ripple < np.inf:
@@ -369,14 +364,13 @@ def optimal_fir(autocorrelation: ArrayLike) -> Filter:
     (DOPPLER 5.3, eq. (8), for the reason given at `snr`).
 
     Args:
-        autocorrelation: c_0 … c_nb of DOPPLER eq. (3), in any unit; c_0 > 0.
+      autocorrelation: c_0 … c_nb of DOPPLER eq. (3), in any unit; c_0 > 0.
 
     Raises:
-        ValueError: if an entry is not finite or c_0 is not positive.
+      ValueError: if an entry is not finite or c_0 is not positive.
 
-    Example:
-        >>> optimal_fir([2.0, 1.0, -0.5, 1.0]).b
-        (0.5, 0.25, 0.0, 0.25)
+    >>> optimal_fir([2.0, 1.0, -0.5, 1.0]).b
+    (0.5, 0.25, 0.0, 0.25)
     """
     c = np.asarray(autocorrelation, np.float64)
     if c.ndim != 1 or not c.size or not np.all(np.isfinite(c)) or c[0] <= 0.0:

@@ -1,0 +1,293 @@
+"""Filters: the papers' coefficients, their checks, analysis against scipy, DOPPLER Fig. 6."""
+
+import numpy as np
+import pytest
+from scipy import signal
+
+from dpoptax import filters
+from dpoptax.filters import Filter
+
+ALL = filters.presets()
+NAMES = list(ALL)
+
+
+def decibel(filt, omega):
+    return 20 * np.log10(np.maximum(np.abs(filters.frequency_response(filt, omega)), 1e-12))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_stable_with_unit_gain_and_correctable(name):
+    filt = filters.preset(name)
+    assert filters.validate(*filt) == filt
+    assert sum(filt.b) - sum(filt.a) == pytest.approx(1.0, abs=1e-12)
+    assert filters.step_response(filt, 400)[-1] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_preset_without_that_name_lists_the_names():
+    with pytest.raises(ValueError, match=r"'f6' is no preset.*doppler-f6"):
+        filters.preset("f6")
+
+
+def test_presets_can_be_changed_without_changing_the_library():
+    filters.presets().clear()
+    assert filters.presets() == ALL
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_responses_equal_scipy(name):
+    filt = ALL[name]
+    impulse = np.eye(1, 50)[0]
+    expected = signal.lfilter(filt.b, [1, *filt.a], impulse)
+    np.testing.assert_allclose(filters.impulse_response(filt, 50), expected, rtol=1e-12)
+    step = signal.lfilter(filt.b, [1, *filt.a], np.ones(50))
+    np.testing.assert_allclose(filters.step_response(filt, 50), step, rtol=1e-12)
+    omega = np.linspace(0, np.pi, 37, endpoint=False)
+    _, response = signal.freqz(filt.b, [1, *filt.a], worN=omega)
+    np.testing.assert_allclose(filters.frequency_response(filt, omega), response, rtol=1e-10)
+    _, delay = signal.group_delay((filt.b, [1, *filt.a]), w=[0.0])
+    assert filters.group_delay(filt) == pytest.approx(delay[0], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_gain_is_the_energy_of_the_impulse_response(name):
+    kappa = filters.impulse_response(ALL[name], 3000)
+    assert filters.noise_gain(ALL[name]) == pytest.approx(np.sum(kappa**2), rel=1e-9)
+
+
+def test_poles_and_zeros_of_known_filters():
+    np.testing.assert_allclose(filters.poles(ALL["momentum"]), [0.9])
+    assert filters.zeros(ALL["momentum"]).size == 0
+    np.testing.assert_allclose(filters.zeros(ALL["doppler-f1"]), [-1 / 3])
+    np.testing.assert_allclose(np.abs(filters.poles(ALL["doppler-f6"])), np.sqrt(0.85))
+
+
+# DOPPLER Fig. 6: what its four panels show.
+
+
+def test_figure_6a_time_responses_of_table_2():
+    kappa = {name: filters.impulse_response(filt, 60) for name, filt in ALL.items()}
+    np.testing.assert_array_equal(kappa["none"], np.eye(1, 60)[0])
+    np.testing.assert_allclose(kappa["momentum"], 0.1 * 0.9 ** np.arange(60))
+    assert kappa["doppler-first-order-2"][0] == pytest.approx(3 / 11)
+    # The first version starts at 1/11 and peaks one step later, at 1/11 + 9/121.
+    assert kappa["doppler-first-order-1"].argmax() == 1
+    assert kappa["doppler-first-order-1"].max() == pytest.approx(20 / 121)
+    # The second-order filter is the smoothest and the latest, and it rings below zero.
+    assert kappa["doppler-second-order"].argmax() == 4
+    assert kappa["doppler-second-order"].min() < 0
+    assert np.all(kappa["doppler-first-order-1"] > 0)
+
+
+def test_figure_6b_frequency_responses_of_table_2():
+    top = {name: decibel(filt, np.pi) for name, filt in ALL.items()}
+    assert top["none"] == pytest.approx(0.0)
+    assert top["momentum"] == pytest.approx(20 * np.log10(0.1 / 1.9))
+    assert top["doppler-first-order-2"] == pytest.approx(20 * np.log10(0.2))
+    # A zero at z = -1 takes the highest frequency out entirely.
+    assert top["doppler-first-order-1"] < -200
+    assert top["doppler-second-order"] < -200
+    # Far above the cut-off a second-order filter falls twice as fast as a first-order one.
+    first, second = (
+        decibel(ALL[name], 1.2) - decibel(ALL[name], 0.6)
+        for name in ("doppler-first-order-1", "doppler-second-order")
+    )
+    assert second / first == pytest.approx(2.0, rel=0.1)
+
+
+def test_figure_6c_time_responses_of_table_4():
+    kappa = {k: filters.impulse_response(ALL[f"doppler-{k}"], 31) for k in ("f1", "f2", "f4", "f6")}
+    assert max(k.max() for k in kappa.values()) == pytest.approx(0.32) == kappa["f4"].max()
+    assert kappa["f1"][0] == pytest.approx(0.075)
+    assert kappa["f2"][0] == pytest.approx(0.025)
+    # After the first two steps f1 and f2 decay alike, at 0.9 a step.
+    np.testing.assert_allclose(kappa["f1"][2:] / kappa["f1"][1:-1], 0.9)
+    np.testing.assert_allclose(kappa["f2"][2:] / kappa["f2"][1:-1], 0.9)
+    assert kappa["f6"].argmax() > 3
+    assert kappa["f6"].min() < 0
+
+
+def test_figure_6d_frequency_responses_of_table_4():
+    omega = np.linspace(1e-3, 3.1, 500)
+    for name in ("f1", "f3", "f4", "f5"):
+        assert np.all(np.diff(decibel(ALL[f"doppler-{name}"], omega)) < 0)
+    # Complex poles at modulus 0.92: f6 resonates above 0 dB before it falls.
+    peak = decibel(ALL["doppler-f6"], omega)
+    assert 0.05 < omega[peak.argmax()] < 0.3
+    assert 1.0 < peak.max() < 20.0
+    # The zero of f2 lies outside the unit circle, yet its amplitude is that of f1.
+    np.testing.assert_allclose(
+        decibel(ALL["doppler-f1"], omega), decibel(ALL["doppler-f2"], omega), atol=1e-9
+    )
+
+
+# Signal-to-noise ratio, DOPPLER section 5.3.
+
+
+def test_snr_is_one_half_without_a_filter_whatever_the_correlation():
+    c = [0.5, 0.3, 0.1]
+    assert filters.snr(ALL["none"], c) == pytest.approx(0.5)
+    assert filters.snr(ALL["none"], c, steps=7) == pytest.approx(0.5)
+    assert filters.effective_snr(ALL["none"], c) == pytest.approx(0.25)
+
+
+def test_snr_of_momentum_is_the_papers_expression():
+    c = 0.5 * 0.8 ** np.arange(200)
+    # The paper writes 1/2 + Σ_{τ≥0}; the 1/2 is c_0 already, so its sum starts at τ = 1.
+    expected = 1.9 * (0.5 + np.sum(0.9 ** np.arange(1, 200) * c[1:]))
+    assert filters.snr(ALL["momentum"], c) == pytest.approx(expected, rel=1e-9)
+    assert expected > 0.5
+
+
+@pytest.mark.parametrize("name", ["momentum", "doppler-second-order", "pmlf-cifar"])
+def test_snr_with_a_horizon_is_the_double_sum(name):
+    c, steps = 0.5 * 0.7 ** np.arange(9), 12
+    kappa = filters.impulse_response(ALL[name], steps)
+    c_padded = np.pad(c, (0, steps - c.size))
+    numerator = sum(c_padded[: t + 1] @ kappa[: t + 1] for t in range(steps))
+    denominator = sum(kappa[: t + 1] @ kappa[: t + 1] for t in range(steps))
+    assert filters.snr(ALL[name], c, steps) == pytest.approx(numerator / denominator)
+    assert filters.snr(ALL[name], c, 10**6) == pytest.approx(filters.snr(ALL[name], c), rel=1e-4)
+
+
+def test_optimal_fir_maximises_the_effective_snr_and_not_equation_5():
+    rng = np.random.default_rng(0)
+    c = np.array([0.5, 0.4, 0.2, 0.05])
+    best = filters.optimal_fir(c)
+    for _ in range(200):
+        b = np.abs(np.array(best.b) + 0.1 * rng.normal(size=4))
+        assert filters.effective_snr(Filter(tuple(b / b.sum())), c) <= filters.effective_snr(
+            best, c
+        ) * (1 + 1e-12)
+    # Uncorrelated gradients: no filter is optimal, yet eq. (5) prefers one.
+    white = [0.5, 0.0]
+    assert filters.optimal_fir(white).b == (1.0, 0.0)
+    assert filters.snr(Filter((0.7, 0.3)), white) > 0.6 > filters.snr(ALL["none"], white)
+    assert filters.effective_snr(Filter((0.7, 0.3)), white) < 0.25
+
+
+def test_optimal_fir_clips_negative_estimates():
+    assert filters.optimal_fir([1.0, -5.0, 1.0]).b == (0.5, 0.0, 0.5)
+    for bad in ([], [0.0, 1.0], [-1.0], [1.0, np.nan], [[1.0]]):
+        with pytest.raises(ValueError, match="c_0 > 0"):
+            filters.optimal_fir(bad)
+
+
+@pytest.mark.parametrize("bad", [{"steps": 0}, {"autocorrelation": []}])
+def test_snr_refuses_an_empty_horizon_or_correlation(bad):
+    with pytest.raises(ValueError, match="steps=0|autocorrelation"):
+        filters.snr(ALL["none"], **{"autocorrelation": [0.5]} | bad)
+
+
+# Design.
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("cutoff", [0.02, 0.1, 0.5, 0.9])
+def test_butterworth_is_half_power_at_its_cutoff_and_monotone(order, cutoff):
+    filt = filters.butterworth(order, cutoff)
+    assert filt.order == order
+    assert filters.validate(*filt, correctable=False) == filt
+    assert abs(filters.frequency_response(filt, cutoff * np.pi)) ** 2 == pytest.approx(0.5, 1e-6)
+    assert np.all(np.diff(decibel(filt, np.linspace(0, 3, 100))) < 1e-9)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_chebyshev_has_unit_gain_and_the_ripple_asked_for(order):
+    filt = filters.chebyshev(order, 0.3, 1.0)
+    pass_band = decibel(filt, np.linspace(0, 0.3 * np.pi, 2001))
+    assert pass_band[0] == pytest.approx(0.0, abs=1e-9)
+    assert pass_band.max() - pass_band.min() == pytest.approx(1.0, abs=1e-3)
+    assert pass_band.max() == pytest.approx(1.0 if order % 2 == 0 else 0.0, abs=1e-3)
+
+
+def test_chebyshev_is_steeper_than_butterworth():
+    chebyshev, butterworth = filters.chebyshev(3, 0.3, 1.0), filters.butterworth(3, 0.3)
+    assert decibel(chebyshev, 0.6 * np.pi) < decibel(butterworth, 0.6 * np.pi) - 3
+
+
+def test_the_papers_filters_are_butterworth_designs_the_second_rounded():
+    design = filters.butterworth(2, 2 / np.pi * np.arctan(1 / np.sqrt(47)))
+    paper = ALL["doppler-second-order"]
+    np.testing.assert_allclose(design.b + design.a, paper.b + paper.a, atol=0.01)
+    design = filters.butterworth(1, 2 / np.pi * np.arctan(1 / 10))
+    np.testing.assert_allclose(
+        design.b + design.a, sum(ALL["doppler-first-order-1"], ()), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: filters.butterworth(0, 0.1), "order=0"),
+        (lambda: filters.butterworth(1.5, 0.1), "order=1.5"),
+        (lambda: filters.butterworth(2, 1.0), "cutoff=1.0"),
+        (lambda: filters.butterworth(2, float("nan")), "cutoff=nan"),
+        (lambda: filters.chebyshev(2, 0.1, 0.0), "ripple=0.0"),
+        (lambda: filters.butterworth(9, 1e-4), "pole|too narrow|gain"),
+    ],
+)
+def test_designs_refuse_what_they_cannot_make(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# Checks.
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "message"),
+    [
+        ([], [], "b=\\(\\) is empty"),
+        ([float("nan")], [], "b=.*not finite"),
+        ([0.1], [-float("inf")], "a=.*not finite"),
+        ([0.1], [-1.1], r"pole 1\.1\+0j has modulus 1\.1"),
+        ([0.0], [-1.0], "modulus 1,"),
+        ([0.1], [0.9 * -2, 1.01], r"modulus 1\.00499"),
+        ([0.2], [-0.9], r"gain sum\(b\) - sum\(a\) = 1\.1.*scale b by 0\.5"),
+        ([1.0, -1.0], [], "gain .* = 0.*no scale gives unit gain"),
+        ([0.1], [1.0, -0.9], "without scipy's leading 1, so pass"),
+        ([0.0, 1.0], [], r"c_0 = 0 at t = 0"),
+        ([1.0, -1.5, 1.5], [], r"c_1 = -0\.5 at t = 1"),
+        ([-0.05, 0.15], [-0.9], r"c_0 = -0\.05"),
+        # Far from the start: a lightly damped pair of poles rings below zero ten steps on.
+        ([3.0, -5.8775, 2.8876], [-1.98, 0.9901], r"c_\d\d = -"),
+    ],
+)
+def test_validate_names_what_is_wrong(b, a, message):
+    with pytest.raises(ValueError, match=message):
+        filters.validate(b, a)
+
+
+@pytest.mark.parametrize("b", [1.0, [[1.0]], "ab", ["1"], [1j], [None], [True]])
+def test_validate_refuses_what_is_no_sequence_of_numbers(b):
+    with pytest.raises(TypeError, match="flat sequence of real numbers"):
+        filters.validate(b)
+
+
+def test_validate_can_leave_gain_and_step_response_alone():
+    assert filters.validate([0.5], unit_gain=False) == Filter((0.5,))
+    assert filters.validate([0.0, 1.0], correctable=False) == Filter((0.0, 1.0))
+    # The papers print fractions, so that a rounded coefficient is a typing error.
+    with pytest.raises(ValueError, match="gain"):
+        filters.validate([0.0909, 0.0909], [-9 / 11])
+    assert filters.validate(np.float32([0.1]), np.float32([-0.9])).a[0] == pytest.approx(-0.9)
+
+
+def test_a_very_slow_filter_is_still_checked():
+    slow = filters.validate([1e-7], [-(1 - 1e-7)])
+    assert filters.noise_gain(slow) == pytest.approx(1e-7 / 2, rel=1e-6)
+
+
+def test_random_stable_filters_agree_with_scipy():
+    rng = np.random.default_rng(1)
+    for order in range(5):
+        roots = rng.uniform(-0.9, 0.9, order)
+        a = np.atleast_1d(np.poly(roots))[1:]
+        b = rng.normal(size=order + 1)
+        b *= (1 + a.sum()) / b.sum()
+        filt = filters.validate(b, a, correctable=False)
+        g = rng.normal(size=60)
+        expected = signal.lfilter(b, [1, *a], g)
+        actual = np.convolve(filters.impulse_response(filt, 60), g)[:60]
+        np.testing.assert_allclose(actual, expected, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(np.sort(filters.poles(filt).real), np.sort(roots), atol=1e-6)

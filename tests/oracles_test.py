@@ -1,0 +1,222 @@
+"""The oracles against known algorithms: what the library is compared with must itself be right."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import signal
+
+from tests.oracles import disk, doppler, geodp, lp_adam, pmlf, problem
+
+X0 = np.random.default_rng(9).normal(size=8)
+BATCHES = problem.batches(0, steps=12)
+NOISE = 0.1 * np.random.default_rng(1).normal(size=(12, 8))
+SILENT = np.zeros_like(NOISE)
+FIRST_ORDER = {"b": (1 / 11, 1 / 11), "a": (-9 / 11,)}
+
+
+def dp_sgd(eta, clip_norm, noise):
+    return doppler.doppler(
+        X0, BATCHES, problem.gradient, eta=eta, clip_norm=clip_norm, b=(1.0,), a=(), noise=noise
+    )
+
+
+def full_gradient(batch):
+    return lambda x: np.mean([problem.gradient(x, example) for example in batch], axis=0)
+
+
+def test_problem_gradients_and_hessian_products_are_those_of_its_loss():
+    z, y = problem.as_arrays(BATCHES[0])
+    x, d = jnp.asarray(X0, jnp.float32), jnp.arange(8.0)
+    for example, zi, yi in zip(BATCHES[0], z, y, strict=True):
+        gradient = functools.partial(jax.grad(problem.loss_fn), example=(zi, yi))
+        value, product = jax.jvp(gradient, (x,), (d,))
+        np.testing.assert_allclose(value, problem.gradient(X0, example), atol=1e-5)
+        expected = problem.hessian_product(X0, example, np.arange(8.0))
+        np.testing.assert_allclose(product, expected, atol=1e-4)
+
+
+def test_doppler_filters_as_scipy_does():
+    """Recovers the filter's output from the iterates, and its input by running it again."""
+    inputs, outputs = [], []
+    recorded = []
+
+    def gradient(x, example):
+        recorded.append(problem.gradient(x, example))
+        return recorded[-1]
+
+    x = doppler.doppler(
+        X0, BATCHES, gradient, eta=0.5, clip_norm=np.inf, noise=NOISE, **FIRST_ORDER
+    )
+    size = len(BATCHES[0])
+    inputs = np.array(recorded).reshape(12, size, 8).mean(axis=1) + NOISE
+    outputs = -np.diff(x, axis=0) / 0.5
+    b, a = FIRST_ORDER["b"], (1.0, *FIRST_ORDER["a"])
+    expected = signal.lfilter(b, a, inputs, axis=0) / signal.lfilter(b, a, np.ones((12, 1)), axis=0)
+    np.testing.assert_allclose(outputs, expected, atol=1e-12)
+
+
+def test_clipping_bounds_a_step():
+    x = dp_sgd(1.0, 1e-3, SILENT)
+    assert np.linalg.norm(np.diff(x, axis=0), axis=1).max() <= 1e-3 * (1 + 1e-12)
+
+
+def test_pmlf_of_length_one_is_doppler():
+    common = {"eta": 0.3, "clip_norm": 0.5, "noise": NOISE} | FIRST_ORDER
+    np.testing.assert_allclose(
+        pmlf.pmlf(X0, BATCHES, problem.gradient, length=1, beta=0.7, **common),
+        doppler.doppler(X0, BATCHES, problem.gradient, **common),
+    )
+
+
+def test_pmlf_uses_the_current_examples_at_past_iterates():
+    x = pmlf.pmlf(
+        X0,
+        BATCHES,
+        problem.gradient,
+        eta=0.3,
+        clip_norm=np.inf,
+        length=3,
+        beta=0.5,
+        b=(1.0,),
+        a=(),
+        noise=SILENT,
+    )
+    weights = np.array([1, 0.5, 0.25]) / 1.75
+    expected = sum(w * full_gradient(BATCHES[7])(x[7 - i]) for i, w in enumerate(weights))
+    np.testing.assert_allclose((x[7] - x[8]) / 0.3, expected)
+
+
+@pytest.mark.parametrize("gamma", [0.5, -1.0, 3.0])
+def test_disk_with_full_gain_is_dp_sgd(gamma):
+    actual = disk.disk(
+        X0,
+        BATCHES,
+        problem.gradient,
+        kappa=1.0,
+        gamma=gamma,
+        optimizer_update=disk.sgd(0.3),
+        clip_norm=0.5,
+        noise=NOISE,
+    )
+    np.testing.assert_allclose(actual, dp_sgd(0.3, 0.5, NOISE))
+
+
+def test_disk_variants_agree_where_they_must():
+    common = {
+        "kappa": 0.7,
+        "optimizer_update": disk.sgd(0.3),
+        "clip_norm": 0.5,
+        "noise": NOISE,
+    }
+    full = functools.partial(disk.disk, X0, BATCHES, problem.gradient, **common)
+    one = disk.disk_one_gradient(X0, BATCHES, problem.gradient, **common)
+    np.testing.assert_allclose(full(gamma=0.3 / 0.7), one, atol=1e-12)
+    exact = disk.disk_hessian(X0, BATCHES, problem.gradient, problem.hessian_product, **common)
+    np.testing.assert_allclose(full(gamma=1e-6), exact, atol=1e-7)
+    assert np.abs(full(gamma=1.0) - exact).max() > 1e-4
+
+
+def test_disk_at_gamma_minus_one_is_storm():
+    actual = disk.disk(
+        X0,
+        BATCHES,
+        problem.gradient,
+        kappa=0.6,
+        gamma=-1.0,
+        optimizer_update=disk.sgd(0.2),
+        clip_norm=np.inf,
+        noise=SILENT,
+    )
+    expected = disk.storm(X0, BATCHES, problem.gradient, eta=0.2, alpha=0.6)
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+
+
+def test_disk_with_one_gradient_is_nesterov_with_a_longer_look_ahead():
+    kappa, eta = 0.6, 0.2
+    gradient = full_gradient(BATCHES[0])
+    actual = disk.disk_one_gradient(
+        X0,
+        [BATCHES[0]] * 12,
+        problem.gradient,
+        kappa=kappa,
+        optimizer_update=disk.sgd(eta),
+        clip_norm=np.inf,
+        noise=SILENT,
+    )
+    nesterov = functools.partial(
+        disk.nesterov, X0, 12, gradient, eta=eta * kappa, mu=1 - kappa, first=eta * gradient(X0)
+    )
+    np.testing.assert_allclose(actual, nesterov(look_ahead=(1 - kappa) / kappa), atol=1e-12)
+    # The paper's appendix A.4 states it with Nesterov's own look-ahead: that is another method.
+    assert np.abs(actual - nesterov(look_ahead=1 - kappa)).max() > 1e-4
+
+
+def test_kalman_recursion_converges_to_the_closed_form():
+    var = {"var_w": 2.0, "var_v": 0.1, "var_h": 0.3}
+    s = var["var_h"] + var["var_v"]
+    p = (np.sqrt(s * (s + 4 * (var["var_w"] - var["var_h"]))) - s) / 2
+    kappa = (p + s) / (p + var["var_w"] + var["var_v"])
+    for start in (0.0, 50.0):
+        trace = disk.kalman_recursion(start, 200, **var)
+        np.testing.assert_allclose(trace[-1], (p, kappa))
+
+
+def test_lp_adam_without_filter_is_adam_but_for_epsilon():
+    """With a = -0.9 as the filter it is Adam with β1 = 0.9; at a tiny ε sum and maximum agree."""
+    actual = lp_adam.lp_adam(
+        X0,
+        BATCHES,
+        problem.gradient,
+        eta=0.01,
+        clip_norm=np.inf,
+        b=(0.1,),
+        a=(-0.9,),
+        beta=0.01,
+        eps=1e-12,
+        noise=NOISE,
+    )
+    with jax.enable_x64(True):
+        optimizer = optax.adam(0.01, b1=0.9, b2=0.99, eps=1e-12)
+        x = jnp.asarray(X0)
+        state = optimizer.init(x)
+        for batch, w, expected in zip(BATCHES, NOISE, actual[1:], strict=True):
+            g = np.mean([problem.gradient(np.asarray(x), example) for example in batch], axis=0)
+            updates, state = optimizer.update(jnp.asarray(g + w), state, x)
+            x = optax.apply_updates(x, updates)
+            np.testing.assert_allclose(x, expected, rtol=1e-9)
+
+
+def test_lp_adam_projects_matrices_to_low_rank_and_back():
+    rng = np.random.default_rng(3)
+    targets = [[(rng.normal(size=(5, 4)),) for _ in range(3)] for _ in range(6)]
+    x = lp_adam.lp_adam(
+        np.zeros((5, 4)),
+        targets,
+        lambda x, example: x - example[0],
+        eta=0.1,
+        clip_norm=1.0,
+        b=(0.5,),
+        a=(-0.5,),
+        beta=0.1,
+        eps=1e-8,
+        noise=np.zeros((6, 5, 4)),
+        rank=2,
+        interval=3,
+    )
+    steps = np.diff(x, axis=0)
+    assert [np.linalg.matrix_rank(step, tol=1e-9) for step in steps] == [2] * 6
+    # Between two projections the column space stays.
+    assert np.linalg.matrix_rank(np.hstack(steps[:3]), tol=1e-9) == 2
+    assert np.linalg.matrix_rank(np.hstack(steps), tol=1e-9) == 4
+
+
+def test_geodp_without_noise_is_clipped_sgd():
+    gradients = np.stack([problem.gradient(X0, example) for example in BATCHES[0]])
+    w = geodp.geodp_step(
+        X0, gradients, clip_norm=0.5, beta=1.0, learning_rate=0.3, noise=np.zeros(8)
+    )
+    np.testing.assert_allclose(w, dp_sgd(0.3, 0.5, SILENT)[1], atol=1e-12)
