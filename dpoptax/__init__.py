@@ -5,6 +5,7 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 `doppler` and any optax optimizer follow. See the README for a whole loop.
 """
 
+from dpoptax import accounting as accounting
 from dpoptax import filters as filters
 from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax import _random
 from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
 from dpoptax._points import is_masked
 
@@ -179,7 +180,7 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
     noisy = [
-        leaf + stddev * jax.random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+        leaf + stddev * _random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
         for k, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.unflatten(treedef, noisy)
