@@ -1,0 +1,132 @@
+"""DiSK: a simplified Kalman filter over gradients that look ahead along the last step."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._filters import correct, low_pass
+from dpoptax._points import track_iterates
+
+
+def disk(
+    kappa: float | Callable[[chex.Array], Any],
+    gamma: float | None,
+    *,
+    filter_gain: float | None = None,
+    accumulator_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """DiSK's predictor and filter, for the chain between the noise and any optax optimizer.
+
+    The per-example quantity that is clipped is
+
+        c ∇ℓ(x_t + γ d; ξ) + (1 − c) ∇ℓ(x_t; ξ),    c = (1 − κ)/(κγ),    d = x_t − x_{t−1},
+
+    and the privatized mean g_t is filtered by g̃_t = (1 − κ) g̃_{t−1} + κ g_t, with g̃_{−1} = g_0:
+    together, Kalman's prediction g̃_{t−1} + H d and its correction with gain κ. The points reach
+    `dpoptax.clipped_grad` through `dpoptax.gradient_points`. Two gradients an example; one for γ =
+    (1 − κ)/κ, where 1 − c = 0, and for κ = 1, which is DP-SGD. At γ = 0 the finite difference is
+    its limit, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, by one forward-over-reverse pass.
+
+    Privacy: the combination is clipped as one vector, so its sensitivity is the clip bound and the
+    cost is that of DP-SGD; the filter is post-processing. Memory: two copies of the parameters.
+
+    Args:
+      kappa: κ in (0, 1], the gain; or a function of the step count that returns it. `kalman_gain`
+        computes it from variances.
+      gamma: γ, the length of the look-ahead in units of the last step: negative looks back (−1 is
+        STORM), 0 takes the exact Hessian-vector product, `None` means (1 − κ)/κ.
+      filter_gain: the filter's own gain, where it is to differ from κ. The implementation published
+        with Opacus filters with 1 − κ; its numbers need `filter_gain=1 - kappa`. It also lowers the
+        noise by √(c² + (1 − c)²), which breaks its ε and is not offered here.
+      accumulator_dtype: the dtype of the filter's buffer; by default the parameters'.
+
+    Returns:
+      An `optax.GradientTransformation`; `update` needs `params`.
+
+    Raises:
+      ValueError: κ or the filter's gain outside (0, 1], γ not finite, or `gamma=None` with a
+        schedule, whose look-ahead would change with the step.
+
+    Source: Zhang et al., "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
+    Noise Reduction", 2024, Algorithm 3; the limit γ → 0 is its Section 3.
+
+    >>> tx = disk(kappa=0.7, gamma=0.5)
+    """
+    for name, value in (("kappa", kappa), ("filter_gain", filter_gain)):
+        if value is not None and not callable(value) and not 0.0 < value <= 1.0:
+            raise ValueError(f"{name}={value}: want a gain in (0, 1]")
+    if gamma is not None and not math.isfinite(gamma):
+        raise ValueError(f"gamma={gamma}: want a finite number, or None for (1 − κ)/κ")
+    if callable(kappa):
+        if gamma is None:
+            raise ValueError("gamma=None needs a fixed kappa; give a number with a schedule")
+        tracker = _scheduled_tracker(kappa, gamma)
+    else:
+        tracker = _tracker(kappa, gamma)
+    gain = kappa if filter_gain is None else filter_gain
+    if callable(gain):
+        return optax.chain(tracker, _scheduled_filter(gain, accumulator_dtype))
+    smoother = low_pass([gain], [gain - 1.0], start="steady", accumulator_dtype=accumulator_dtype)
+    return optax.chain(tracker, smoother)
+
+
+def _tracker(kappa, gamma):
+    """The points for a fixed gain, with no gradient that would be weighted by zero."""
+    ratio = (1.0 - kappa) / kappa
+    gamma = ratio if gamma is None else gamma
+    if ratio == 0.0:
+        return track_iterates([(1.0, 0.0)], [1.0])
+    if gamma == 0.0:
+        return track_iterates([(1.0, 0.0)], [1.0], tangent_row=(1.0, -1.0), tangent_weight=ratio)
+    c = ratio / gamma
+    if math.isclose(c, 1.0, rel_tol=1e-12):
+        return track_iterates([(1.0 + gamma, -gamma)], [1.0])
+    return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], [1.0 - c, c])
+
+
+def _scheduled_tracker(kappa, gamma):
+    def ratio(count):
+        return (1.0 - kappa(count)) / kappa(count)
+
+    if gamma == 0.0:
+        return track_iterates([(1.0, 0.0)], [1.0], tangent_row=(1.0, -1.0), tangent_weight=ratio)
+
+    def weights(count):
+        c = ratio(count) / gamma
+        return jnp.stack([1.0 - c, c])
+
+    return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], weights)
+
+
+class ScheduledFilterState(NamedTuple):
+    """State of a first-order filter whose gain changes with the step.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      estimate: g̃_{t−1}, shaped like the parameters.
+    """
+
+    count: chex.Array
+    estimate: Any
+
+
+def _scheduled_filter(gain, accumulator_dtype):
+    """g̃_t = g̃_{t−1} + κ_t (g_t − g̃_{t−1}), started at g_0."""
+
+    def init_fn(params):
+        estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
+        return ScheduledFilterState(jnp.zeros([], jnp.int32), estimate)
+
+    def update_fn(updates, state, params=None):
+        del params
+        k = jnp.where(state.count == 0, 1.0, gain(state.count))
+        estimate = correct(state.estimate, updates, jax.tree.map(lambda _: k, updates))
+        out = jax.tree.map(lambda e, g: e.astype(g.dtype), estimate, updates)
+        return out, ScheduledFilterState(optax.safe_increment(state.count), estimate)
+
+    return optax.GradientTransformation(init_fn, update_fn)

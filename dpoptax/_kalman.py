@@ -1,0 +1,173 @@
+"""Kalman gains: from given variances, and estimated during training from released gradients."""
+
+import math
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpoptax._filters import correct
+
+
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = 0.0,
+    steps: int | None = None,
+    initial_variance: float = 0.0,
+) -> Any:
+    """The gain of DiSK's scalar Kalman filter, in the long run or step by step.
+
+    With s = σ_H² + σ_v², the error variance p and the gain k follow
+
+        k_t = (p_{t−1} + s)/(p_{t−1} + σ_w² + σ_v²),    p_t = (1 − k_t)(p_{t−1} + s),
+
+    and converge to p_∞ = (√(s (s + 4(σ_w² − σ_H²))) − s)/2, κ = (p_∞ + s)/(p_∞ + σ_w² + σ_v²).
+
+    Args:
+      noise_stddev: σ_w, the noise of one coordinate of the released gradient (absolute).
+      drift_stddev: σ_v, how far one coordinate of the gradient moves in a step beyond the
+        prediction.
+      hessian_stddev: σ_H, the error of the predicted change.
+      steps: `None` for κ, or how many steps of the recursion to return.
+      initial_variance: p_{−1}, for the recursion.
+
+    Returns:
+      κ as a float; with `steps`, a pair of arrays (p_t, k_t) of that length.
+
+    Raises:
+      ValueError: a negative or non-finite standard deviation, or σ_w not above σ_H.
+
+    Source: DiSK, appendix A.3, steps 3 and 4.
+
+    >>> round(kalman_gain(noise_stddev=1.0, drift_stddev=0.5), 4)
+    0.3904
+    """
+    values = (noise_stddev, drift_stddev, hessian_stddev)
+    names = ("noise_stddev", "drift_stddev", "hessian_stddev")
+    for name, value in zip(names, values, strict=True):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value}: want a finite number >= 0")
+    if noise_stddev <= hessian_stddev:
+        raise ValueError(
+            f"noise_stddev={noise_stddev} must be above hessian_stddev={hessian_stddev}: otherwise "
+            "the released gradient is better than any prediction, and no filter is needed"
+        )
+    w, v, h = (value**2 for value in values)
+    s = h + v
+    if steps is None:
+        p = (math.sqrt(s * (s + 4.0 * (w - h))) - s) / 2.0
+        return (p + s) / (p + w + v)
+    p, trace = initial_variance, []
+    for _ in range(steps):
+        k = (p + s) / (p + w + v)
+        p = (1.0 - k) * (p + s)
+        trace.append((p, k))
+    errors, gains = np.array(trace).reshape(-1, 2).T
+    return errors, gains
+
+
+class AdaptiveKalmanState(NamedTuple):
+    """State of `adaptive_kalman`; scalars, or one a leaf with `per_leaf`.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      estimate: the filtered gradient, shaped like the parameters.
+      drift: a running mean of the estimates of σ_v², before bias correction, float32.
+      variance: p_{t−1}, the error variance of a coordinate of `estimate`, float32.
+      gain: the last gain k_t, for logs, float32.
+    """
+
+    count: chex.Array
+    estimate: Any
+    drift: Any
+    variance: Any
+    gain: Any
+
+
+def adaptive_kalman(
+    stddev: float, *, decay: float = 0.95, per_leaf: bool = False, accumulator_dtype: Any = None
+) -> optax.GradientTransformation:
+    """A first-order Kalman filter that finds its gain from the released gradients.
+
+    The noise power of a release is known, so what its innovation has beyond noise and the filter's
+    own error is the drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
+
+        q_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1}, floored at 0,
+        k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
+        g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
+
+    from g̃_0 = g_0, p_0 = stddev². Where the gradient stands still this is the running mean, k_t =
+    1/(t + 1); where it moves, the gain settles at `kalman_gain`'s. The noise of sampling a batch
+    counts as drift. Compare `disk`, whose gain is fixed and which also predicts along the step.
+
+    Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
+    values and the public noise level are read. Memory: one copy of the parameters.
+
+    Args:
+      stddev: the noise's standard deviation in the released mean, absolute: noise multiplier times
+        clip bound over batch size; see `dpoptax.release_stddev`.
+      decay: of the mean over time, in [0, 1); 0.95 is a memory of 20 steps.
+      per_leaf: whether every leaf has a gain of its own. Leaves of few coordinates estimate theirs
+        badly: the relative error of a drift is about √(2/d) · stddev²/drift.
+      accumulator_dtype: the dtype of the filtered gradient; by default the parameters'.
+
+    Returns:
+      An `optax.GradientTransformation`.
+
+    Raises:
+      ValueError: `stddev` not positive and finite, or `decay` outside [0, 1).
+
+    >>> tx = adaptive_kalman(stddev=1.1 * 1.0 / 256)
+    """
+    if not (math.isfinite(stddev) and stddev > 0):
+        raise ValueError(f"stddev={stddev}: want the noise's standard deviation, above 0")
+    if not 0.0 <= decay < 1.0:
+        raise ValueError(f"decay={decay}: want a number in [0, 1)")
+    noise = float(stddev) ** 2
+
+    def gain_and_state(power, drift, variance, count):
+        """Kalman's gain from the mean square of the innovation of a group of coordinates."""
+        drift = decay * drift + (1.0 - decay) * (power - noise - variance)
+        corrected = drift / (1.0 - jnp.power(decay, jnp.maximum(count, 1)))
+        predicted = variance + jnp.maximum(corrected, 0.0)
+        first = count == 0
+        gain = jnp.where(first, 1.0, predicted / (predicted + noise))
+        variance = jnp.where(first, noise, (1.0 - gain) * predicted)
+        return gain, jnp.where(first, 0.0, drift), variance
+
+    def init_fn(params):
+        groups = len(jax.tree.leaves(params)) if per_leaf else 1
+        estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
+        # One buffer each: a state that is donated must not hold one twice.
+        drift, variance, gain = (jnp.zeros(groups, jnp.float32) for _ in range(3))
+        return AdaptiveKalmanState(jnp.zeros([], jnp.int32), estimate, drift, variance, gain)
+
+    def update_fn(updates, state, params=None):
+        del params
+        gradients, treedef = jax.tree.flatten(updates)
+        estimates = jax.tree.leaves(state.estimate)
+        squares = [
+            jnp.sum(jnp.square(g.astype(jnp.float32) - e.astype(jnp.float32)))
+            for g, e in zip(gradients, estimates, strict=True)
+        ]
+        sizes = [max(g.size, 1) for g in gradients]
+        if per_leaf:
+            power = jnp.stack([s / n for s, n in zip(squares, sizes, strict=True)])
+        else:
+            power = jnp.stack([sum(squares) / sum(sizes)])
+        gain, drift, variance = gain_and_state(power, state.drift, state.variance, state.count)
+        gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
+        estimates = correct(estimates, gradients, list(gains))
+        out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
+        count = optax.safe_increment(state.count)
+        estimate = jax.tree.unflatten(treedef, estimates)
+        return jax.tree.unflatten(treedef, out), AdaptiveKalmanState(
+            count, estimate, drift, variance, gain
+        )
+
+    return optax.GradientTransformation(init_fn, update_fn)

@@ -1,0 +1,72 @@
+"""Kalman gains: the recursion, its limit, and the gain that is estimated from releases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from tests.oracles import disk as oracle
+
+
+@pytest.mark.parametrize(
+    ("w", "v", "h"), [(1.0, 0.5, 0.0), (1.0, 0.1, 0.3), (0.2, 1.0, 0.1), (5.0, 0.01, 0.0)]
+)
+def test_the_recursion_is_the_paper_s_and_converges_to_the_closed_form(w, v, h):
+    arguments = {"noise_stddev": w, "drift_stddev": v, "hessian_stddev": h}
+    errors, gains = dpoptax.kalman_gain(**arguments, steps=5000, initial_variance=3.0)
+    want = oracle.kalman_recursion(3.0, 50, var_w=w**2, var_v=v**2, var_h=h**2)
+    np.testing.assert_allclose(np.stack([errors, gains], axis=1)[:50], want, rtol=1e-10)
+    assert gains[-1] == pytest.approx(dpoptax.kalman_gain(**arguments), rel=1e-6)
+
+
+def _track(signal, stddev, seed=0, **kwargs):
+    """The filtered gradients and the gains on a noisy signal (steps, d)."""
+    noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
+    tx = dpoptax.adaptive_kalman(stddev, **kwargs)
+
+    def body(state, g):
+        out, state = tx.update(g, state)
+        return state, (out, state.gain)
+
+    inputs = jnp.asarray(signal + noise, jnp.float32)
+    _, (out, gains) = jax.lax.scan(body, tx.init(inputs[0]), inputs)
+    return np.asarray(out), np.asarray(gains)[:, 0]
+
+
+def _random_walk(drift, steps=300, d=4000, seed=1):
+    return np.cumsum(drift * np.random.default_rng(seed).normal(size=(steps, d)), axis=0)
+
+
+@pytest.mark.parametrize("drift", [0.1, 0.3, 1.0])
+def test_the_gain_of_a_random_walk_is_found(drift):
+    signal = _random_walk(drift)
+    out, gains = _track(signal, stddev=1.0)
+    want = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=drift)
+    assert gains[100:].mean() == pytest.approx(want, rel=0.05)
+    # The error is the filter's own p, below that of any fixed gain that is far off.
+    p = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=drift, steps=500)[0][-1]
+    assert np.mean((out - signal)[100:] ** 2) == pytest.approx(p, rel=0.05)
+
+
+def test_a_constant_signal_is_averaged():
+    signal = np.broadcast_to(np.random.default_rng(0).normal(size=5000), (60, 5000))
+    out, gains = _track(signal, stddev=1.0)
+    np.testing.assert_allclose(gains[:5], 1 / np.arange(1, 6), rtol=0.1)
+    assert np.mean((out[-1] - signal[-1]) ** 2) < 3 / 60
+
+
+def test_leaves_can_have_gains_of_their_own():
+    tx = dpoptax.adaptive_kalman(1.0, per_leaf=True)
+    rng = np.random.default_rng(0)
+    still, moving = np.zeros((200, 3000)), _random_walk(1.0, 200, 3000)
+    tree = {"moving": moving, "still": still}
+    inputs = {k: jnp.asarray(x + rng.normal(size=x.shape), jnp.float32) for k, x in tree.items()}
+
+    def body(state, g):
+        _, state = tx.update(g, state)
+        return state, state.gain
+
+    _, gains = jax.lax.scan(body, tx.init({k: x[0] for k, x in inputs.items()}), inputs)
+    assert gains[-1, 0] > 0.5
+    assert gains[-1, 1] < 0.1

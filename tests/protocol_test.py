@@ -1,0 +1,142 @@
+"""What every transform promises: jit equals eager, dtypes, scan, donation, checkpoints, masks."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import dpoptax
+
+KEY = jax.random.key(0)
+CLIP = dpoptax.l2_clip(1.0)
+FILTER = dpoptax.filters.preset("doppler-second-order")
+
+# Transforms of the noise stage take a ClippedSum, all others take privatized gradients.
+NOISE = {
+    "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
+}
+METHODS = {
+    "low_pass": lambda: dpoptax.low_pass(*FILTER),
+    "low_pass_steady": lambda: dpoptax.low_pass(*FILTER, start="steady"),
+    "doppler": lambda: dpoptax.doppler(*FILTER),
+    "track_iterates": lambda: dpoptax.track_iterates([(1.5, -0.5)], [1.0]),
+    "disk": lambda: dpoptax.disk(0.7, 0.5),
+    "disk_one_gradient": lambda: dpoptax.disk(0.7, None),
+    "disk_hessian": lambda: dpoptax.disk(0.7, 0.0),
+    "disk_schedule": lambda: dpoptax.disk(optax.linear_schedule(0.9, 0.5, 3), 0.5),
+    "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
+    "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
+    "inner_outer": lambda: dpoptax.inner_outer(3, 0.5, 0.9),
+    "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
+    "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
+}
+ALL = {**NOISE, **METHODS}
+
+
+@pytest.fixture(params=ALL)
+def name(request):
+    return request.param
+
+
+def _params(dtype=jnp.float32):
+    return {"w": jnp.linspace(-1.0, 1.0, 6, dtype=dtype).reshape(3, 2), "b": [jnp.ones(2, dtype)]}
+
+
+def _inputs(name, params, step):
+    tree = jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), params)
+    return dpoptax.ClippedSum(tree, CLIP) if name in NOISE else tree
+
+
+def _run(name, update, params, steps=4):
+    state = ALL[name]().init(params)
+    for step in range(steps):
+        out, state = update(_inputs(name, params, step), state, params)
+        params = optax.apply_updates(params, out)
+    return params, state
+
+
+def test_jit_equals_eager(name):
+    tx = ALL[name]()
+    eager = _run(name, tx.update, _params())
+    compiled = _run(name, jax.jit(tx.update), _params())
+    chex.assert_trees_all_close(eager[0], compiled[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_dtypes_and_shapes_are_kept(name, dtype):
+    tx, params = ALL[name](), _params(dtype)
+    out, _ = tx.update(_inputs(name, params, 0), tx.init(params), params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(out, params)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_state_is_stable_under_scan(name, dtype):
+    tx, params = ALL[name](), _params(dtype)
+
+    def body(carry, step):
+        params, state = carry
+        out, state = tx.update(_inputs(name, params, step), state, params)
+        return (optax.apply_updates(params, out), state), None
+
+    state = tx.init(params)
+    (_, last), _ = jax.lax.scan(body, (params, state), jnp.arange(3, dtype=jnp.float32))
+    chex.assert_trees_all_equal_shapes_and_dtypes(last, state)
+    assert jax.tree.structure(last) == jax.tree.structure(state)
+
+
+def test_init_starts_from_no_shared_buffer_and_survives_donation(name):
+    tx, params = ALL[name](), _params()
+    step = jax.jit(tx.update, donate_argnums=1)
+    step(_inputs(name, params, 0), tx.init(params), params)
+    step(_inputs(name, params, 0), tx.init(params), params)
+    jax.block_until_ready(params)
+
+
+def test_extra_arguments_pass_through_a_chain(name):
+    tx = optax.chain(ALL[name](), optax.scale(2.0))
+    params = _params()
+    tx.update(_inputs(name, params, 0), tx.init(params), params, value=1.0)
+
+
+def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
+    tx, params = ALL[name](), _params()
+    update = jax.jit(tx.update)
+    middle, state = _run(name, update, params, steps=2)
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "state", {"state": state, "params": middle})
+    checkpointer.wait_until_finished()
+    target = {"state": tx.init(params), "params": params}
+    restored = checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda: target))
+    after = update(_inputs(name, middle, 2), state, middle)
+    again = update(_inputs(name, middle, 2), restored["state"], restored["params"])
+    jax.tree.map(np.testing.assert_array_equal, again[0], after[0])
+    if name in NOISE:
+        assert dpoptax.ledgers(again[1]) == dpoptax.ledgers(after[1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_masked_trees(name):
+    tx, params = METHODS[name](), _params()
+    masked = optax.masked(tx, {"w": True, "b": [False]})
+    grads = _inputs(name, params, 0)
+    out, state = jax.jit(masked.update)(grads, masked.init(params), params)
+    chex.assert_trees_all_equal(out["b"], grads["b"])
+    alone, _ = tx.update({"w": grads["w"]}, tx.init({"w": params["w"]}), {"w": params["w"]})
+    np.testing.assert_allclose(out["w"], alone["w"], rtol=1e-6)
+    dpoptax.gradient_points(state, params)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_linear_in_its_scale(name):
+    """A method that rescaled gradients by stealth would shift every tuned learning rate."""
+    if name.startswith("inner_outer"):
+        return
+    tx = METHODS[name]()
+    ones, params = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
+    state = tx.init(params)
+    for _ in range(5):
+        out, state = tx.update(ones, state, params)
+    np.testing.assert_allclose(out["w"], 1.0, rtol=1e-4)
