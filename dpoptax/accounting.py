@@ -103,7 +103,7 @@ def event_epsilon(
     >>> import dp_accounting
     >>> event = dp_accounting.GaussianDpEvent(noise_multiplier=4.0)
     >>> round(event_epsilon(event, 1e-5), 3)
-    0.931
+    0.926
     """
     _check_delta(delta)
     _check_accountant(accountant)

@@ -196,7 +196,7 @@ def test_one_static_shape(kind, multiple_of):
         assert sample.indices.shape == sample.mask.shape == (sampler.padded_size,)
         assert sample.indices.dtype == np.int64
         assert sample.mask.dtype == bool
-        assert np.all((0 <= sample.indices) & (sample.indices < 1001))
+        assert np.all((sample.indices >= 0) & (sample.indices < 1001))
         assert np.all(np.diff(sample.indices[sample.mask]) > 0)
         assert np.all(sample.indices[~sample.mask] == 0)
 
@@ -225,7 +225,9 @@ def test_default_padding():
     assert sampler.padded_size == 384
     assert sampler.overflow_probability < 1e-12
     assert PoissonSampler(30, 20, seed=0).padded_size == 30
-    assert PoissonSampler(50_000, 256, seed=0, multiple_of=64, max_batch_size=300).padded_size == 320
+    assert (
+        PoissonSampler(50_000, 256, seed=0, multiple_of=64, max_batch_size=300).padded_size == 320
+    )
 
 
 def test_poisson_event_says_what_sample_does():
