@@ -43,17 +43,19 @@ class Search:
         def guessed(x: float) -> float:
             return _events.guessed_epsilon(self.event_at(x), self.delta, self.relation)
 
-        def coarse(x: float) -> float:
-            return _events.coarse_epsilon(self.event_at(x), self.delta, self.relation)
+        def priced(x: float, interval: float = _events.DISCRETIZATION) -> float:
+            return _events.epsilon_of(
+                self.event_at(x), self.delta, self.accountant, self.relation, interval
+            )
 
-        def final(x: float) -> float:
-            return _events.epsilon_of(self.event_at(x), self.delta, self.accountant, self.relation)
+        def coarse(x: float) -> float:
+            return priced(x, 10 * _events.DISCRETIZATION)
 
         # Where it sets out, each pass knows how steep epsilon is from the one before.
         x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
         if self.accountant == "pld":
             x, _, slope = self._boundary(coarse, x, slope, 2e-3)
-        x, spent, _ = self._boundary(final, x, slope, exact)
+        x, spent, _ = self._boundary(priced, x, slope, exact)
         return x, spent
 
     def _boundary(

@@ -66,7 +66,7 @@ def epsilon(
     dp_accounting.
 
     >>> round(epsilon(noise_multiplier=1.1, sampling_probability=0.01, steps=1000, delta=1e-5), 2)
-    1.74
+    1.52
     """
     steps = _integer("steps", steps, 0, "count the noisy releases")
     design = _design(sampling_probability, sampler)
@@ -103,7 +103,7 @@ def event_epsilon(
     >>> import dp_accounting
     >>> event = dp_accounting.GaussianDpEvent(noise_multiplier=4.0)
     >>> round(event_epsilon(event, 1e-5), 3)
-    0.931
+    0.926
     """
     _check_delta(delta)
     _check_accountant(accountant)
@@ -210,8 +210,11 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: an argument is out of range, or no multiplier spends this epsilon.
 
-    >>> calibrate_noise_multiplier(epsilon=2.0, delta=1e-5, sampling_probability=0.01, steps=1000)
-    1.0105
+    >>> sigma = calibrate_noise_multiplier(
+    ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, steps=1000
+    ... )
+    >>> round(sigma, 3)
+    0.959
     """
     steps = _integer("steps", steps, 1, "a run without a step needs no noise")
     design = _design(sampling_probability, sampler)
@@ -251,8 +254,10 @@ def calibrate_steps(
     Raises:
       ValueError: an argument is out of range, one step already spends more, or a billion less.
 
-    >>> calibrate_steps(epsilon=2.0, delta=1e-5, sampling_probability=0.01, noise_multiplier=1.1)
-    1447
+    >>> calibrate_steps(
+    ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, noise_multiplier=1.1
+    ... ) // 10
+    172
     """
     design = _design(sampling_probability, sampler)
     multiplier = _multiplier(noise_multiplier)
@@ -296,7 +301,7 @@ def calibrate_batch_size(
     >>> calibrate_batch_size(
     ...     epsilon=2.0, delta=1e-5, noise_multiplier=1.1, dataset_size=50_000, steps=1000
     ... )
-    589
+    644
     """
     steps = _integer("steps", steps, 1, "a run without a step has no batch")
     dataset_size = _integer("dataset_size", dataset_size, 1, "count the training records")
@@ -325,6 +330,7 @@ def _design(
             f"sampling_probability={sampling_probability} and sampler={sampler}: pass exactly one"
         )
     if sampler is not None:
+        sampler.dp_event(1.0, 0)  # One that has no event says why here, whatever comes first.
         return sampler.dp_event
     probability = _number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:

@@ -1,0 +1,556 @@
+"""Accounting against published values, closed forms and numerical integration."""
+
+import math
+import time
+import warnings
+from types import SimpleNamespace
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+import dpoptax
+from dpoptax import accounting
+from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
+
+DELTA = 1e-5
+
+
+def classic_epsilon(noise_multiplier, probability, steps, orders):
+    """Mironov's conversion (2017, Proposition 3), which the older papers used."""
+    orders = np.asarray(orders, float)
+    divergences = accounting.rdp(
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        steps=steps,
+        orders=orders,
+    )
+    return np.min(divergences + math.log(1 / DELTA) / (orders - 1))
+
+
+def hockey_stick(log_p, log_q, epsilon, span):
+    """The integral of max(0, p - e^epsilon q) over [-span, span], in 1-d."""
+    x = np.linspace(-span, span, 400_001)
+    return integrate.simpson(np.maximum(0, np.exp(log_p(x)) - np.exp(epsilon + log_q(x))), x=x)
+
+
+def mixture(probability, mean, stddev):
+    def log_density(x):
+        return np.logaddexp(
+            math.log1p(-probability) + stats.norm.logpdf(x, 0, stddev),
+            math.log(probability) + stats.norm.logpdf(x, mean, stddev),
+        )
+
+    return log_density
+
+
+class TestPublishedValues:
+    def test_rdp_of_the_poisson_sampled_gaussian(self):
+        # dp_accounting, rdp_privacy_accountant_test.py, test_compute_rdp_poisson_sampled_gaussian.
+        orders = [1.5, 2.5, 5, 50, 100]
+        expected = [6.70579741e-04, 1.08548710e-03, 2.18075656e-03, 2.38460375e-02, 1.67416308e02]
+        found = accounting.rdp(
+            noise_multiplier=2.5, sampling_probability=0.01, steps=50, orders=orders
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+    def test_abadi_et_al(self):
+        # Abadi et al. (2016), section 3.2: q = 0.01, sigma = 4, T = 10000 gives 1.26 at 1e-5.
+        assert classic_epsilon(4, 0.01, 10_000, range(2, 34)) == pytest.approx(1.26, abs=0.005)
+
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "epochs", "expected"), [(1.3, 20, 1.34), (0.7, 70, 8.68)]
+    )
+    def test_bu_et_al(self, noise_multiplier, epochs, expected):
+        # Bu, Dong, Long, Su (2020), figure 4: MNIST, p = 256/60000, moments accountant.
+        q = 256 / 60_000
+        found = classic_epsilon(noise_multiplier, q, round(epochs / q), np.arange(1.1, 65, 0.1))
+        assert found == pytest.approx(expected, abs=0.02)
+
+    @pytest.mark.parametrize(
+        ("noise_multiplier", "epochs", "expected"),
+        [(1.3, 15, 1.19), (1.1, 60, 3.01)],
+    )
+    def test_tensorflow_privacy_tutorial(self, noise_multiplier, epochs, expected):
+        # Two reference settings of TensorFlow Privacy's MNIST tutorial.
+        q = 256 / 60_000
+        orders = [1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512]
+        found = classic_epsilon(noise_multiplier, q, round(epochs / q), orders)
+        assert found == pytest.approx(expected, abs=0.02)
+
+    @pytest.mark.parametrize(
+        ("probability", "steps", "expected"),
+        [(0.01, 1, 0.67379294682), (0.001, 25, 3.20956502598 / 6)],
+    )
+    def test_least_noise_by_pld(self, probability, steps, expected):
+        # dp_accounting, accountant_test.py, test_get_smallest_subsampled_gaussian_noise.
+        found = accounting.calibrate_noise_multiplier(
+            epsilon=1, delta=DELTA, sampling_probability=probability, steps=steps
+        )
+        assert found == pytest.approx(expected, rel=3e-4)
+
+
+class TestIndependentComputations:
+    @pytest.mark.parametrize(("noise_multiplier", "steps"), [(0.8, 1), (4, 1), (5, 30), (40, 100)])
+    def test_full_batches_against_the_analytic_gaussian_mechanism(self, noise_multiplier, steps):
+        # Balle and Wang (2018), Theorem 8; T releases of multiplier s are one of s / sqrt(T).
+        mu = math.sqrt(steps) / noise_multiplier
+
+        def log_ratio(epsilon):
+            first = stats.norm.cdf(mu / 2 - epsilon / mu)
+            second = math.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+            return first - second - DELTA
+
+        expected = optimize.brentq(log_ratio, 0, 50, xtol=1e-12)
+        found = accounting.epsilon(
+            noise_multiplier=noise_multiplier, sampling_probability=1.0, steps=steps, delta=DELTA
+        )
+        assert expected <= found * (1 + 1e-9)
+        assert found == pytest.approx(expected, rel=1e-4)
+
+    @pytest.mark.parametrize(("noise_multiplier", "q"), [(0.6, 0.01), (1.0, 0.2), (2.0, 0.5)])
+    def test_one_poisson_step_against_quadrature(self, noise_multiplier, q):
+        found = accounting.epsilon(
+            noise_multiplier=noise_multiplier, sampling_probability=q, steps=1, delta=DELTA
+        )
+        with_record = mixture(q, 1.0, noise_multiplier)
+        without = mixture(q, 0.0, noise_multiplier)
+        deltas = [
+            hockey_stick(*pair, found, 15 * noise_multiplier)
+            for pair in ((with_record, without), (without, with_record))
+        ]
+        assert max(deltas) == pytest.approx(DELTA, rel=3e-3)
+
+    @pytest.mark.parametrize(("noise_multiplier", "batch"), [(1.5, 10), (3.0, 40), (2.0, 80)])
+    def test_one_fixed_size_step_against_quadrature(self, noise_multiplier, batch):
+        sampler = FixedSizeSampler(100, batch, seed=0)
+        with pytest.warns(UserWarning, match="not below 1/N"):
+            found = accounting.epsilon(
+                noise_multiplier=noise_multiplier, sampler=sampler, steps=1, delta=0.02
+            )
+        q, s = batch / 100, noise_multiplier
+        span = 15 * s
+        dominating = hockey_stick(mixture(q, 2, s), mixture(q, -2, s), found, span)
+        assert dominating == pytest.approx(0.02, rel=3e-3)
+        # What two real neighbours show: the target at +1 or -1, the others all at +1 or all at 0.
+        for others in (1.0, 0.0, -1.0):
+            shown = hockey_stick(
+                mixture(q, 1 - others, s) if others != 1 else mixture(q, 0, s),
+                mixture(q, -1 - others, s) if others != -1 else mixture(q, 0, s),
+                found,
+                span,
+            )
+            assert shown <= 0.02 * (1 + 1e-3)
+
+    def test_full_batches_under_replace_one_cost_twice_the_sensitivity(self):
+        sampler = FixedSizeSampler(1000, 1000, seed=0)
+        for accountant in ("pld", "rdp"):
+            replaced = accounting.epsilon(
+                noise_multiplier=8, sampler=sampler, steps=10, delta=DELTA, accountant=accountant
+            )
+            added = accounting.epsilon(
+                noise_multiplier=4,
+                sampling_probability=1,
+                steps=10,
+                delta=DELTA,
+                accountant=accountant,
+            )
+            assert replaced == pytest.approx(added, rel=1e-4)
+
+    def test_rdp_doubles_the_sensitivity_under_replace_one(self):
+        # dp_accounting's issue 378: its own RDP of this event is a quarter, its PLD is not.
+        event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(6.0), 5)
+        orders = np.array(dpa.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+        by_hand, _ = dpa.rdp.compute_epsilon(orders, 5 * orders * 2**2 / (2 * 6.0**2), DELTA)
+        found = {
+            accountant: accounting.event_epsilon(
+                event, DELTA, accountant=accountant, neighbouring_relation="replace-one"
+            )
+            for accountant in ("pld", "rdp")
+        }
+        assert found["rdp"] == pytest.approx(by_hand)
+        assert found["pld"] < found["rdp"] < 1.15 * found["pld"]
+
+    def test_fixed_size_rdp_halves_the_multiplier(self):
+        sampler = FixedSizeSampler(10_000, 100, seed=0)
+        event = dpa.SelfComposedDpEvent(
+            dpa.SampledWithoutReplacementDpEvent(10_000, 100, dpa.GaussianDpEvent(1.5)), 200
+        )
+        library = dpa.rdp.RdpAccountant(None, dpa.NeighboringRelation.REPLACE_ONE)
+        assert accounting.epsilon(
+            noise_multiplier=3.0, sampler=sampler, steps=200, delta=DELTA, accountant="rdp"
+        ) == pytest.approx(library.compose(event).get_epsilon(DELTA))
+
+    @pytest.mark.parametrize("noise_multiplier", [0.7, 1.1, 4.0])
+    @pytest.mark.parametrize(("q", "steps"), [(0.01, 1000), (0.2, 50), (1.0, 20)])
+    def test_rdp_is_never_below_pld(self, noise_multiplier, q, steps):
+        pld, rdp = (
+            accounting.epsilon(
+                noise_multiplier=noise_multiplier,
+                sampling_probability=q,
+                steps=steps,
+                delta=DELTA,
+                accountant=accountant,
+            )
+            for accountant in ("pld", "rdp")
+        )
+        assert pld < rdp < 1.5 * pld
+
+    def test_fixed_size_rdp_is_above_pld(self):
+        sampler = FixedSizeSampler(10_000, 100, seed=0)
+        pld, rdp = (
+            accounting.epsilon(
+                noise_multiplier=2.0,
+                sampler=sampler,
+                steps=500,
+                delta=DELTA,
+                accountant=accountant,
+            )
+            for accountant in ("pld", "rdp")
+        )
+        assert pld < rdp < 2 * pld
+
+
+class TestTruncation:
+    run = {"noise_multiplier": 1.1, "steps": 1000, "delta": DELTA}
+
+    def test_default_padding_does_not_show(self):
+        sampler = PoissonSampler(50_000, 256, seed=0)
+        for accountant in ("pld", "rdp"):
+            plain = accounting.epsilon(
+                **self.run, sampling_probability=256 / 50_000, accountant=accountant
+            )
+            truncated = accounting.epsilon(**self.run, sampler=sampler, accountant=accountant)
+            assert plain < truncated < plain * (1 + 2e-4)
+
+    def test_cheap_price_agrees_with_the_exact_one(self):
+        sampler = PoissonSampler(50_000, 256, seed=0)
+        exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(1.1, 1000)).get_epsilon(DELTA)
+        assert accounting.epsilon(**self.run, sampler=sampler) == pytest.approx(exact, rel=2e-4)
+
+    def test_a_tight_cut_is_paid_for(self):
+        sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=304)
+        plain = accounting.epsilon(**self.run, sampling_probability=256 / 50_000)
+        assert accounting.epsilon(**self.run, sampler=sampler) > 1.02 * plain
+        with pytest.raises(ValueError, match="use accountant='pld'.*max_batch_size"):
+            accounting.epsilon(**self.run, sampler=sampler, accountant="rdp")
+
+    def test_rdp_takes_the_overflow_out_of_delta(self):
+        event = PoissonSampler(50_000, 256, seed=0, max_batch_size=356).dp_event(1.1, 1000)
+        plain = dpa.rdp.RdpAccountant().compose(
+            dpa.SelfComposedDpEvent(
+                dpa.PoissonSampledDpEvent(256 / 50_000, dpa.GaussianDpEvent(1.1)), 1000
+            )
+        )
+        overflow = 1000 * stats.binom.sf(356, 50_001, 256 / 50_000)
+        found = accounting.event_epsilon(event, DELTA, accountant="rdp")
+        left = DELTA - overflow * (1 + math.exp(found))
+        assert 0 < left < 0.9 * DELTA
+        assert plain.get_epsilon(left) <= found <= plain.get_epsilon(left) * (1 + 1e-5)
+
+
+class TestEdges:
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    @pytest.mark.parametrize(
+        "design",
+        [
+            {"sampling_probability": 0.1},
+            {"sampling_probability": 1.0},
+            {"sampler": PoissonSampler(10_000, 100, seed=0)},
+            {"sampler": FixedSizeSampler(10_000, 100, seed=0)},
+        ],
+        ids=str,
+    )
+    def test_no_noise_and_no_steps(self, design, accountant):
+        def spent(noise_multiplier, steps):
+            return accounting.epsilon(
+                noise_multiplier=noise_multiplier,
+                steps=steps,
+                delta=DELTA,
+                accountant=accountant,
+                **design,
+            )
+
+        assert spent(0, 10) == math.inf
+        assert spent(1.0, 0) == 0
+        assert spent(0, 0) == 0
+        assert spent(math.inf, 10) == 0
+
+    def test_nothing_sampled(self):
+        assert (
+            accounting.epsilon(noise_multiplier=0, sampling_probability=0, steps=9, delta=DELTA)
+            == 0
+        )
+
+    def test_tiny_multipliers_stay_cheap(self):
+        start = time.perf_counter()
+        found = accounting.epsilon(
+            noise_multiplier=0.05, sampling_probability=0.01, steps=1000, delta=DELTA
+        )
+        assert 3000 < found < 8000
+        assert time.perf_counter() - start < 20
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 must be at least 0"),
+            ({"noise_multiplier": math.nan}, "noise_multiplier=nan is not a number"),
+            ({"noise_multiplier": None}, "noise_multiplier=None is not a number"),
+            ({"delta": 1.0}, r"delta=1.0 must be in \(0, 1\); choose"),
+            ({"delta": 0}, "delta=0 must be in"),
+            ({"delta": math.nan}, "delta=nan is not a number"),
+            ({"steps": -1}, "steps=-1 must be an integer of at least 0"),
+            ({"steps": 1.5}, "steps=1.5 must be an integer"),
+            ({"steps": math.nan}, "steps=nan must be an integer"),
+            ({"sampling_probability": 1.1}, r"sampling_probability=1.1 must be in \[0, 1\]"),
+            ({"sampling_probability": math.nan}, "sampling_probability=nan is not a number"),
+            ({"sampling_probability": None}, "pass exactly one"),
+            ({"sampler": PoissonSampler(10, 1, seed=0)}, "pass exactly one"),
+            ({"accountant": "gdp"}, "accountant='gdp' is unknown; use one of"),
+        ],
+    )
+    def test_bad_input_is_named(self, arguments, message):
+        good = {"noise_multiplier": 1, "sampling_probability": 0.1, "steps": 9, "delta": DELTA}
+        with pytest.raises(ValueError, match=message):
+            accounting.epsilon(**{**good, **arguments})
+
+    def test_bad_orders(self):
+        with pytest.raises(ValueError, match=r"orders=\[1, 2\] must all be greater than 1"):
+            accounting.rdp(noise_multiplier=1, sampling_probability=0.1, steps=1, orders=[1, 2])
+
+    def test_delta_of_one_over_n_is_warned_about(self):
+        sampler = PoissonSampler(1000, 10, seed=0)
+        run = {"noise_multiplier": 1.0, "sampler": sampler, "steps": 5}
+        with pytest.warns(UserWarning, match=r"delta=0.001 is not below 1/N = 0.001") as caught:
+            accounting.epsilon(**run, delta=1e-3)
+        assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match="not below 1/N") as caught:
+            accounting.calibrate_noise_multiplier(
+                epsilon=1, delta=1e-3, sampler=sampler, steps=5, accountant="rdp"
+            )
+        assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match="not below 1/N"):
+            accounting.calibrate_batch_size(
+                epsilon=9, delta=1e-3, noise_multiplier=9, dataset_size=1000, steps=2
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            accounting.epsilon(**run, delta=9e-4)
+
+    def test_event_epsilon_refuses_what_it_cannot_price(self):
+        gaussian = dpa.GaussianDpEvent(1.0)
+        with pytest.raises(ValueError, match="neighbouring_relation='bounded' is unknown"):
+            accounting.event_epsilon(gaussian, DELTA, neighbouring_relation="bounded")
+        poisson = dpa.PoissonSampledDpEvent(0.1, gaussian)
+        with pytest.raises(ValueError, match="accountant='rdp' cannot account.*try.*'pld'"):
+            accounting.event_epsilon(
+                poisson, DELTA, accountant="rdp", neighbouring_relation="replace-one"
+            )
+        without = dpa.SampledWithoutReplacementDpEvent(100, 10, gaussian)
+        with pytest.raises(ValueError, match="neighbouring relation that the sampler states"):
+            accounting.event_epsilon(without, DELTA, accountant="rdp")
+        # Not halved inside, so not to be priced.
+        selected = dpa.dp_event.RepeatAndSelectDpEvent(gaussian, 3.0, 1.0)
+        with pytest.raises(ValueError, match="not accounted for here"):
+            accounting.event_epsilon(
+                selected, DELTA, accountant="rdp", neighbouring_relation="replace-one"
+            )
+        with pytest.raises(ValueError, match="cannot account for"):
+            accounting.event_epsilon(dpa.UnsupportedDpEvent(), DELTA)
+
+    def test_composed_events(self):
+        parts = [dpa.GaussianDpEvent(6.0), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(8.0), 2)]
+        joint = (6.0**-2 + 2 * 8.0**-2) ** -0.5
+        for relation in ("add-or-remove-one", "replace-one", "replace-special"):
+            for accountant in ("pld", "rdp"):
+                kwargs = {"accountant": accountant, "neighbouring_relation": relation}
+                assert accounting.event_epsilon(
+                    dpa.ComposedDpEvent(parts), DELTA, **kwargs
+                ) == pytest.approx(
+                    accounting.event_epsilon(dpa.GaussianDpEvent(joint), DELTA, **kwargs), rel=1e-3
+                )
+
+
+class TestCalibration:
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    @pytest.mark.parametrize(
+        ("epsilon", "design", "steps"),
+        [
+            (1, {"sampling_probability": 256 / 50_000}, 3000),
+            (8, {"sampling_probability": 0.02}, 500),
+            (0.1, {"sampling_probability": 0.01}, 1000),
+            (3, {"sampling_probability": 1.0}, 100),
+            (2, {"sampler": PoissonSampler(1797, 64, seed=0)}, 280),
+            (4, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280),
+        ],
+        ids=str,
+    )
+    def test_noise_multiplier_is_safe_and_tight(self, epsilon, design, steps, accountant):
+        found = accounting.calibrate_noise_multiplier(
+            epsilon=epsilon, delta=DELTA, steps=steps, accountant=accountant, **design
+        )
+        spent = accounting.epsilon(
+            noise_multiplier=found, delta=DELTA, steps=steps, accountant=accountant, **design
+        )
+        assert 0.9998 * epsilon <= spent <= epsilon
+        assert found == float(f"{found:.4e}")
+
+    @pytest.mark.parametrize("max_batch_size", [300])
+    def test_truncated_sampling_is_calibrated_with_its_truncation(self, max_batch_size):
+        sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=max_batch_size)
+        run = {"delta": DELTA, "steps": 300, "sampler": sampler}
+        found = accounting.calibrate_noise_multiplier(epsilon=1, **run)
+        assert 0.9998 <= accounting.epsilon(noise_multiplier=found, **run) <= 1
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    @pytest.mark.parametrize(
+        "design",
+        [{"sampling_probability": 0.01}, {"sampler": FixedSizeSampler(10_000, 100, seed=0)}],
+        ids=str,
+    )
+    def test_steps_are_the_last_that_fit(self, design, accountant):
+        run = {"noise_multiplier": 2.2, "delta": DELTA, "accountant": accountant, **design}
+        steps = accounting.calibrate_steps(epsilon=1.5, **run)
+        assert accounting.epsilon(steps=steps, **run) <= 1.5
+        assert accounting.epsilon(steps=steps + 1, **run) > 1.5
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_batch_size_is_the_largest_that_fits(self, accountant):
+        run = {"noise_multiplier": 1.1, "delta": DELTA, "steps": 500, "accountant": accountant}
+        size = accounting.calibrate_batch_size(epsilon=2, dataset_size=50_000, **run)
+
+        def spent(batch_size):
+            return accounting.epsilon(sampling_probability=batch_size / 50_000, **run)
+
+        assert spent(size) <= 2 < spent(size + 1)
+
+    def test_generous_budget_takes_every_record(self):
+        assert (
+            accounting.calibrate_batch_size(
+                epsilon=10, delta=1e-4, noise_multiplier=5, dataset_size=1000, steps=3
+            )
+            == 1000
+        )
+
+    def test_more_budget_needs_less_noise(self):
+        found = [
+            accounting.calibrate_noise_multiplier(
+                epsilon=epsilon, delta=DELTA, sampling_probability=0.01, steps=500
+            )
+            for epsilon in (0.5, 2, 8)
+        ]
+        assert found == sorted(found, reverse=True)
+
+    @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "1e"])
+    def test_bad_target(self, epsilon):
+        with pytest.raises(ValueError, match="epsilon="):
+            accounting.calibrate_noise_multiplier(
+                epsilon=epsilon, delta=DELTA, sampling_probability=0.01, steps=10
+            )
+
+    def test_target_out_of_reach(self):
+        with pytest.raises(
+            ValueError, match="epsilon=1e-09 is below what any noise_multiplier.*raise"
+        ):
+            accounting.calibrate_noise_multiplier(
+                epsilon=1e-9, delta=1e-12, sampling_probability=0.5, steps=1000
+            )
+        with pytest.raises(ValueError, match="epsilon=1 is above what any noise_multiplier.*lower"):
+            # No record is likely to take part at all.
+            accounting.calibrate_noise_multiplier(
+                epsilon=1, delta=1e-3, sampling_probability=1e-6, steps=10
+            )
+        with pytest.raises(ValueError, match="epsilon=0.1 is below what a single step.*raise"):
+            accounting.calibrate_steps(
+                epsilon=0.1, delta=DELTA, noise_multiplier=0.5, sampling_probability=0.5
+            )
+        with pytest.raises(ValueError, match="epsilon=5 is above what.*steps spend.*lower"):
+            accounting.calibrate_steps(
+                epsilon=5, delta=DELTA, noise_multiplier=math.inf, sampling_probability=0.5
+            )
+        with pytest.raises(ValueError, match="epsilon=0.5 is below what a batch_size of 1.*raise"):
+            accounting.calibrate_batch_size(
+                epsilon=0.5, delta=1e-4, noise_multiplier=0.3, dataset_size=500, steps=500
+            )
+
+    def test_shuffled_epochs_have_no_epsilon(self):
+        sampler = ShuffledSampler(1000, 10, seed=0)
+        with pytest.raises(ValueError, match="no privacy event"):
+            accounting.calibrate_noise_multiplier(epsilon=1, delta=DELTA, sampler=sampler, steps=9)
+        with pytest.raises(ValueError, match="no privacy event"):
+            accounting.epsilon(noise_multiplier=1, delta=DELTA, sampler=sampler, steps=9)
+
+
+class TestEpsilonSpent:
+    sampler = PoissonSampler(10_000, 100, seed=0)
+
+    def state(self, releases, noise_multiplier=1.2, batch_size=100):
+        tx = dpoptax.gaussian_noise(
+            noise_multiplier=noise_multiplier, batch_size=batch_size, key=jax.random.key(0)
+        )
+        params = {"w": jnp.zeros(2)}
+        state = tx.init(params)
+        for _ in range(releases):
+            gradients = dpoptax.ClippedSum(params, dpoptax.l2_clip(1.0))
+            _, state = tx.update(gradients, state, params)
+        return state
+
+    def spent(self, noise_multiplier, steps):
+        return accounting.epsilon(
+            noise_multiplier=noise_multiplier, sampler=self.sampler, steps=steps, delta=DELTA
+        )
+
+    def test_reads_the_ledger(self):
+        assert accounting.epsilon_spent(self.state(0), self.sampler, DELTA) == 0
+        for accountant in ("pld", "rdp"):
+            found = accounting.epsilon_spent(
+                (self.state(7), ()), self.sampler, DELTA, accountant=accountant
+            )
+            assert found == accounting.epsilon(
+                noise_multiplier=1.2,
+                sampler=self.sampler,
+                steps=7,
+                delta=DELTA,
+                accountant=accountant,
+            )
+
+    def test_two_ledgers_share_their_batches(self):
+        both = accounting.epsilon_spent(
+            (self.state(7, 1.2), self.state(7, 2.0)), self.sampler, DELTA
+        )
+        assert both == self.spent((1.2**-2 + 2.0**-2) ** -0.5, 7)
+
+    def test_ledgers_of_unequal_length(self):
+        found = accounting.epsilon_spent(
+            (self.state(7, 1.2), self.state(3, 2.0)), self.sampler, DELTA
+        )
+        joint = (1.2**-2 + 2.0**-2) ** -0.5
+        expected = accounting.event_epsilon(
+            dpa.ComposedDpEvent([self.sampler.dp_event(joint, 3), self.sampler.dp_event(1.2, 4)]),
+            DELTA,
+        )
+        assert found == expected
+        assert self.spent(1.2, 7) < found < self.spent(joint, 7)
+
+    def test_no_noise_is_no_privacy(self):
+        assert accounting.epsilon_spent(self.state(1, 0.0), self.sampler, DELTA) == math.inf
+        states = (self.state(2, 0.0), self.state(2))
+        assert accounting.epsilon_spent(states, self.sampler, DELTA) == math.inf
+
+    def test_refusals(self, monkeypatch):
+        with pytest.raises(ValueError, match="no noise ledger"):
+            accounting.epsilon_spent((), self.sampler, DELTA)
+        other = PoissonSampler(10_000, 128, seed=0)
+        with pytest.raises(ValueError, match="batch_size=128 differs.*batch_size=100"):
+            accounting.epsilon_spent(self.state(1), other, DELTA)
+        with pytest.raises(ValueError, match="no privacy event"):
+            accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
+        unproven = SimpleNamespace(noise_multiplier=1.0, batch_size=100, unproven="no bound known")
+        monkeypatch.setattr(
+            "dpoptax._noise.ledgers", lambda _: (SimpleNamespace(mechanism=unproven, releases=1),)
+        )
+        with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
+            accounting.epsilon_spent((), self.sampler, DELTA)

@@ -1,0 +1,311 @@
+"""Samplers: the distribution of their draws, the events they own, and what bad input gets."""
+
+import json
+import pickle
+import tracemalloc
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpoptax.sampling import FixedSizeSampler, PoissonSampler, Sample, ShuffledSampler
+
+KINDS = [PoissonSampler, FixedSizeSampler, ShuffledSampler]
+# A right sampler fails a test at this level with one seed in a thousand, and the seeds are
+# fixed; a wrong one has to fall below REJECT.
+ACCEPT, REJECT = 1e-3, 1e-6
+
+
+def draws(sampler, steps):
+    return [sample.indices[sample.mask] for sample in sampler.samples(0, steps)]
+
+
+def membership(drawn, dataset_size):
+    """(steps, dataset_size) 0/1 matrix."""
+    matrix = np.zeros((len(drawn), dataset_size))
+    for row, indices in zip(matrix, drawn, strict=True):
+        np.add.at(row, indices, 1)
+    return matrix
+
+
+def p_uniform_inclusion(drawn, dataset_size):
+    """Each record is drawn equally often."""
+    return stats.chisquare(membership(drawn, dataset_size).sum(axis=0)).pvalue
+
+
+def p_independent_pairs(drawn, dataset_size, probability):
+    """How often pairs of records share a step, against independent inclusion."""
+    x = membership(drawn, dataset_size)
+    together = (x.T @ x)[np.triu_indices(dataset_size, 1)]
+    expected = len(x) * probability**2
+    # The counts of overlapping pairs are correlated only through the records' own counts.
+    z = (together.mean() - expected) / np.std(
+        np.sum(x, axis=1) * (np.sum(x, axis=1) - 1) / len(together) / 2, ddof=1
+    )
+    return 2 * stats.norm.sf(abs(z) / np.sqrt(len(x)))
+
+
+def p_independent_steps(drawn, dataset_size, probability):
+    """How often a record is in two consecutive steps."""
+    x = membership(drawn, dataset_size)
+    repeats = int((x[1:] * x[:-1]).sum())
+    return stats.binomtest(repeats, x[1:].size, probability**2).pvalue
+
+
+def p_binomial_count(drawn, dataset_size, probability):
+    counts = np.array([len(d) for d in drawn])
+    edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 9)[1:-1], dataset_size, probability))
+    edges = np.concatenate([[-1], edges, [dataset_size]])
+    observed = np.histogram(counts, edges + 0.5)[0]
+    expected = len(counts) * np.diff(stats.binom.cdf(edges, dataset_size, probability))
+    return stats.chisquare(observed, expected).pvalue
+
+
+def bernoulli_draws(steps, size, probability, rng):
+    return [np.flatnonzero(rng.random(size) < probability) for _ in range(steps)]
+
+
+N, Q, STEPS = 40, 0.25, 4000
+
+
+def test_poisson_draws_are_independent_coins():
+    drawn = draws(PoissonSampler(N, 10, seed=1), STEPS)
+    assert p_uniform_inclusion(drawn, N) > ACCEPT
+    assert p_independent_pairs(drawn, N, Q) > ACCEPT
+    assert p_independent_steps(drawn, N, Q) > ACCEPT
+    assert p_binomial_count(drawn, N, Q) > ACCEPT
+
+
+def test_poisson_checks_accept_explicit_coins():
+    drawn = bernoulli_draws(STEPS, N, Q, np.random.default_rng(2))
+    assert p_uniform_inclusion(drawn, N) > ACCEPT
+    assert p_independent_pairs(drawn, N, Q) > ACCEPT
+    assert p_independent_steps(drawn, N, Q) > ACCEPT
+    assert p_binomial_count(drawn, N, Q) > ACCEPT
+
+
+def test_poisson_checks_reject_wrong_samplers():
+    rng = np.random.default_rng(3)
+    fixed = draws(FixedSizeSampler(N, 10, seed=1), STEPS)
+    assert p_binomial_count(fixed, N, Q) < REJECT
+
+    coins = bernoulli_draws(STEPS, N, Q, rng)
+    biased = [d[(d > 0) | (rng.random(len(d)) < 0.7)] for d in coins]
+    assert p_uniform_inclusion(biased, N) < REJECT
+
+    larger = bernoulli_draws(STEPS, N, 0.27, rng)
+    assert p_binomial_count(larger, N, Q) < REJECT
+
+    overdispersed = [
+        np.flatnonzero(rng.random(N) < q) for q in rng.choice([Q - 0.1, Q + 0.1], STEPS)
+    ]
+    assert p_independent_pairs(overdispersed, N, Q) < REJECT
+
+    repeated = [coins[t - t % 2] for t in range(STEPS)]
+    assert p_independent_steps(repeated, N, Q) < REJECT
+
+    shuffled = draws(ShuffledSampler(N, 10, seed=1), STEPS)
+    assert p_independent_steps(shuffled, N, Q) < REJECT
+
+
+def test_truncated_draws_are_cut_not_dropped():
+    sampler = PoissonSampler(N, 10, seed=4, max_batch_size=12)
+    drawn = draws(sampler, STEPS)
+    counts = np.array([len(d) for d in drawn])
+    pmf = stats.binom.pmf(np.arange(N + 1), N, Q)
+    expected = np.append(pmf[5:12], pmf[12:].sum())
+    observed = np.array([(counts == k).sum() for k in range(5, 13)])
+    expected = np.insert(expected, 0, pmf[:5].sum()) * STEPS
+    observed = np.insert(observed, 0, (counts < 5).sum())
+    assert stats.chisquare(observed, expected).pvalue > ACCEPT
+    assert p_uniform_inclusion(drawn, N) > ACCEPT
+    full = [d for d in drawn if len(d) == 12]
+    assert p_uniform_inclusion(full, N) > ACCEPT
+
+
+@pytest.mark.parametrize("size", [2, 12, 40])
+def test_fixed_size_subsets_are_uniform(size):
+    drawn = draws(FixedSizeSampler(N, size, seed=5), STEPS)
+    assert {len(np.unique(d)) for d in drawn} == {size}
+    assert p_uniform_inclusion(drawn, N) > ACCEPT
+    pairs = membership(drawn, N)
+    together = (pairs.T @ pairs)[np.triu_indices(N, 1)]
+    if size < N:
+        # Negatively correlated cells: chi-square on pair counts is conservative.
+        assert stats.chisquare(together).pvalue > ACCEPT
+    assert p_independent_steps(drawn, N, size / N) > ACCEPT
+
+
+@pytest.mark.parametrize(("size", "batch"), [(1, 1), (2, 1), (10, 3), (97, 8), (1000, 1000)])
+def test_shuffled_epochs_hold_each_record_once(size, batch):
+    sampler = ShuffledSampler(size, batch, seed=6)
+    for epoch in range(3):
+        start = epoch * sampler.steps_per_epoch
+        seen = np.concatenate(
+            [s.indices[s.mask] for s in sampler.samples(start, start + sampler.steps_per_epoch)]
+        )
+        assert sorted(seen) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_shuffled_orders_are_uniform(size):
+    sampler = ShuffledSampler(size, 1, seed=7)
+    epochs = 3000
+    flat = np.array([d[0] for d in draws(sampler, size * epochs)]).reshape(epochs, size)
+    codes = flat @ size ** np.arange(size)
+    _, counts = np.unique(codes, return_counts=True)
+    assert len(counts) == np.prod(np.arange(1, size + 1))
+    assert stats.chisquare(counts).pvalue > ACCEPT
+
+
+def test_shuffled_neighbours_do_not_travel_together():
+    size = 1000
+    drawn = draws(ShuffledSampler(size, 100, seed=8), 2000)
+    x = membership(drawn, size)
+    together = int((x[:, 1:] * x[:, :-1]).sum())
+    pairs = x.shape[0] // 10 * (size - 1)
+    assert stats.binomtest(together, pairs, 99 / 999).pvalue > ACCEPT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draw_depends_on_seed_and_step_alone(kind):
+    sampler = kind(1000, 50, seed=9)
+    forwards = [sampler.sample(t) for t in range(30)]
+    restored = pickle.loads(pickle.dumps(sampler))
+    assert restored == sampler
+    assert hash(restored) == hash(sampler)
+    for t in reversed(range(30)):
+        for one, other in zip(restored.sample(t), forwards[t], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(kind(1000, 50, seed=10).sample(0).indices, forwards[0].indices)
+    assert len({tuple(s.indices) for s in forwards}) == 30
+    # (seed, step) pairs that read alike as digits are not the same draw.
+    assert not np.array_equal(
+        kind(1000, 50, seed=1).sample(23).indices, kind(1000, 50, seed=12).sample(3).indices
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiple_of", [1, 16])
+def test_one_static_shape(kind, multiple_of):
+    sampler = kind(1001, 50, seed=11, multiple_of=multiple_of)
+    assert sampler.padded_size % multiple_of == 0
+    for sample in sampler.samples(0, 50):
+        assert isinstance(sample, Sample)
+        assert sample.indices.shape == sample.mask.shape == (sampler.padded_size,)
+        assert sample.indices.dtype == np.int64
+        assert sample.mask.dtype == bool
+        assert np.all((sample.indices >= 0) & (sample.indices < 1001))
+        assert np.all(np.diff(sample.indices[sample.mask]) > 0)
+        assert np.all(sample.indices[~sample.mask] == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_of_the_order_of_the_batch(kind):
+    sampler = kind(10**8, 256, seed=12)
+    sampler.sample(0)
+    tracemalloc.start()
+    sampler.sample(1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_full_batches():
+    for kind in KINDS:
+        sampler = kind(20, 20, seed=13)
+        assert sampler.sampling_probability == 1
+        assert list(sampler.sample(3).indices) == list(range(20))
+        assert sampler.sample(3).mask.all()
+
+
+def test_default_padding():
+    sampler = PoissonSampler(50_000, 256, seed=0, multiple_of=64)
+    assert sampler.padded_size == 384
+    assert sampler.overflow_probability < 1e-12
+    assert PoissonSampler(30, 20, seed=0).padded_size == 30
+    assert (
+        PoissonSampler(50_000, 256, seed=0, multiple_of=64, max_batch_size=300).padded_size == 320
+    )
+
+
+def test_poisson_event_says_what_sample_does():
+    gaussian = dpa.GaussianDpEvent(1.5)
+    assert PoissonSampler(50_000, 256, seed=0).dp_event(1.5, 7) == dpa.SelfComposedDpEvent(
+        dpa.TruncatedSubsampledGaussianDpEvent(
+            50_000, 256 / 50_000, PoissonSampler(50_000, 256, seed=0).padded_size, 1.5
+        ),
+        7,
+    )
+    # Where every record fits, nothing is ever cut.
+    assert PoissonSampler(30, 20, seed=0).dp_event(1.5, 7) == dpa.SelfComposedDpEvent(
+        dpa.PoissonSampledDpEvent(20 / 30, gaussian), 7
+    )
+    assert PoissonSampler(30, 30, seed=0).dp_event(1.5, 7) == dpa.SelfComposedDpEvent(gaussian, 7)
+    assert PoissonSampler(30, 20, seed=0).neighbouring_relation == "add-or-remove-one"
+
+
+def test_fixed_size_event():
+    sampler = FixedSizeSampler(30, 20, seed=0)
+    assert sampler.dp_event(1.5, 7) == dpa.SelfComposedDpEvent(
+        dpa.SampledWithoutReplacementDpEvent(30, 20, dpa.GaussianDpEvent(1.5)), 7
+    )
+    assert sampler.neighbouring_relation == "replace-one"
+
+
+@pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler])
+def test_events_at_the_edges(kind):
+    sampler = kind(30, 20, seed=0)
+    assert sampler.dp_event(1.0, 0) == dpa.NoOpDpEvent()
+    assert sampler.dp_event(float("inf"), 5) == dpa.NoOpDpEvent()
+    assert sampler.dp_event(0.0, 5) == dpa.NonPrivateDpEvent()
+
+
+def test_shuffled_has_no_event():
+    with pytest.raises(ValueError, match="no privacy event.*PoissonSampler"):
+        ShuffledSampler(30, 20, seed=0).dp_event(1.0, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_describe_is_json_without_the_seed(kind):
+    sampler = kind(np.int64(300), np.int32(20), seed=987654321)
+    text = json.dumps(sampler.describe())
+    assert "987654321" not in text
+    described = json.loads(text)
+    assert described["sampling"] == kind.__name__
+    assert described["sampling_probability"] == 20 / 300
+    assert described["neighbouring_relation"] == sampler.neighbouring_relation
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 .*choose"),
+        ({"batch_size": -3}, "batch_size=-3 .*choose"),
+        ({"batch_size": 2.5}, "batch_size=2.5 must be an integer"),
+        ({"batch_size": float("nan")}, "batch_size=nan"),
+        ({"batch_size": 31}, "batch_size=31 is above dataset_size=30"),
+        ({"dataset_size": 0}, "dataset_size=0 .*count"),
+        ({"seed": -1}, "seed=-1 .*secrets"),
+        ({"seed": None}, "seed=None .*secrets"),
+        ({"seed": True}, "seed=True"),
+        ({"multiple_of": 0}, "multiple_of=0 .*microbatch"),
+    ],
+)
+def test_bad_input_is_named(kind, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**{"dataset_size": 30, "batch_size": 20, "seed": 0, **arguments})
+
+
+@pytest.mark.parametrize("size", [19, 31, 0])
+def test_bad_max_batch_size(size):
+    with pytest.raises(ValueError, match=f"max_batch_size={size} must be"):
+        PoissonSampler(30, 20, seed=0, max_batch_size=size)
+
+
+def test_negative_step():
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="step=-1"):
+            kind(30, 20, seed=0).sample(-1)
