@@ -15,6 +15,9 @@ from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
 from dpoptax._filters import LowPassState as LowPassState
 from dpoptax._filters import low_pass as low_pass
+from dpoptax._geodp import HypersphericalClip as HypersphericalClip
+from dpoptax._geodp import geodp as geodp
+from dpoptax._geodp import hyperspherical_clip as hyperspherical_clip
 from dpoptax._gradients import clipped_grad as clipped_grad
 from dpoptax._kalman import AdaptiveKalmanState as AdaptiveKalmanState
 from dpoptax._kalman import adaptive_kalman as adaptive_kalman
@@ -28,8 +31,10 @@ from dpoptax._noise import ledgers as ledgers
 from dpoptax._pmlf import inner_outer as inner_outer
 from dpoptax._pmlf import pmlf as pmlf
 from dpoptax._points import GradientPoints as GradientPoints
+from dpoptax._points import ReferenceState as ReferenceState
 from dpoptax._points import TrackIteratesState as TrackIteratesState
 from dpoptax._points import gradient_points as gradient_points
 from dpoptax._points import track_iterates as track_iterates
+from dpoptax._reference import track_reference as track_reference
 
 __version__ = "0.1.0"

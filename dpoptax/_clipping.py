@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import chex
 import jax
@@ -21,8 +21,14 @@ class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
 
     A geometry cuts the gradient's leaves into groups, and scales each group by a factor of its l2
-    norms, so that the whole has l2 norm at most `sensitivity`, for every input.
+    norms, so that the whole has l2 norm at most `sensitivity`, for every input. One that bounds
+    something else than a scaled gradient encodes it first, and decodes the noisy mean.
+
+    Attributes:
+      encodes: whether `encode` is more than the identity; then per-example gradients are needed.
     """
+
+    encodes: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -37,8 +43,17 @@ class Clip(abc.ABC):
         """The group of each leaf of `tree`, in the order of `jax.tree.leaves`; one group here."""
         return [0] * len(jax.tree.leaves(tree))
 
-    def decode(self, mean: Any) -> Any:
+    def encode(self, grads: Any, reference: Any) -> Any:
+        """What is scaled and summed in place of the gradients, leaves (B, …); they themselves here.
+
+        Of the same shapes; not finite where an example's gradient is not. `reference` is public.
+        """
+        del reference
+        return grads
+
+    def decode(self, mean: Any, reference: Any) -> Any:
         """Post-processing of the noisy mean; the identity here."""
+        del reference
         return mean
 
 
@@ -102,10 +117,12 @@ class ClippedSum:
     Attributes:
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
       clip: the geometry; `clip.sensitivity` bounds what one example adds, in l2 norm. Static.
+      reference: the public data that the geometry encoded with, for decoding; `None` for none.
     """
 
     sum: Any
     clip: Clip = dataclasses.field(metadata={"static": True})
+    reference: Any = None
 
     def __contains__(self, key: str) -> bool:
         """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
@@ -155,14 +172,17 @@ def check_clip(clip: Any) -> Clip:
     return clip
 
 
-def sum_clipped(clip: Clip, grads: Any, mask: chex.Array | None = None) -> Any:
+def sum_clipped(
+    clip: Clip, grads: Any, mask: chex.Array | None = None, reference: Any = None
+) -> Any:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
     Each gradient is divided by its largest entry, or close to it, before it is squared, so that
     norms neither overflow nor underflow.
     """
-    leaves, treedef = jax.tree.flatten(grads)
     batch = batch_axis(grads)
+    grads = clip.encode(grads, reference)
+    leaves, treedef = jax.tree.flatten(grads)
     leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
     axes = [tuple(range(1, leaf.ndim)) for leaf in leaves]
     largest = jnp.zeros(batch, jnp.float32)

@@ -81,7 +81,7 @@ def clipped_grad(
             return per_example_sum(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
 
         total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
-        clipped = ClippedSum(total, clip)
+        clipped = ClippedSum(total, clip, points.reference)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
@@ -110,7 +110,7 @@ def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux):
         return total, aux
 
     grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
-    return sum_clipped(clip, grads, mask), aux
+    return sum_clipped(clip, grads, mask, points.reference), aux
 
 
 def _value_and_jvp(grad, point, tangent, has_aux):

@@ -110,7 +110,7 @@ def gaussian_noise(
         mean = jax.tree.map(
             lambda total: total / mechanism.batch_size, add_noise(clipped.sum, stddev, step_key)
         )
-        mean = clipped.clip.decode(mean)
+        mean = clipped.clip.decode(mean, clipped.reference)
         if params is not None:
             mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
         count = optax.safe_increment(state.count)

@@ -29,7 +29,8 @@ class GradientPoints:
       weights: the w_j, scalars; Python floats or float32 arrays.
       tangent: v, shaped like the parameters; adds a per-example Hessian-vector product at the first
         point. `None` for none.
-      reference: public data for clip geometries that follow the run, `None` for none.
+      reference: public data for clip geometries that follow the run, `None` for none; see
+        `ReferenceState`.
     """
 
     points: tuple[Any, ...]
@@ -60,6 +61,18 @@ class TrackIteratesState:
     tangent_row: tuple[float, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ReferenceState:
+    """State that holds what clip geometries follow; `gradient_points` finds it by its type.
+
+    Attributes:
+      reference: public data: computed from releases, never from data.
+    """
+
+    reference: Any
 
 
 def track_iterates(
@@ -147,9 +160,10 @@ def track_iterates(
 def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
     """Returns the points at which this step's per-example gradients are to be taken.
 
-    Finds the state of `track_iterates` in `opt_state` by its type, however deep it is; without one
-    the point is `params` itself, as in DP-SGD. Every point is made of `params` and of earlier
-    parameters, all public, so the call touches no private data.
+    Finds the states of `track_iterates` and `track_reference` in `opt_state` by their types,
+    however deep they are; without the former the point is `params` itself, as in DP-SGD. Every
+    point is made of `params` and of earlier parameters, all public, so the call touches no private
+    data.
 
     Args:
       opt_state: the state of the optimizer that holds the method, or any pytree around it.
@@ -159,7 +173,8 @@ def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
       `GradientPoints` for `dpoptax.clipped_grad`.
 
     Raises:
-      ValueError: two `track_iterates` states in `opt_state`, named by their paths.
+      ValueError: two `track_iterates` states in `opt_state`, or two references, named by their
+        paths.
 
     >>> import jax.numpy as jnp, optax
     >>> params = {"w": jnp.ones(3)}
@@ -167,14 +182,16 @@ def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
     1
     """
     state = find_state(opt_state, TrackIteratesState)
+    followed = find_state(opt_state, ReferenceState)
+    reference = None if followed is None else followed.reference
     if state is None:
-        return GradientPoints((params,), (1.0,))
+        return GradientPoints((params,), (1.0,), reference=reference)
     iterates = (params, *state.iterates)
     points = tuple(_combine(row, iterates) for row in state.rows)
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent)
+    return GradientPoints(points, tuple(state.weights), tangent, reference)
 
 
 def find_state(opt_state: Any, kind: type) -> Any:
