@@ -71,8 +71,11 @@ def _apply(derived: Derived, operands: list[jax.Array]) -> tuple[jax.Array, ...]
 
 
 def _bind(eqn: Any, operands: Any) -> tuple[jax.Array, ...]:
-    functions, params = eqn.primitive.get_bind_params(eqn.params)
-    out = eqn.primitive.bind(*functions, *operands, **params)
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*functions, *operands, **params)
     return tuple(out) if eqn.primitive.multiple_results else (out,)
 
 

@@ -48,9 +48,10 @@ class Derived:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Private:
-    """A value that may depend on the example."""
+    """A value that may depend on the example; `touched` where it may depend on parameters too."""
 
     aval: Any
+    touched: bool = True
 
 
 Value = Derived | Private
@@ -66,6 +67,7 @@ class Use:
     operand: Any
     output: Any
     loops: tuple[tuple[int, bool], ...]
+    touched: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -177,9 +179,7 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             operands = tuple(value(v) for v in eqn.invars)
-            for var, out in zip(
-                eqn.outvars, self.step(block, eqn, operands, loops), strict=True
-            ):
+            for var, out in zip(eqn.outvars, self.step(block, eqn, operands, loops), strict=True):
                 names[var] = out
         return [value(v) for v in jaxpr.outvars]
 
@@ -191,7 +191,8 @@ class _Reader:
             return self.extend(block, inner, [*map(_constant, consts), *operands], loops)
         if not eqn.effects and all(isinstance(v, Derived) for v in operands):
             return list(self.derive(eqn, operands))
-        outputs = tuple(Private(v.aval) for v in eqn.outvars)
+        touched = any(v.leaves if isinstance(v, Derived) else v.touched for v in operands)
+        outputs = tuple(Private(v.aval, bool(touched)) for v in eqn.outvars)
         if name == "scan":
             block.steps.append(self.scan(eqn, operands, outputs, loops))
         elif name in _REMAT:
@@ -211,14 +212,16 @@ class _Reader:
         if any(isinstance(v, Derived) and v.leaves for v in operands):
             found = _uses.find_rule(eqn, private)
             others = [v for i, v in enumerate(operands) if not (found and i == found[1])]
-            if found and operands[found[1]].leaves and not any(
-                isinstance(v, Derived) and v.leaves for v in others
+            if (
+                found
+                and operands[found[1]].leaves
+                and not any(isinstance(v, Derived) and v.leaves for v in others)
             ):
                 rule, parameter, data = found
                 around = tuple((n, s in operands[parameter].scans) for s, n in loops)
                 use = Use(
                     self.uses, rule, operands[parameter], eqn.invars[data].aval,
-                    eqn.outvars[0].aval, around,
+                    eqn.outvars[0].aval, around, operands[data].touched,
                 )  # fmt: skip
                 self.uses += 1
                 return Step(eqn, operands, outputs, use=use, data=data)
@@ -232,19 +235,17 @@ class _Reader:
         inner, consts = _open(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
-            if isinstance(outer, Private) or n_consts <= i < n_consts + n_carry:
+            if n_consts <= i < n_consts + n_carry:
                 args.append(Private(var.aval))
+            elif isinstance(outer, Private):
+                args.append(Private(var.aval, outer.touched))
             elif i < n_consts:
                 args.append(outer)
             else:
                 scans = (*outer.scans, scan)
-                args.append(
-                    Derived(var.aval, outer.leaves, scans, outer.view, alias=outer)
-                )
+                args.append(Derived(var.aval, outer.leaves, scans, outer.view, alias=outer))
         self.mark(operands[n_consts : n_consts + n_carry], "carried by scan")
-        body = self.read(
-            inner, [*map(_constant, consts)], args, (*loops, (scan, p["length"]))
-        )
+        body = self.read(inner, [*map(_constant, consts)], args, (*loops, (scan, p["length"])))
         self.mark(body.results, "returned by scan")
         return Step(eqn, operands, outputs, body=body, scan=scan)
 
@@ -319,7 +320,7 @@ def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: 
             view = _views.View.whole(i, tuple(var.aval.shape))
             args.append(Derived(var.aval, frozenset({i}), view=view, leaf=i))
         else:
-            args.append(Private(var.aval))
+            args.append(Private(var.aval, touched=False))
     reader = _Reader()
     block = reader.read(closed.jaxpr, [_constant(c) for c in closed.consts], args, ())
     reader.mark(block.results[:1], "the loss itself")

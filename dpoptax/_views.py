@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 # One axis, row-major, as runs of (size, stride) in the flattened parameter.
@@ -105,6 +107,19 @@ class View:
             else:
                 return None
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
+
+    def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The transpose of reading the view: adds `values`, shaped like it, into zeros (shape)."""
+        atoms = self.atoms(tuple(range(len(self.axes))))
+        values = self.scale * values if self.scale != 1.0 else values
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
+            order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
+            return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
+        positions = jnp.full((), self.offset)
+        for size, stride in atoms:
+            positions = positions[..., None] + stride * jnp.arange(size)
+        flat = jnp.zeros(math.prod(shape), values.dtype)
+        return flat.at[positions.ravel()].add(values.ravel()).reshape(shape)
 
     def entries(self) -> np.ndarray:
         """The positions in the flattened parameter, ascending."""
