@@ -1,0 +1,396 @@
+"""The clipped sum by book-keeping: no per-example gradients where a program can be read.
+
+One pass forward and one backward give, for each use of a parameter, the data operand and the
+cotangent of its output. From them come the per-example norms, then the factors of the clip, and
+one weighted contraction a parameter gives the clipped sum. Source: Bu et al., "Differentially
+Private Optimization on Large Model at Small Cost", 2023; the joint norm over several gradient
+points, and the reading of arbitrary programs, are this library's.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpoptax import _products
+from dpoptax._clipping import Clip, scaled_factors
+from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
+from dpoptax._plan import Plan, Product, make_plan
+from dpoptax._points import GradientPoints
+from dpoptax._products import Segment, Size
+from dpoptax._tracing import Program, Use, read_program
+
+_SCALES = (-100, 100)  # exponents of the scales by which gradients are divided
+# A squared norm below this fraction of the terms that cancelled in it is computed again, exactly.
+_CANCELLED = 2.0**-13
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Passes:
+    """What the passes at all points gave, with the derivative along the tangent if there is one."""
+
+    points: GradientPoints
+    leaves: list[list[jax.Array]]
+    operands: list[dict[int, jax.Array]]
+    cotangents: list[dict[int, jax.Array]]
+    gradients: list[dict[int, jax.Array]]
+    tangent: tuple[list[jax.Array], dict, dict, dict] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+    """Per-example gradients: products by their segments, and formed ones by parameter."""
+
+    products: list[list[Segment]]
+    formed: dict[int, jax.Array]
+
+
+def bookkept_sum(
+    loss_fn: Any,
+    clip: Clip,
+    points: GradientPoints,
+    batch: Any,
+    mask: jax.Array,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+) -> tuple[Any, Any]:
+    """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
+
+    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)) in float32, shaped like the
+    parameters, and the auxiliary outputs at the first point, None without `has_aux`.
+    """
+    params = points.points[0]
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    program = read_program(loss_fn, params, *example, has_aux=has_aux)
+    size = mask.shape[0]
+    passes, results = _run(program, points, jax.tree.leaves((batch, keys)), size)
+    count = len(points.points) + (points.tangent is not None)
+    plan = make_plan(program, size, count)
+    pieces = _Pieces(
+        [_segments(product, passes) for product in plan.products], _form(program, plan, passes)
+    )
+    structure = jax.tree.structure(params)
+    groups = clip.groups(params)
+    total = _clip_and_sum(clip, groups, plan, pieces, mask)
+    sums = [
+        total.get(i, jnp.zeros(leaf.shape, jnp.float32))
+        for i, leaf in enumerate(program.parameters)
+    ]
+    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    return jax.tree.unflatten(structure, sums), aux
+
+
+def _run(program: Program, points: GradientPoints, batch: list, size: int) -> tuple[_Passes, list]:
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    tangent = None
+    outs = []
+    for j, point in enumerate(leaves):
+        if j == 0 and points.tangent is not None:
+            direction = jax.tree.leaves(points.tangent)
+
+            def at(leaves: list[jax.Array]) -> Any:
+                return run_batch(program, leaves, batch, size)
+
+            out, derivative = jax.jvp(at, (point,), (direction,))
+            tangent = (direction, *derivative[1:])
+        else:
+            out = run_batch(program, point, batch, size)
+        outs.append(out)
+    passes = _Passes(
+        points, leaves, [o[1] for o in outs], [o[2] for o in outs], [o[3] for o in outs], tangent
+    )
+    return passes, outs[0][0]
+
+
+def _pairs(use: Use, passes: _Passes) -> list[tuple[jax.Array, jax.Array]]:
+    """Operands and cotangents whose products sum to Σ_j w_j G_j (+ the tangent's part).
+
+    Products at several points are written with the first point's operand and differences to it:
+    weights that are large and cancel (DiSK's at a small gamma) then multiply small numbers.
+    """
+    weights, u = passes.points.weights, use.index
+    operands = [o[u] for o in passes.operands]
+    cotangents = [c[u] for c in passes.cotangents]
+    if len(operands) == 1 and passes.tangent is None:
+        return [(operands[0], _weigh(cotangents[0], weights[0]))]
+    changes = None if passes.tangent is None else passes.tangent[2][u]
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if lookup and use.touched:
+        first = _weigh(cotangents[0], weights[0])
+        pairs = [(operands[0], first if changes is None else first + changes)]
+        return pairs + [
+            (o, _weigh(c, w))
+            for o, c, w in zip(operands[1:], cotangents[1:], weights[1:], strict=True)
+        ]
+    total = sum(_weigh(c, w) for c, w in zip(cotangents, weights, strict=True))
+    pairs = [(operands[0], total if changes is None else total + changes)]
+    if use.touched:
+        base = operands[0].astype(jnp.float32)
+        pairs += [
+            (_weigh(o.astype(jnp.float32) - base, w), c)
+            for o, c, w in zip(operands[1:], cotangents[1:], weights[1:], strict=True)
+        ]
+        if passes.tangent is not None:
+            pairs.append((passes.tangent[1][u], cotangents[0]))
+    return pairs
+
+
+def _weigh(value: jax.Array, weight: Any) -> jax.Array:
+    if isinstance(weight, float) and weight == 1.0:
+        return value
+    return value.astype(jnp.float32) * weight
+
+
+def _segments(product: Product, passes: _Passes) -> list[Segment]:
+    segments = []
+    for member in product.members:
+        for operand, cotangent in _pairs(member.use, passes):
+            rows, columns = jax.vmap(lambda o, c, m=member: use_layout(m.use, o, c))(
+                operand, _weigh(cotangent, member.scale)
+            )
+            segment = Segment(rows, columns)
+            segments.append(segment.swapped if member.swapped else segment)
+    return segments
+
+
+def _form(program: Program, plan: Plan, passes: _Passes) -> dict[int, jax.Array]:
+    """Per-example gradients (B, ...) of the parameters that fell back, in float32."""
+    total: dict[int, jax.Array] = {}
+
+    def add(leaf: int, value: jax.Array) -> None:
+        total[leaf] = total[leaf] + value if leaf in total else value
+
+    weights = passes.points.weights
+    for leaf in program.opaque:
+        for gradients, weight in zip(passes.gradients, weights, strict=True):
+            add(leaf, _weigh(gradients[leaf], weight).astype(jnp.float32))
+        if passes.tangent is not None:
+            add(leaf, passes.tangent[3][leaf].astype(jnp.float32))
+    for use in plan.uses:
+        view = use.value.view
+        if view is not None:
+            gradient = _form_use(use, _pairs(use, passes))
+            shape = tuple(program.parameters[view.leaf].shape)
+            add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
+        else:
+            for leaf, gradient in _pull_back(use, passes).items():
+                add(leaf, gradient)
+    return total
+
+
+def _form_use(use: Use, pairs: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
+    layout = use.layout
+    segments = [Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(*pair)) for pair in pairs]
+    stack = tuple(n for n, stacked in use.loops if stacked)
+    gradients = _products.form(segments, layout.sizes)
+    return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+
+
+def _pull_back(use: Use, passes: _Passes) -> dict[int, jax.Array]:
+    """Gradients of the parameters that a value was computed from, by the chain rule per example."""
+    leaves = sorted(use.value.leaves)
+
+    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
+        def value(chosen: list[jax.Array]) -> jax.Array:
+            every = list(passes.leaves[j])
+            for leaf, x in zip(leaves, chosen, strict=True):
+                every[leaf] = x
+            return evaluate_derived(every, [use.value])[0]
+
+        out, transpose = jax.vjp(value, chosen)
+        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
+
+    total: dict[int, jax.Array] = {}
+    for j, weight in enumerate(passes.points.weights):
+        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+        operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
+        gradient = _form_use(use, [(operand, cotangent)])
+        if j == 0 and passes.tangent is not None:
+            direction, operands, cotangents, _ = passes.tangent
+            pairs = [(operand, cotangents[use.index])]
+            if not jnp.issubdtype(operand.dtype, jnp.integer):
+                pairs.append((operands[use.index], cotangent))
+            parts, changes = jax.jvp(
+                lambda c, g: pull(c, g, 0),
+                (chosen, gradient),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs)),
+            )
+        else:
+            parts, changes = pull(chosen, gradient, j), None
+        for i, leaf in enumerate(leaves):
+            part = _weigh(parts[i], weight).astype(jnp.float32)
+            part = part if changes is None else part + changes[i].astype(jnp.float32)
+            total[leaf] = total[leaf] + part if leaf in total else part
+    return total
+
+
+def _clip_and_sum(
+    clip: Clip, groups: list[int], plan: Plan, pieces: _Pieces, mask: jax.Array
+) -> dict[int, jax.Array]:
+    """The sum of clipped gradients, by parameter.
+
+    First with plain arithmetic, checking that it can be trusted for every example; where it
+    cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
+    factors that are scaled per example, and norms of gradients formed one example at a time.
+    """
+    leaves = [p.leaf for p in plan.products] + list(pieces.formed)
+    if not leaves:
+        return {}
+    batch = mask.shape[0]
+    member_groups = [groups[leaf] for leaf in leaves]
+    count = 1 + max(groups)
+
+    kept: list[jax.Array | None] = []
+    sizes: list[Size] = []
+    for product, segments in zip(plan.products, pieces.products, strict=True):
+        gradient = _products.form(segments, product.sizes) if product.method == "keep" else None
+        kept.append(gradient)
+        size = (
+            _products.measure(segments, product.method, product.sizes)
+            if gradient is None
+            else _products.size_of(gradient)
+        )
+        sizes.append(_rescale(size, abs(product.view.scale)))
+    sizes += [_products.size_of(g) for g in pieces.formed.values()]
+
+    largest = jnp.max(jnp.stack([s.norm for s in sizes]), axis=0)
+    scale = jnp.where(largest > 0, largest, 1.0)
+    norms = _group([s.norm / scale for s in sizes], member_groups, count)
+    bounds = _group([s.bound / scale for s in sizes], member_groups, count)
+    coefficients = scaled_factors(clip, scale, norms) / scale[:, None]
+    coefficients = jnp.where(mask[:, None], coefficients, 0.0)
+    weights = [coefficients[:, g] for g in member_groups]
+    fast = _sum(plan, pieces, weights, kept)
+
+    ranges = jnp.stack([s.trusted for s in sizes])
+    sound = jnp.all(jnp.square(norms) >= _CANCELLED * jnp.square(bounds), axis=1) & jnp.isfinite(
+        largest
+    )
+    padding = ~mask & jnp.isfinite(largest)
+    every = jnp.all(jnp.all(ranges, axis=0) & sound | padding)
+
+    def zeros_apart() -> jax.Array:
+        # Gradients that are exactly zero (dead units, rows of zeros) are no reason for doubt.
+        return jnp.all(jnp.all(ranges | _vanishes(pieces), axis=0) & sound | padding)
+
+    trusted = lax.cond(every, lambda: every, zeros_apart)
+    return lax.cond(
+        trusted,
+        lambda: fast,
+        lambda: _careful(clip, plan, pieces, mask, (member_groups, count, batch)),
+    )
+
+
+def _rescale(size: Size, scale: float) -> Size:
+    if scale == 1.0:
+        return size
+    return Size(size.norm * scale, size.bound * scale, size.trusted)
+
+
+def _group(values: list[jax.Array], groups: list[int], count: int) -> jax.Array:
+    """Root of the sum of squares by group, (B, groups)."""
+    squares = [jnp.zeros_like(values[0])] * count
+    for value, group in zip(values, groups, strict=True):
+        squares[group] = squares[group] + jnp.square(value)
+    return jnp.sqrt(jnp.stack(squares, axis=-1))
+
+
+def _vanishes(pieces: _Pieces) -> jax.Array:
+    """Which gradients are exactly zero, (pieces, B)."""
+    found = []
+    for segments in pieces.products:
+        rows, columns = _products.largest(segments)
+        found.append((rows == 0) | (columns == 0))
+    for gradient in pieces.formed.values():
+        found.append(jnp.all(gradient == 0, axis=tuple(range(1, gradient.ndim))))
+    return jnp.stack(found)
+
+
+def _sum(plan: Plan, pieces: _Pieces, weights: list, kept: list) -> dict[int, jax.Array]:
+    total: dict[int, jax.Array] = {}
+    for product, segments, gradient, weight in zip(
+        plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
+    ):
+        if gradient is not None:
+            part = jnp.tensordot(weight, gradient, 1)
+        else:
+            part = _products.weighted_sum(segments, weight, product.sizes)
+        layout = product.members[0].use.layout
+        part = layout.fold(part, layout.split)
+        whole = product.view.scatter(part, product.shape)
+        total[product.leaf] = total[product.leaf] + whole if product.leaf in total else whole
+    for (leaf, gradient), weight in zip(
+        pieces.formed.items(), weights[len(plan.products) :], strict=True
+    ):
+        total[leaf] = jnp.tensordot(weight, gradient, 1)
+    return total
+
+
+def _careful(
+    clip: Clip, plan: Plan, pieces: _Pieces, mask: jax.Array, grouping: tuple[list[int], int, int]
+) -> dict[int, jax.Array]:
+    """The same sum for any finite numbers; non-finite examples add exactly zero."""
+    groups, count, batch = grouping
+    used, exponents = mask, []
+    for segments in pieces.products:
+        rows, columns = _products.largest(segments)
+        used &= jnp.isfinite(rows) & jnp.isfinite(columns)
+        exponents.append((_exponent(rows), _exponent(columns)))
+    for gradient in pieces.formed.values():
+        top = jnp.max(jnp.abs(gradient.reshape(batch, -1)), axis=1)
+        used &= jnp.isfinite(top)
+        exponents.append((_exponent(top), jnp.zeros(batch, jnp.int32)))
+
+    n = len(pieces.products)
+    scaled = _Pieces(
+        [
+            [Segment(_shift(s.rows, -a, used), _shift(s.columns, -b, used)) for s in segments]
+            for segments, (a, b) in zip(pieces.products, exponents[:n], strict=True)
+        ],
+        {
+            leaf: _shift(gradient, -a, used)
+            for (leaf, gradient), (a, _) in zip(pieces.formed.items(), exponents[n:], strict=True)
+        },
+    )
+
+    def norm(segments: list[Segment], product: Product) -> jax.Array:
+        def one(segments: list[Segment]) -> jax.Array:
+            single = jax.tree.map(lambda x: x[None], segments)
+            return _products.measure(single, "form", product.sizes).norm[0]
+
+        return lax.map(one, segments) * abs(product.view.scale)
+
+    norms = [norm(s, p) for s, p in zip(scaled.products, plan.products, strict=True)]
+    norms += [_products.size_of(g).norm for g in scaled.formed.values()]
+    exponents_sum = [
+        jnp.where(used & (x > 0), a + b, -(2**20))
+        for x, (a, b) in zip(norms, exponents, strict=True)
+    ]
+    top = jnp.clip(jnp.max(jnp.stack(exponents_sum), axis=0), *_SCALES)
+    relative = [jnp.ldexp(1.0, e - top) for e in exponents_sum]
+    grouped = _group([x * r for x, r in zip(norms, relative, strict=True)], groups, count)
+    coefficients = scaled_factors(clip, jnp.ldexp(1.0, top), grouped)
+    coefficients = jnp.where(used[:, None], coefficients, 0.0)
+    weights = [coefficients[:, g] * r for g, r in zip(groups, relative, strict=True)]
+    return _sum(plan, scaled, weights, [None] * n)
+
+
+def _exponent(value: jax.Array) -> jax.Array:
+    return jnp.frexp(jnp.where(jnp.isfinite(value), value, 0.0))[1]
+
+
+def _shift(value: jax.Array, exponent: jax.Array, used: jax.Array) -> jax.Array:
+    """value · 2^exponent where the example is used, else zero; in two steps, which stay normal."""
+    if _products.indexed(value):
+        return value
+    shape = (-1, *(1,) * (value.ndim - 1))
+    half = exponent // 2
+    wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+    moved = wide * jnp.ldexp(1.0, half).reshape(shape)
+    moved = (moved * jnp.ldexp(1.0, exponent - half).reshape(shape)).astype(value.dtype)
+    return jnp.where(used.reshape(shape), moved, 0)

@@ -1,0 +1,161 @@
+"""Which entries of a parameter a value derived from it holds, and in what order.
+
+A reshape, a transposition, a slice or a scaling moves entries about without mixing them. As
+long as a value is such a view, the norm of the gradient of the parameter is the norm of the
+gradient of the value, and two uses of the parameter can be compared entry by entry.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# One axis, row-major, as runs of (size, stride) in the flattened parameter.
+Atoms = tuple[tuple[int, int], ...]
+
+_PASS_THROUGH = frozenset(
+    {
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "name",
+        "optimization_barrier",
+        "pvary",
+        "reduce_precision",
+        "sharding_constraint",
+    }
+)
+
+
+def merge(atoms: Atoms) -> Atoms:
+    """Drops unit runs and joins neighbours that are contiguous."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in atoms:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def _take(atoms: list[tuple[int, int]], size: int) -> Atoms | None:
+    """Splits `size` entries off the front of `atoms`; None where they do not divide."""
+    taken = []
+    while size > 1:
+        run, stride = atoms[0]
+        if size % run == 0:
+            taken.append(atoms.pop(0))
+            size //= run
+        elif run % size == 0:
+            rest = run // size
+            taken.append((size, stride * rest))
+            atoms[0] = (rest, stride)
+            size = 1
+        else:
+            return None
+    return tuple(taken)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Entries of one parameter: `scale * parameter.ravel()[offset + strides . index]`."""
+
+    leaf: int
+    axes: tuple[Atoms, ...]
+    offset: int = 0
+    scale: float = 1.0
+
+    @classmethod
+    def whole(cls, leaf: int, shape: tuple[int, ...]) -> "View":
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return cls(leaf, tuple(merge(((n, s),)) for n, s in zip(shape, strides, strict=True)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(n for n, _ in axis) for axis in self.axes)
+
+    def atoms(self, axes: tuple[int, ...]) -> Atoms:
+        """The runs of several axes, read as one."""
+        return merge(sum((self.axes[i] for i in axes), ()))
+
+    def transpose(self, permutation: tuple[int, ...]) -> "View":
+        return dataclasses.replace(self, axes=tuple(self.axes[i] for i in permutation))
+
+    def reshape(self, shape: tuple[int, ...]) -> "View | None":
+        rest = list(self.atoms(tuple(range(len(self.axes)))))
+        axes = [_take(rest, size) for size in shape]
+        if any(axis is None for axis in axes):
+            return None
+        return dataclasses.replace(self, axes=tuple(axes))
+
+    def slice(self, starts: Any, limits: Any, strides: Any) -> "View | None":
+        axes, offset = [], self.offset
+        for axis, size, start, limit, step in zip(
+            self.axes, self.shape, starts, limits, strides or [1] * len(starts), strict=True
+        ):
+            if (start, limit, step) == (0, size, 1):
+                axes.append(axis)
+            elif len(axis) == 1:
+                stride = axis[0][1]
+                offset += start * stride
+                axes.append(merge(((len(range(start, limit, step)), stride * step),)))
+            else:
+                return None
+        return dataclasses.replace(self, axes=tuple(axes), offset=offset)
+
+    def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The transpose of reading the view: adds `values`, shaped like it, into zeros (shape)."""
+        atoms = self.atoms(tuple(range(len(self.axes))))
+        values = self.scale * values if self.scale != 1.0 else values
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
+            order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
+            return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
+        positions = jnp.full((), self.offset)
+        for size, stride in atoms:
+            positions = positions[..., None] + stride * jnp.arange(size)
+        flat = jnp.zeros(math.prod(shape), values.dtype)
+        return flat.at[positions.ravel()].add(values.ravel()).reshape(shape)
+
+    def entries(self) -> np.ndarray:
+        """The positions in the flattened parameter, ascending."""
+        positions = np.full((), self.offset)
+        for axis in self.axes:
+            for size, stride in axis:
+                positions = positions[..., None] + np.arange(size) * stride
+        return np.sort(positions, axis=None)
+
+
+def through(view: View, name: str, params: dict[str, Any], constants: list[Any]) -> View | None:
+    """The view after one operation, or None where it does more than move entries.
+
+    `constants` holds the other operands' values (None where the value is not known now).
+    """
+    if name in _PASS_THROUGH:
+        return view
+    if name == "reshape":
+        return view.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
+    if name == "transpose":
+        return view.transpose(params["permutation"])
+    if name == "squeeze":
+        kept = [i for i in range(len(view.axes)) if i not in params["dimensions"]]
+        return view.transpose(tuple(kept))
+    if name == "broadcast_in_dim":
+        kept_shape = [params["shape"][i] for i in params["broadcast_dimensions"]]
+        if math.prod(params["shape"]) != math.prod(view.shape) or tuple(kept_shape) != view.shape:
+            return None
+        return view.reshape(params["shape"])
+    if name == "slice":
+        return view.slice(params["start_indices"], params["limit_indices"], params["strides"])
+    if name == "neg":
+        return dataclasses.replace(view, scale=-view.scale)
+    if name in ("mul", "div") and len(constants) == 1 and np.ndim(constants[0]) == 0:
+        factor = constants[0]
+        if isinstance(factor, (int, float, np.generic, np.ndarray)) and math.isfinite(factor):
+            factor = float(factor) if name == "mul" else 1 / float(factor) if factor else 0.0
+            return dataclasses.replace(view, scale=view.scale * factor) if factor else None
+    return None
