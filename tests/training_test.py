@@ -134,12 +134,12 @@ def test_learning_rate_is_applied_although_it_is_not_compiled_in():
 
 
 def test_budget_refuses_the_step_that_would_exceed_it():
-    config = tiny(noise_multiplier=2.0, epsilon=1.0, steps=50, eval_every=50)
+    config = tiny(noise_multiplier=2.0, epsilon=0.7, steps=50, eval_every=50)
     summary = run(config).summary
     plan = make_plan(dataclasses.replace(config, epsilon=None), summary["train_size"])
     assert summary["stopped_by_budget"]
     assert 0 < summary["steps"] < 50
-    assert summary["epsilon"] <= 1.0 < plan.epsilon(summary["steps"] + 1)
+    assert summary["epsilon"] <= 0.7 < plan.epsilon(summary["steps"] + 1)
 
 
 def test_budget_too_small_for_one_step_is_an_error_before_training():
@@ -241,7 +241,7 @@ def test_delta_of_one_over_n_warns():
         ({"method": Doppler(preset="lowpass")}, r"'lowpass' .*doppler-first-order-1"),
         ({"method": Doppler(b=(1.0,), a=(-1.5,))}, r"unstable"),
         ({"batch_size": 2000}, r"batch_size=2000 exceeds the 1438 training examples"),
-        ({"epsilon": 1e-9}, r"epsilon=1e-09"),
+        ({"epsilon": 1e-9, "delta": 1e-14}, r"epsilon=1e-09 .*noise_multiplier"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_before_training(changes, message):

@@ -174,7 +174,9 @@ def _guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> Record
     private = config.method.private and plan.noise_multiplier > 0
     epsilon = None
     if private:
-        epsilon = accounting.epsilon_spent(opt_state, plan.sampler, plan.delta, plan.accountant)
+        epsilon = accounting.epsilon_spent(
+            opt_state, plan.sampler, plan.delta, accountant=plan.accountant
+        )
     recorded = ["training loss and accuracy"] if config.record_training_metrics else []
     return {
         "method": config.method.name,

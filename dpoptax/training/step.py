@@ -71,18 +71,26 @@ def _plain_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]
     def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
         return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-    total_gradient = jax.grad(total_loss)
-    if config.microbatch_size is not None:
-        total_gradient = optax.microbatching.microbatch(
-            total_gradient,
-            argnums=(1, 2),
-            microbatch_size=config.microbatch_size,
-            accumulator=optax.microbatching.AccumulationType.SUM,
-        )
-
     def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+        total = _in_microbatches(jax.grad(total_loss), config.microbatch_size)(params, batch, mask)
         # Divided by the expected size like the private gradient, not by the realised one.
-        total = total_gradient(params, batch, mask)
         return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
 
     return gradient
+
+
+def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
+    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time."""
+
+    def run(params: Any, batch: Any, mask: jax.Array) -> Any:
+        if size is None or size >= len(mask):
+            return function(params, batch, mask)
+        missing = -len(mask) % size
+        batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:missing]]), batch)
+        mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        kind = optax.microbatching.AccumulationType.SUM
+        return optax.microbatching.microbatch(
+            function, argnums=(1, 2), microbatch_size=size, accumulator=kind
+        )(params, batch, mask)
+
+    return run
