@@ -1,0 +1,1 @@
+"""Training runs on dpoptax's public API: configs, data, models, the loop and the command line."""

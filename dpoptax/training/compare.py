@@ -1,0 +1,212 @@
+"""Several configs at one ε: the same tuning budget for each, then the same seeds."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from dpoptax.training import plots, records
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import Dataset, load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import RunResult, train
+from dpoptax.training.privacy import make_plan
+
+FACTORS = (0.5, 1.0, 2.0)
+"""The default grid: these multiples of each config's own learning rate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `dpoptax compare` does.
+
+    For every config, each learning rate is first tried on every seed with a fifth of the training
+    split held out; the best mean accuracy on that fifth selects. The selected rate is then trained
+    on the whole training split, once per seed, and these runs alone touch the test split. The
+    stated ε is that of one such run: neither the repetitions nor the selection are part of it.
+    """
+
+    workdir: Path
+    """Directory for results.json, table.md and comparison.png."""
+    seeds: int = 5
+    """Number of seeds; seed s is the same for all configs."""
+    epsilon: float | None = None
+    """Privacy of every private config; None: the one that the configs agree on."""
+    learning_rates: tuple[float, ...] | None = None
+    """Grid of learning rates for every config; None: half, once and twice the config's own."""
+    steps: int | None = None
+    """Number of steps of every config; None: the configs' own."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds={self.seeds} is not allowed; give at least 1")
+        rates = self.learning_rates
+        if rates is not None and not (rates and all(0 < rate < math.inf for rate in rates)):
+            raise ConfigError(
+                f"learning_rates={rates} is not allowed; give positive finite numbers"
+            )
+
+
+def compare(
+    configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
+) -> dict[str, Any]:
+    """Run `comparison` over named configs, write its files, return what results.json holds.
+
+    Raises:
+        ConfigError: Configs whose results do not belong into one table.
+    """
+    configs, epsilon, delta = _on_one_footing(configs, comparison)
+    dataset = load_dataset(next(iter(configs.values())).dataset)
+    names = _names(configs)
+    plans = [_grid(config, comparison) for config in configs.values()]
+    for config in configs.values():  # every bad value shows before the first long run
+        make_plan(config, dataset.train_size)
+    comparison.workdir.mkdir(parents=True, exist_ok=True)
+
+    seeds = range(comparison.seeds)
+    total = sum((len(rates) * (len(rates) > 1) + 1) * len(seeds) for rates in plans)
+    with tqdm(total=total, unit="run", disable=not progress) as bar:
+        methods = []
+        for name, config, rates in zip(names, configs.values(), plans, strict=True):
+            bar.set_description(name)
+            methods.append({"name": name, **_one_method(config, dataset, rates, seeds, bar)})
+    results = {
+        "dataset": dataset.name,
+        "epsilon": epsilon,
+        "delta": delta,
+        "seeds": list(seeds),
+        "notes": _notes(methods),
+        "methods": methods,
+        "versions": records.versions(),
+    }
+    (comparison.workdir / "table.md").write_text(table(results) + "\n", encoding="utf-8")
+    plots.plot_comparison(results, comparison.workdir / "comparison.png")
+    records.write_json(comparison.workdir / "results.json", results)
+    return results
+
+
+def _one_method(
+    config: TrainConfig, dataset: Dataset, rates: Sequence[float], seeds: range, bar: tqdm
+) -> dict[str, Any]:
+    grid = [
+        {"learning_rate": rate, "validation_accuracies": []} for rate in rates
+    ]
+    if len(rates) > 1:
+        held_out = dataset.for_selection()
+        for point in grid:
+            for run in _runs(config, point["learning_rate"], held_out, seeds, bar):
+                point["validation_accuracies"].append(run.summary["test_accuracy"])
+        best = max(grid, key=lambda point: statistics.fmean(point["validation_accuracies"]))
+    else:
+        best = grid[0]
+    runs = _runs(config, best["learning_rate"], dataset, seeds, bar)
+    accuracies = [run.summary["test_accuracy"] for run in runs]
+    return {
+        "private": runs[0].summary["private"],
+        "epsilon": runs[0].summary["epsilon"],
+        "learning_rate": best["learning_rate"],
+        "test_accuracy_mean": statistics.fmean(accuracies),
+        "test_accuracy_std": statistics.stdev(accuracies) if len(runs) > 1 else None,
+        "seconds_per_run": statistics.fmean(run.summary["train_seconds"] for run in runs),
+        "grid": grid,
+        "runs": [{**run.summary, "history": run.history} for run in runs],
+    }
+
+
+def _runs(
+    config: TrainConfig, rate: float, dataset: Dataset, seeds: range, bar: tqdm
+) -> list[RunResult]:
+    runs = []
+    for seed in seeds:
+        seeded = dataclasses.replace(config, learning_rate=rate, seed=seed)
+        runs.append(train(seeded, dataset, make_plan(seeded, dataset.train_size)))
+        bar.update()
+    return runs
+
+
+def _on_one_footing(
+    configs: dict[str, TrainConfig], comparison: Comparison
+) -> tuple[dict[str, TrainConfig], float | None, float | None]:
+    """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
+    if not configs:
+        raise ConfigError("no config given; give the path of at least one")
+    private = {name: config for name, config in configs.items() if config.method.private}
+    epsilon = comparison.epsilon
+    if epsilon is None and private:
+        epsilon = _common("epsilon", private, "--epsilon")
+    delta = _common("delta", private, "the same delta in each config") if private else None
+    _common("dataset", configs, "configs of one data set")
+    changes: dict[str, Any] = {"record_training_metrics": False}
+    if comparison.steps is not None:
+        changes["steps"] = comparison.steps
+    calibrated = {"epsilon": epsilon, "noise_multiplier": None}
+    configs = {
+        name: dataclasses.replace(config, **changes, **(calibrated if name in private else {}))
+        for name, config in configs.items()
+    }
+    return configs, epsilon, delta
+
+
+def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
+    values = {name: getattr(config, field) for name, config in configs.items()}
+    if len(set(values.values())) > 1 or None in values.values():
+        listed = ", ".join(f"{name}: {value}" for name, value in values.items())
+        raise ConfigError(f"the configs state no common {field} ({listed}); give {remedy}")
+    return next(iter(values.values()))
+
+
+def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
+    if comparison.learning_rates is not None:
+        return tuple(sorted(set(comparison.learning_rates)))
+    return tuple(factor * config.learning_rate for factor in FACTORS)
+
+
+def _names(configs: dict[str, TrainConfig]) -> list[str]:
+    """The methods' names, with the config's name where two configs have one method."""
+    names = [config.method.name for config in configs.values()]
+    return [
+        name if names.count(name) == 1 else f"{name} ({label})"
+        for name, label in zip(names, configs, strict=True)
+    ]
+
+
+def _notes(methods: list[dict[str, Any]]) -> list[str]:
+    notes = []
+    if any(len(method["grid"]) > 1 for method in methods):
+        notes.append(
+            "Each learning rate was selected on a fifth of the training split, held out for it; "
+            "the test split was used for the reported accuracy alone."
+        )
+    if any(method["private"] for method in methods):
+        notes.append(
+            "ε is that of one run at the selected learning rate. It covers neither the runs that "
+            "selected the rate nor the repetitions over seeds."
+        )
+    for method in methods:
+        rates = [point["learning_rate"] for point in method["grid"]]
+        if len(rates) > 1 and method["learning_rate"] in (min(rates), max(rates)):
+            notes.append(
+                f"{method['name']}: the selected learning rate {method['learning_rate']:g} is at "
+                "the edge of its grid; a wider grid may give a better one."
+            )
+    return notes
+
+
+def table(results: dict[str, Any]) -> str:
+    """The comparison as a Markdown table, the notes below it."""
+    rows = [("method", "ε", "best learning rate", "test accuracy (%)", "seconds")]
+    for method in results["methods"]:
+        accuracy = f"{100 * method['test_accuracy_mean']:.2f}"
+        if method["test_accuracy_std"] is not None:
+            accuracy += f" ± {100 * method['test_accuracy_std']:.2f}"
+        epsilon = f"{method['epsilon']:.3f}" if method["private"] else "∞ (not private)"
+        seconds = f"{method['seconds_per_run']:.2f}"
+        rows.append((method["name"], epsilon, f"{method['learning_rate']:g}", accuracy, seconds))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([*lines, "", *(f"- {note}" for note in results["notes"])])

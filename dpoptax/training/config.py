@@ -1,0 +1,143 @@
+"""What a training run is: one frozen dataclass, read from a Python file, checked on construction."""
+
+import dataclasses
+import math
+import runpy
+from pathlib import Path
+from typing import Any, Literal
+
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.methods import DPSGD, Method
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """One training run.
+
+    The noise is either calibrated, `noise_multiplier=None`, so that `steps` steps spend `epsilon`
+    at `delta`; or given, and then `epsilon` is a budget: the step that would exceed it does not run
+    (`epsilon=None`: no budget, the spent ε is reported).
+
+    Raises:
+        ConfigError: A value outside its range; the message names field, value and remedy.
+    """
+
+    method: Method = DPSGD()
+    """Where gradients are taken and how the noisy gradient is filtered."""
+
+    dataset: str = "digits"
+    """Name of a registered data set."""
+    model: str = "mlp"
+    """Name of a registered model."""
+
+    steps: int = 120
+    """Number of optimizer steps."""
+    batch_size: int = 256
+    """Expected number of examples per step; every sum is divided by it."""
+    microbatch_size: int | None = None
+    """Examples whose gradients are held in memory at once; None: the whole batch."""
+    optimizer: str = "sgd"
+    """What turns the (filtered) gradient into a direction: sgd, momentum or adam."""
+    learning_rate: float = 1.0
+    """Peak learning rate."""
+    schedule: str = "constant"
+    """Course of the learning rate: constant, linear or cosine decay to zero."""
+
+    epsilon: float | None = 3.0
+    """Target of the calibration, and a budget that no step exceeds; None: no budget."""
+    delta: float = 1e-5
+    """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
+    noise_multiplier: float | None = None
+    """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
+    l2_clip_norm: float = 1.0
+    """Bound on the l2 norm of one example's gradient."""
+    sampling: str = "poisson"
+    """How batches are drawn: poisson, fixed_size, or shuffled (without a guarantee)."""
+    accountant: Literal["pld", "rdp"] = "pld"
+    """Composition by privacy loss distributions, or by Rényi divergences."""
+
+    seed: int = 0
+    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: for a
+    model that is given away, draw it at random and keep it, and summary.json, secret."""
+    eval_every: int = 10
+    """Steps between evaluations on the test split."""
+    record_training_metrics: bool = False
+    """Also record loss and accuracy on the training split. They are computed from private
+    data without noise: the stated ε does not cover them."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise ConfigError(
+                f"method={self.method!r} is not a method; give an instance of a Method, such as "
+                "dpoptax.training.methods.DPSGD()"
+            )
+        for name in ("steps", "batch_size", "eval_every"):
+            _check(self, name, _is_count, "a positive whole number")
+        _check(self, "microbatch_size", _is_count, "a positive whole number", optional=True)
+        _check(self, "seed", _is_seed, "a whole number from 0 to 2**32 - 1")
+        for name in ("learning_rate", "l2_clip_norm"):
+            _check(self, name, _is_positive, "a positive finite number")
+        _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
+        _check(self, "delta", lambda value: 0 < value < 1, "a number strictly between 0 and 1")
+        _check(
+            self,
+            "noise_multiplier",
+            lambda value: 0 <= value < math.inf,
+            "a finite number that is not negative",
+            optional=True,
+        )
+        if self.accountant not in ("pld", "rdp"):
+            raise unknown_name("accountant", self.accountant, ("pld", "rdp"))
+        if self.method.private and self.epsilon is None and self.noise_multiplier is None:
+            raise ConfigError(
+                "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
+                "epsilon (the noise is calibrated to it) or noise_multiplier"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values, the method with its name, for summary.json."""
+        return {**dataclasses.asdict(self), "method": self.method.to_dict()}
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """The value of `get_config()` in the Python file at `path`.
+
+    Raises:
+        ConfigError: No such file, an error inside it, no `get_config`, or another type of result.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"config {str(path)!r} is not a file; give a Python file's path")
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        config = get_config() if callable(get_config) else None
+    except Exception as error:  # whatever the user's own code raises
+        raise ConfigError(f"config {path}: {type(error).__name__}: {error}") from error
+    if get_config is None:
+        raise ConfigError(f"config {path} defines no get_config(); it has to return a TrainConfig")
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"config {path}: get_config() returned {type(config).__name__}; return a TrainConfig"
+        )
+    return config
+
+
+def _check(config: TrainConfig, name: str, valid: Any, remedy: str, optional: bool = False) -> None:
+    value = getattr(config, name)
+    if optional and value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and valid(value)):
+        raise ConfigError(f"{name}={value!r} is not allowed; give {remedy}")
+
+
+def _is_count(value: float) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _is_seed(value: float) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32
+
+
+def _is_positive(value: float) -> bool:
+    return 0 < value < math.inf

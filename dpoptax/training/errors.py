@@ -1,0 +1,12 @@
+"""The errors that a user can mend; the command line prints them without a traceback."""
+
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A value of a config or of the command line is not allowed; the message says what is."""
+
+
+def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
+    """The error for a name that no registry holds: it lists those that it does hold."""
+    return ConfigError(f"{field}={value!r} is unknown; available: {', '.join(sorted(available))}")

@@ -1,0 +1,128 @@
+"""The command line: `dpoptax train CONFIG` and `dpoptax compare CONFIG...`."""
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+import dpoptax
+from dpoptax.training.compare import Comparison, compare, table
+from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.loop import train_and_evaluate
+
+_USAGE = """\
+usage: dpoptax COMMAND ...
+
+Differentially private training in JAX.
+
+commands:
+  train CONFIG --workdir DIR [--FIELD VALUE ...]
+        one run; CONFIG is a Python file with get_config(), any of its fields can be overridden
+  compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
+        several configs at one ε: a table and a figure
+
+`dpoptax train CONFIG --help` and `dpoptax compare --help` list all options;
+`dpoptax --version` prints the version."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainArguments:
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    workdir: Path
+    """Directory for metrics.jsonl, summary.json, params.msgpack and training.png."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CompareArguments:
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files with get_config()."""
+    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 2 for anything that the user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", module="dpoptax")
+        warnings.showwarning = _show_warning
+        try:
+            return _dispatch(arguments)
+        except (ValueError, OSError) as error:
+            print(f"dpoptax: error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("dpoptax: interrupted", file=sys.stderr)
+            return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"dpoptax {dpoptax.__version__}")
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        raise unknown_name("command", command, COMMANDS)
+    return COMMANDS[command](rest)
+
+
+def _train(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if arguments else 2
+    path, *rest = arguments
+    if path.startswith("-"):
+        raise ConfigError(f"train got {path!r} first; the path of the config comes before options")
+    given = tyro.cli(
+        _TrainArguments,
+        default=_TrainArguments(load_config(path), tyro.MISSING),
+        args=rest,
+        prog=f"dpoptax train {path}",
+        description=f"Train as {path} says; every field can be overridden.",
+    )
+    summary = train_and_evaluate(given.config, given.workdir).summary
+    if summary["stopped_by_budget"]:
+        print(
+            f"Stopped by the budget: step {summary['steps'] + 1} of {summary['steps_requested']} "
+            f"would exceed ε = {given.config.epsilon:g}."
+        )
+    spent = "not private"
+    if summary["private"]:
+        spent = f"({summary['epsilon']:.3f}, {summary['delta']:g})-differentially private"
+    print(
+        f"{summary['method']}: test accuracy {100 * summary['test_accuracy']:.2f} % after "
+        f"{summary['steps']} steps, {spent}; written to {given.workdir}"
+    )
+    return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    given = tyro.cli(
+        _CompareArguments,
+        args=arguments,
+        prog="dpoptax compare",
+        description="Train several configs at one ε and compare them: a table and a figure.",
+    )
+    paths = given.configs
+    stems = [path.stem for path in paths]
+    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+    configs = {name: load_config(path) for name, path in zip(names, paths, strict=True)}
+    print(table(compare(configs, given.comparison)))
+    print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
+    return 0
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"dpoptax: warning: {message}", file=sys.stderr)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "compare": _compare}

@@ -1,0 +1,116 @@
+"""The methods a config can name, and the optax chain that a config means."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import optax
+
+import dpoptax
+from dpoptax.training.errors import unknown_name
+
+if TYPE_CHECKING:
+    from dpoptax.training.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Base of the methods. To add one, subclass it and use an instance in a config.
+
+    Attributes:
+        name: How tables and figures call it.
+        private: Whether gradients are clipped and noised.
+    """
+
+    name: ClassVar[str]
+    private: ClassVar[bool] = True
+
+    def clip(self, l2_clip_norm: float) -> Any:
+        """Geometry of the clip of each example's gradient."""
+        return dpoptax.l2_clip(l2_clip_norm)
+
+    def filter(self) -> optax.GradientTransformation:
+        """Gradient points and filter: what stands between the noise and the optimizer."""
+        return optax.identity()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters as plain values."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class NonPrivate(Method):
+    """No clip, no noise, no guarantee: what the model reaches without privacy."""
+
+    name: ClassVar[str] = "Non-private"
+    private: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DPSGD(Method):
+    """Clipped gradients and Gaussian noise, no filter (Abadi et al., 2016)."""
+
+    name: ClassVar[str] = "DP-SGD"
+
+
+@dataclasses.dataclass(frozen=True)
+class Doppler(Method):
+    """DP-SGD with a low-pass filter on the noisy gradient (Zhang et al., 2024)."""
+
+    name: ClassVar[str] = "DOPPLER"
+
+    preset: str = "doppler-first-order-1"
+    """Name of the filter, see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+
+    def filter(self) -> optax.GradientTransformation:
+        """The bias-corrected filter."""
+        b, a = (self.b, self.a) if self.b or self.a else dpoptax.filters.preset(self.preset)
+        return dpoptax.doppler(b=b, a=a)
+
+
+DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": optax.identity,
+    "momentum": lambda: optax.trace(decay=0.9),
+    "adam": optax.scale_by_adam,
+}
+"""Optimizers by name, without their learning rate."""
+
+SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
+    "constant": lambda steps: optax.constant_schedule(1.0),
+    "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
+    "cosine": lambda steps: optax.cosine_decay_schedule(1.0, steps),
+}
+"""Course of the learning rate by name, as a fraction of the peak."""
+
+
+def build_optimizer(
+    config: "TrainConfig", noise_multiplier: float, key: jax.Array
+) -> optax.GradientTransformation:
+    """The chain noise, filter, direction, learning rate.
+
+    The learning rate is part of the state, the key too: runs that differ in these two alone share
+    one compiled step.
+    """
+    if config.optimizer not in DIRECTIONS:
+        raise unknown_name("optimizer", config.optimizer, DIRECTIONS)
+    if config.schedule not in SCHEDULES:
+        raise unknown_name("schedule", config.schedule, SCHEDULES)
+    boundary = []
+    if config.method.private:
+        boundary = [
+            dpoptax.gaussian_noise(
+                noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
+            )
+        ]
+    return optax.chain(
+        *boundary,
+        config.method.filter(),
+        DIRECTIONS[config.optimizer](),
+        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
+        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
+    )

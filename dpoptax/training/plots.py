@@ -1,0 +1,105 @@
+"""Figures of one run and of a comparison, as PNG files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_NOT_PRIVATE = {"color": "#666666", "linestyle": "--", "marker": "x"}
+
+
+def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
+    """Test accuracy, test loss and the ε spent over the steps of one run."""
+    steps = [record["step"] for record in history]
+    spent = [record["epsilon"] for record in history]
+    figure = Figure(figsize=(10.5, 3.2), layout="constrained")
+    accuracy, loss, epsilon = figure.subplots(1, 3)
+    accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=_COLOURS[0])
+    _label(accuracy, "step", "test accuracy (%)")
+    loss.plot(steps, [record["test_loss"] for record in history], color=_COLOURS[1])
+    loss.set_ylim(bottom=0)
+    _label(loss, "step", "test cross-entropy (nats)")
+    if summary["private"]:
+        epsilon.plot(steps, spent, color=_COLOURS[2], label="spent")
+        budget = summary["config"]["epsilon"]
+        if budget is not None:
+            epsilon.axhline(budget, color="#666666", linestyle="--", label="budget")
+        epsilon.set_ylim(bottom=0)
+        epsilon.legend(frameon=False)
+    else:
+        epsilon.set_yticks([])
+        epsilon.text(0.5, 0.5, "not private", ha="center", transform=epsilon.transAxes)
+    _label(epsilon, "step", f"ε at δ = {summary['delta']:g}" if summary["private"] else "ε")
+    title = f"{summary['method']} on {summary['dataset']}"
+    if summary["private"]:
+        title += f", ({summary['epsilon']:.2f}, {summary['delta']:g})-DP"
+    figure.suptitle(title)
+    figure.savefig(path, dpi=200)
+
+
+def plot_comparison(results: dict[str, Any], path: Path) -> None:
+    """Accuracy over the steps, and over the learning rates, with a band of one standard deviation."""
+    methods = results["methods"]
+    has_grid = any(len(method["grid"]) > 1 for method in methods)
+    figure = Figure(figsize=(9.5 if has_grid else 5.5, 3.8), layout="constrained")
+    axes = figure.subplots(1, 2 if has_grid else 1, squeeze=False)[0]
+    for index, method in enumerate(methods):
+        style: dict[str, Any] = {
+            "color": _COLOURS[index % len(_COLOURS)],
+            "marker": _MARKERS[index % len(_MARKERS)],
+        }
+        if not method["private"]:
+            style = dict(_NOT_PRIVATE)
+        style |= {"markersize": 4, "label": method["name"]}
+        curves = [[record["test_accuracy"] for record in run["history"]] for run in method["runs"]]
+        steps = [record["step"] for record in method["runs"][0]["history"]]
+        _band(axes[0], steps, np.array(curves), {**style, "marker": ""})
+        if has_grid:
+            points = sorted(method["grid"], key=lambda point: point["learning_rate"])
+            _band(
+                axes[1],
+                [point["learning_rate"] for point in points],
+                np.array([point["validation_accuracies"] for point in points]).T,
+                style,
+            )
+    seeds = len(results["seeds"])
+    _label(axes[0], "step", "test accuracy (%)")
+    axes[0].set_title("At the selected learning rate", fontsize="medium")
+    axes[0].legend(frameon=False, loc="lower right")
+    if has_grid:
+        axes[1].set_xscale("log")
+        rates = sorted({point["learning_rate"] for m in methods for point in m["grid"]})
+        axes[1].set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
+        axes[1].set_xticks([], minor=True)
+        _label(axes[1], "learning rate", "validation accuracy (%)")
+        axes[1].set_title("Selection of the learning rate", fontsize="medium")
+    figure.suptitle(
+        f"{results['dataset']}, ε = {results['epsilon']:g}, δ = {results['delta']:g}; "
+        f"mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}"
+        if results["epsilon"] is not None
+        else f"{results['dataset']}, without privacy; mean ± standard deviation over {seeds} seeds"
+    )
+    figure.savefig(path, dpi=200)
+
+
+def _band(axes: Axes, x: list[float], accuracies: np.ndarray, style: dict[str, Any]) -> None:
+    """Draw the mean over the first axis (seeds) and a band of ± one standard deviation."""
+    mean = 100 * accuracies.mean(axis=0)
+    axes.plot(x, mean, **style)
+    if len(accuracies) > 1:
+        spread = 100 * accuracies.std(axis=0, ddof=1)
+        axes.fill_between(
+            x, mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0
+        )
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

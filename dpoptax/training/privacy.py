@@ -1,0 +1,114 @@
+"""How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from dpoptax import accounting, sampling
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError, unknown_name
+
+SAMPLERS = {
+    "poisson": sampling.PoissonSampler,
+    "fixed_size": sampling.FixedSizeSampler,
+    "shuffled": sampling.ShuffledSampler,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """What is fixed about privacy before the first step.
+
+    Attributes:
+        sampler: Draws the batches and owns the matching accounting event.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
+        permitted_steps: Number of steps that the budget allows, at most those of the config.
+        delta: Failure probability; None if not private.
+        accountant: "pld" or "rdp".
+    """
+
+    sampler: Any
+    noise_multiplier: float
+    permitted_steps: int
+    delta: float | None
+    accountant: str
+
+    def epsilon(self, steps: int) -> float | None:
+        """ε after `steps` steps; None where nothing is promised."""
+        if self.delta is None or self.noise_multiplier == 0:
+            return None
+        return _epsilon(self.sampler, self.noise_multiplier, steps, self.delta, self.accountant)
+
+
+def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
+    """Sampler, noise and number of steps of a run on `dataset_size` training examples.
+
+    Raises:
+        ConfigError: A batch larger than the data, or an unknown sampling.
+        ValueError: From the accounting: private training on shuffled batches, a target ε that no
+            noise reaches, a budget that not even one step fits into.
+    """
+    if config.batch_size > dataset_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} exceeds the {dataset_size} training examples of "
+            f"dataset={config.dataset!r}; give at most {dataset_size}"
+        )
+    if config.sampling not in SAMPLERS:
+        raise unknown_name("sampling", config.sampling, SAMPLERS)
+    sampler = SAMPLERS[config.sampling](dataset_size, config.batch_size, seed=config.seed)
+    if not config.method.private:
+        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
+    noise_multiplier, permitted = _noise_and_steps(
+        dataclasses.replace(sampler, seed=0),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        noise_multiplier=config.noise_multiplier,
+        steps=config.steps,
+        accountant=config.accountant,
+    )
+    return PrivacyPlan(sampler, noise_multiplier, permitted, config.delta, config.accountant)
+
+
+@functools.lru_cache(maxsize=256)
+def _noise_and_steps(
+    sampler: Any,
+    *,
+    epsilon: float | None,
+    delta: float,
+    noise_multiplier: float | None,
+    steps: int,
+    accountant: str,
+) -> tuple[float, int]:
+    """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
+    budget: Any = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
+    if noise_multiplier is None:
+        noise_multiplier = accounting.calibrate_noise_multiplier(
+            **budget, steps=steps, sampler=sampler
+        )
+    # Asked with the very function that counts what was spent, also of a calibrated multiplier.
+    within = epsilon is None or _epsilon(sampler, noise_multiplier, steps, delta, accountant) <= (
+        epsilon
+    )
+    if not within:
+        steps = accounting.calibrate_steps(
+            **budget, noise_multiplier=noise_multiplier, sampler=sampler
+        )
+    return noise_multiplier, steps
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_epsilon(
+    sampler: Any, noise_multiplier: float, steps: int, delta: float, accountant: Any
+) -> float:
+    return accounting.epsilon(
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        steps=steps,
+        sampler=sampler,
+        accountant=accountant,
+    )
+
+
+def _epsilon(sampler: Any, *release: Any) -> float:
+    # The guarantee does not depend on the seed: without it, runs over many seeds share the cache.
+    return _cached_epsilon(dataclasses.replace(sampler, seed=0), *release)

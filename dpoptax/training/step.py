@@ -1,0 +1,96 @@
+"""One compiled training step, shared by all seeds and learning rates of a config."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpoptax
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import build_optimizer
+from dpoptax.training.models import example_loss
+
+
+def compile_step(
+    config: TrainConfig, noise_multiplier: float, model: nn.Module, example_args: tuple[Any, ...]
+) -> Callable[..., tuple[Any, Any]]:
+    """`step(params, opt_state, split, indices, mask) -> (params, opt_state)`, compiled.
+
+    The arrays of `params` and `opt_state` are donated. Key and learning rate are in `opt_state`,
+    so that configs that differ in seed and learning rate alone get the same executable.
+
+    Args:
+        config: The run.
+        noise_multiplier: Noise standard deviation relative to the clip norm.
+        model: Maps one example's inputs to logits.
+        example_args: Arguments of the step; only their shapes and types are used.
+    """
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
+    shared = dataclasses.replace(config, seed=0, learning_rate=1.0)
+    return _compile(shared, noise_multiplier, model, tuple(leaves), structure)
+
+
+@functools.lru_cache(maxsize=64)
+def _compile(
+    config: TrainConfig, noise_multiplier: float, model: nn.Module, leaves: Any, structure: Any
+) -> Callable[..., tuple[Any, Any]]:
+    optimizer = build_optimizer(config, noise_multiplier, jax.random.key(0))
+    gradient = (_private_gradient if config.method.private else _plain_gradient)(config, model)
+
+    def step(params: Any, opt_state: Any, split: Any, indices: jax.Array, mask: jax.Array):
+        batch = jax.tree.map(lambda values: values[indices], split)
+        grads = gradient(params, opt_state, batch, mask)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    args = jax.tree.unflatten(structure, leaves)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
+
+
+def _private_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]:
+    clipped_grad = dpoptax.clipped_grad(
+        example_loss(model),
+        config.method.clip(config.l2_clip_norm),
+        microbatch_size=config.microbatch_size,
+    )
+
+    def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+        return clipped_grad(dpoptax.gradient_points(opt_state, params), batch, mask)
+
+    return gradient
+
+
+def _plain_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]:
+    loss = example_loss(model)
+
+    def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
+
+    def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+        total = _in_microbatches(jax.grad(total_loss), config.microbatch_size)(params, batch, mask)
+        # Divided by the expected size like the private gradient, not by the realised one.
+        return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
+
+    return gradient
+
+
+def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
+    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time."""
+
+    def run(params: Any, batch: Any, mask: jax.Array) -> Any:
+        if size is None or size >= len(mask):
+            return function(params, batch, mask)
+        missing = -len(mask) % size
+        batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:missing]]), batch)
+        mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        kind = optax.microbatching.AccumulationType.SUM
+        return optax.microbatching.microbatch(
+            function, argnums=(1, 2), microbatch_size=size, accumulator=kind
+        )(params, batch, mask)
+
+    return run

@@ -1,0 +1,319 @@
+"""Real, short runs of the trainer: what they promise, write and repeat."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import serialization
+
+from dpoptax import accounting
+from dpoptax.training import data, models, step
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train, train_and_evaluate
+from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
+from dpoptax.training.privacy import make_plan
+from dpoptax.training.records import params_sha256, to_json
+
+TINY = TrainConfig(steps=4, eval_every=2, batch_size=64, accountant="rdp")
+SUMMARY_FIELDS = {
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "steps",
+    "sampling",
+    "neighbouring_relation",
+    "test_accuracy",
+    "params_sha256",
+    "config",
+    "versions",
+}
+
+
+def tiny(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def run(config):
+    dataset = data.load_dataset(config.dataset)
+    return train(config, dataset, make_plan(config, dataset.train_size))
+
+
+def strict_json(text):
+    def refuse(token):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def assert_trees_close(left, right, atol=2e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), left, right)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    return train_and_evaluate(TINY, workdir, progress=False), workdir
+
+
+def test_summary_has_every_field_as_strict_json(finished):
+    result, workdir = finished
+    summary = strict_json((workdir / "summary.json").read_text())
+    assert summary.keys() >= SUMMARY_FIELDS
+    assert summary["sampling"] == "poisson"
+    assert summary["steps"] == 4
+    assert 0 < summary["epsilon"] <= TINY.epsilon
+    assert summary["params_sha256"] == result.summary["params_sha256"]
+    assert summary["config"]["method"] == {"name": "DP-SGD"}
+
+
+def test_epsilon_is_what_the_accounting_says_of_the_written_numbers(finished):
+    summary = finished[0].summary
+    expected = accounting.epsilon(
+        noise_multiplier=summary["noise_multiplier"],
+        sampling_probability=summary["config"]["batch_size"] / summary["train_size"],
+        steps=summary["steps"],
+        delta=summary["delta"],
+        accountant="rdp",
+    )
+    assert summary["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert summary["epsilon"] > 0.99 * TINY.epsilon  # the calibration wastes none of the budget
+
+
+def test_metrics_file_has_a_line_for_each_evaluation(finished):
+    result, workdir = finished
+    lines = [strict_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    assert lines[0]["epsilon"] == 0
+    assert 0 < lines[1]["epsilon"] < lines[2]["epsilon"]
+    assert lines[2]["epsilon"] == pytest.approx(result.summary["epsilon"])
+    assert lines[2].keys() == {"step", "epsilon", "test_loss", "test_accuracy", "seconds"}
+
+
+def test_saved_parameters_are_those_of_the_hash(finished):
+    result, workdir = finished
+    restored = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
+    assert params_sha256(restored) == result.summary["params_sha256"]
+
+
+def test_figure_is_written(finished):
+    assert (finished[1] / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_same_seed_same_parameters(finished):
+    assert run(TINY).summary["params_sha256"] == finished[0].summary["params_sha256"]
+
+
+def test_other_seed_other_parameters(finished):
+    other = run(tiny(seed=1)).summary["params_sha256"]
+    assert other != finished[0].summary["params_sha256"]
+
+
+def test_seeds_and_learning_rates_share_one_executable():
+    step._compile.cache_clear()
+    for seed, rate in ((0, 1.0), (1, 1.0), (1, 0.5)):
+        run(tiny(seed=seed, learning_rate=rate))
+    assert step._compile.cache_info().misses == 1
+
+
+def test_learning_rate_is_applied_although_it_is_not_compiled_in():
+    slow, slower, fast = (run(tiny(learning_rate=rate)).params for rate in (1e-6, 1e-7, 1.0))
+
+    def distance(left, right):
+        return max(
+            float(abs(a - b).max())
+            for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+        )
+
+    assert distance(slow, slower) < 1e-4 < 1e-2 < distance(fast, slow)
+
+
+def test_budget_refuses_the_step_that_would_exceed_it():
+    config = tiny(noise_multiplier=2.0, epsilon=0.7, steps=50, eval_every=50)
+    summary = run(config).summary
+    plan = make_plan(dataclasses.replace(config, epsilon=None), summary["train_size"])
+    assert summary["stopped_by_budget"]
+    assert 0 < summary["steps"] < 50
+    assert summary["epsilon"] <= 0.7 < plan.epsilon(summary["steps"] + 1)
+
+
+def test_budget_too_small_for_one_step_is_an_error_before_training():
+    with pytest.raises(ValueError, match=r"epsilon=0\.001 .*single step.*noise_multiplier"):
+        run(tiny(noise_multiplier=0.5, epsilon=0.001))
+
+
+def test_a_generous_budget_runs_all_steps():
+    assert run(tiny(noise_multiplier=50.0, epsilon=1e6)).summary["steps"] == 4
+
+
+def test_given_noise_without_budget_runs_all_steps():
+    summary = run(tiny(noise_multiplier=0.5, epsilon=None)).summary
+    assert summary["steps"] == 4
+    assert summary["noise_multiplier"] == 0.5
+    assert summary["epsilon"] > 3
+
+
+def test_non_private_run_claims_nothing():
+    result = run(tiny(method=NonPrivate()))
+    assert result.summary["private"] is False
+    for field in ("epsilon", "delta", "noise_multiplier", "l2_clip_norm"):
+        assert result.summary[field] is None
+    assert {record["epsilon"] for record in result.history} == {None}
+
+
+def test_zero_noise_claims_nothing():
+    result = run(tiny(noise_multiplier=0.0, epsilon=None))
+    assert result.summary["private"] is False
+    assert result.summary["epsilon"] is None
+    assert {record["epsilon"] for record in result.history} == {None}
+
+
+def test_without_noise_and_with_a_wide_clip_the_private_loop_is_the_plain_one():
+    private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4)).params
+    assert_trees_close(private, run(tiny(method=NonPrivate())).params)
+
+
+@pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
+def test_microbatches_do_not_change_the_result(method):
+    whole, parts = (run(tiny(method=method, microbatch_size=size)).params for size in (None, 13))
+    assert_trees_close(whole, parts)
+
+
+def test_doppler_filters_and_costs_the_same_privacy(finished):
+    doppler = run(tiny(method=Doppler()))
+    assert doppler.summary["epsilon"] == finished[0].summary["epsilon"]
+    assert doppler.summary["params_sha256"] != finished[0].summary["params_sha256"]
+
+
+def test_own_coefficients_replace_the_preset():
+    assert_trees_close(run(tiny(method=Doppler(b=(1.0,)))).params, run(TINY).params)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_optimizers_and_schedules_run(optimizer, schedule):
+    config = tiny(optimizer=optimizer, schedule=schedule, learning_rate=0.01, model="linear")
+    assert math.isfinite(run(config).summary["test_loss"])
+
+
+def test_cnn_runs():
+    assert run(tiny(model="cnn", steps=2)).summary["num_params"] > 5000
+
+
+def test_fixed_size_sampling_is_accounted_as_such():
+    summary = run(tiny(sampling="fixed_size")).summary
+    assert 0 < summary["epsilon"] <= TINY.epsilon
+    assert summary["neighbouring_relation"] == "replace-one"
+
+
+def test_shuffled_batches_train_without_privacy_only():
+    assert run(tiny(method=NonPrivate(), sampling="shuffled")).summary["epsilon"] is None
+    with pytest.raises(ValueError, match=r"(?i)shuffl"):
+        run(tiny(sampling="shuffled"))
+
+
+def test_training_metrics_are_opt_in_and_marked(finished):
+    assert finished[0].summary["not_covered_by_epsilon"] == []
+    result = run(tiny(record_training_metrics=True))
+    assert result.summary["not_covered_by_epsilon"] == ["training loss and accuracy"]
+    assert result.history[-1]["not_covered_by_epsilon"].keys() == {"train_loss", "train_accuracy"}
+    assert result.summary["params_sha256"] == finished[0].summary["params_sha256"]
+
+
+def test_delta_of_one_over_n_warns():
+    with pytest.warns(UserWarning, match=r"delta=0\.001 is not below 1/N"):
+        make_plan(tiny(delta=1e-3), 1438)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "digit"}, r"dataset='digit' is unknown; available: .*digits"),
+        ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, linear, mlp"),
+        ({"optimizer": "sdg"}, r"optimizer='sdg' is unknown; available: adam, momentum, sgd"),
+        ({"schedule": "step"}, r"schedule='step' is unknown; available: constant, cosine, linear"),
+        ({"sampling": "all"}, r"sampling='all' is unknown; .*poisson"),
+        ({"method": Doppler(preset="lowpass")}, r"'lowpass' .*doppler-first-order-1"),
+        ({"method": Doppler(b=(1.0,), a=(-1.5,))}, r"unstable"),
+        ({"batch_size": 2000}, r"batch_size=2000 exceeds the 1438 training examples"),
+        ({"epsilon": 1e-9, "delta": 1e-14}, r"epsilon=1e-09 .*noise_multiplier"),
+    ],
+)
+def test_what_cannot_be_trained_is_an_error_before_training(changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(tiny(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0 .*positive whole"),
+        ({"steps": 2.5}, "steps=2.5 .*positive whole"),
+        ({"batch_size": -1}, "batch_size=-1 .*positive whole"),
+        ({"microbatch_size": 0}, "microbatch_size=0 .*positive whole"),
+        ({"eval_every": 0}, "eval_every=0 .*positive whole"),
+        ({"learning_rate": math.nan}, "learning_rate=nan .*positive finite"),
+        ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0 .*positive finite"),
+        ({"epsilon": 0.0}, "epsilon=0.0 .*positive finite"),
+        ({"epsilon": math.inf}, "epsilon=inf .*positive finite"),
+        ({"delta": 1.0}, "delta=1.0 .*between 0 and 1"),
+        ({"delta": math.nan}, "delta=nan .*between 0 and 1"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 .*not negative"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier=nan .*not negative"),
+        ({"seed": -1}, "seed=-1 .*whole number"),
+        ({"accountant": "gdp"}, "accountant='gdp' .*pld, rdp"),
+        ({"epsilon": None}, "epsilon=None with noise_multiplier=None"),
+        ({"method": "disk"}, "method='disk' is not a method"),
+    ],
+)
+def test_a_bad_field_is_an_error_that_names_it(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(**changes)
+
+
+def test_data_sets_and_models_of_ones_own(monkeypatch):
+    monkeypatch.setattr(data, "DATASETS", dict(data.DATASETS))
+    monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
+
+    @data.register_dataset
+    def halves():
+        labels = np.arange(200, dtype=np.int32) % 2
+        inputs = np.repeat(labels[:, None], 3, axis=1).astype(np.float32)
+        return data.Dataset("halves", {"inputs": inputs, "labels": labels}, {}, 2).for_selection()
+
+    models.register_model("narrow", lambda num_classes: models.MLP(num_classes, widths=(2,)))
+    config = tiny(dataset="halves", model="narrow", method=NonPrivate(), steps=60)
+    assert run(config).summary["test_accuracy"] == 1.0
+
+
+def test_splits_do_not_overlap_and_keep_every_example():
+    digits = data.load_dataset("digits")
+    selection = digits.for_selection()
+
+    def images(*splits):
+        return sorted(image.tobytes() for split in splits for image in split["inputs"])
+
+    assert (digits.train_size, len(digits.test["labels"])) == (1438, 359)
+    assert images(selection.train, selection.test) == images(digits.train)
+    assert set(np.unique(digits.test["labels"])) == set(range(10))
+
+
+def test_json_has_no_tokens_outside_the_standard():
+    values = {"a": [math.nan, math.inf, 1.5], "b": np.float32(2)}
+    assert to_json(values) == '{"a": [null, null, 1.5], "b": 2.0}'
+
+
+def test_importing_the_library_imports_neither_trainer_nor_its_dependencies():
+    code = (
+        "import dpoptax, sys; "
+        "print([m for m in ('dpoptax.training', 'flax', 'tyro', 'matplotlib') if m in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == "[]"
