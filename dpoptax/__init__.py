@@ -7,6 +7,7 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 
 from dpoptax import accounting as accounting
 from dpoptax import filters as filters
+from dpoptax import sampling as sampling
 from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example

@@ -1,12 +1,13 @@
 """The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from optax import microbatching
 
+from dpoptax._bookkeeping import bookkept_sum
 from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
 from dpoptax._points import GradientPoints
 
@@ -17,6 +18,7 @@ def clipped_grad(
     *,
     microbatch_size: int | None = None,
     has_aux: bool = False,
+    method: Literal["auto", "vmap"] = "auto",
 ) -> Callable[..., Any]:
     """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
 
@@ -39,6 +41,9 @@ def clipped_grad(
         often more speed on CPU. The result does not depend on it but for rounding. A batch that it
         does not divide is padded.
       has_aux: whether `loss_fn` returns auxiliary outputs.
+      method: "auto" computes norms and sums from the operands and cotangents of each layer, without
+        per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
+        for all, the reference. Equal but for rounding.
 
     Returns:
       `grad_fn(points, batch, mask=None, *, key=None)`, with `points` from
@@ -49,7 +54,7 @@ def clipped_grad(
 
     Raises:
       TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
-      ValueError: `microbatch_size` below 1; at the call, leaves of `batch` whose leading axes
+      ValueError: an unknown `method`, `microbatch_size` below 1; at the call, leaves of `batch` whose leading axes
         disagree with each other or with `mask`.
 
     >>> import jax.numpy as jnp
@@ -63,6 +68,17 @@ def clipped_grad(
     check_clip(clip)
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+    if method not in ("auto", "vmap"):
+        raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
+    # What a geometry encodes are whole per-example gradients.
+    summed = per_example_sum if method == "vmap" or clip.encodes else bookkept_sum
+
+    @jax.jit
+    def clipped_sum(points, batch, mask, keys):
+        def sums(batch, mask, keys):
+            return summed(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
+
+        return _in_microbatches(sums, microbatch_size)(batch, mask, keys)
 
     def grad_fn(points, batch, mask=None, *, key=None):
         if not isinstance(points, GradientPoints):
@@ -71,16 +87,9 @@ def clipped_grad(
                 "dpoptax.gradient_points(opt_state, params)"
             )
         mask = _check_mask(mask, batch_axis(batch))
-        keys = (
-            None
-            if key is None
-            else jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(mask.shape[0]))
-        )
-
-        def sums(batch, mask, keys):
-            return per_example_sum(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
-
-        total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        examples = jnp.arange(mask.shape[0])
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
+        total, aux = clipped_sum(points, batch, mask, keys)
         clipped = ClippedSum(total, clip, points.reference)
         return (clipped, aux) if has_aux else clipped
 

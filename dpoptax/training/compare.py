@@ -92,9 +92,7 @@ def compare(
 def _one_method(
     config: TrainConfig, dataset: Dataset, rates: Sequence[float], seeds: range, bar: tqdm
 ) -> dict[str, Any]:
-    grid = [
-        {"learning_rate": rate, "validation_accuracies": []} for rate in rates
-    ]
+    grid = [{"learning_rate": rate, "validation_accuracies": []} for rate in rates]
     if len(rates) > 1:
         held_out = dataset.for_selection()
         for point in grid:
