@@ -7,7 +7,7 @@ neighbouring relation: where a record is replaced and the sum moves by 2 C, the 
 here.
 
 Accountants: "pld" (default) composes privacy loss distributions numerically and rounds against
-the user; "rdp" composes Renyi divergences: faster, and looser by 5 to 20 %.
+the user; "rdp" composes Renyi divergences: faster, and looser.
 """
 
 import math
@@ -146,8 +146,9 @@ def epsilon_spent(
     """Epsilon that a run has spent, read from the ledgers in its optimizer state.
 
     Ledgers of several noise stages are taken to have released noisy sums of the *same* batches,
-    which costs at least as much as fresh batches would: n releases with multipliers s_1, s_2,
-    ... on one batch are one release with (sum s_i^-2)^(-1/2).
+    as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch are
+    one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
+    epsilon.
 
     Args:
       opt_state: holds at least one noise stage's state; a restored checkpoint will do.
