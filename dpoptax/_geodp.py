@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax import _random
 from dpoptax._clipping import Clip, positive
 from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
 from dpoptax._noise import (
@@ -89,7 +90,7 @@ def geodp(
         sigma, size = mechanism.noise_multiplier, mechanism.batch_size
         norm, angles = to_hyperspherical(flat / size)
         step_key = jax.random.fold_in(state.key, state.count)
-        noise = sigma / size * jax.random.normal(step_key, flat.shape, flat.dtype)
+        noise = sigma / size * _random.normal(step_key, flat.shape, flat.dtype)
         norm += clipped.clip.sensitivity * noise[0]
         angles += math.sqrt(flat.size + 2) * beta * math.pi * noise[1:]
         mean = restore(from_hyperspherical(norm, angles))

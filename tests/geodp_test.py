@@ -1,0 +1,377 @@
+"""GeoDP: the published algorithm and its refutation, the proven geometry and its bound."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax import _clipping, accounting
+from tests import helpers
+from tests.oracles import geodp as oracle
+from tests.oracles import problem
+
+KEY = jax.random.key(3)
+sum_clipped = jax.jit(_clipping.sum_clipped, static_argnums=0)
+
+
+def make_sum(total, l2_clip_norm=1.0):
+    return dpoptax.ClippedSum(jnp.asarray(total, jnp.float32), dpoptax.l2_clip(l2_clip_norm))
+
+
+# As published.
+
+
+def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
+    clip, beta, sigma, eta, size = 0.5, 0.3, 0.8, 0.2, 6
+    tx = optax.chain(
+        dpoptax.geodp(beta, noise_multiplier=sigma, batch_size=size, key=KEY), optax.sgd(eta)
+    )
+    grad_fn = dpoptax.clipped_grad(problem.loss_fn, dpoptax.l2_clip(clip))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=8), jnp.float32)
+    expected = np.asarray(x, np.float64)
+    state = tx.init(x)
+
+    @jax.jit
+    def step(x, state, batch):
+        clipped = grad_fn(dpoptax.gradient_points(state, x), batch)
+        updates, state = tx.update(clipped, state, x)
+        return optax.apply_updates(x, updates), state
+
+    for t, batch in enumerate(problem.batches(1, steps=50, batch_size=size)):
+        x, state = step(x, state, problem.as_arrays(batch))
+        noise = sigma * np.asarray(jax.random.normal(jax.random.fold_in(KEY, t), (8,)), np.float64)
+        # Here angles are counted from the equator, so that their noise has the other sign.
+        noise[1:-1] *= -1
+        gradients = np.stack([problem.gradient(expected, example) for example in batch])
+        expected = oracle.geodp_step(
+            expected, gradients, clip_norm=clip, beta=beta, learning_rate=eta, noise=noise
+        )
+        np.testing.assert_allclose(x, expected, atol=1e-5)
+
+
+def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
+    params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
+    total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
+    tx = dpoptax.geodp(1.0, noise_multiplier=0.0, batch_size=2, key=KEY)
+    clipped = dpoptax.ClippedSum(total, dpoptax.l2_clip(1.0))
+    mean, _ = jax.jit(tx.update)(clipped, tx.init(params), params)
+    assert mean["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(mean["b"], [-0.5, -1.0], rtol=1e-6)
+    np.testing.assert_allclose(mean["w"].astype(jnp.float32), np.arange(6.0).reshape(3, 2) / 2)
+
+
+def test_geodp_counts_releases_that_no_accountant_accepts():
+    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
+    state = tx.init(jnp.zeros(3))
+    releases, update = [], jax.jit(tx.update)
+    for _ in range(2):
+        mean, state = update(make_sum([1.0, 2.0, 3.0]), state)
+        releases.append(mean)
+    (ledger,) = dpoptax.ledgers(state)
+    assert ledger.releases == 2
+    assert "not a mean" in ledger.mechanism.unproven
+    assert not np.allclose(*releases)
+    with pytest.raises(ValueError, match="without a privacy proof"):
+        accounting.epsilon_spent(state, None, 1e-5)
+
+
+def neighbours(d=20, batch_size=256):
+    """Three batches of clipped gradients that differ in one example: sums e_1, -e_1 and e_2."""
+    rest = np.zeros((batch_size - 1, d))
+    rest[0::2, 4], rest[1::2, 4] = 1.0, -1.0
+    rest[-1] = 0.0
+    one = np.eye(d)[0]
+    return [np.vstack([rest, x]) for x in (one, -one, np.eye(d)[1])]
+
+
+def test_the_published_noise_does_not_hide_one_example():
+    """One example turns the first angle by π, at d = 20 and B = 256 54 standard deviations."""
+    d, batch_size, beta, sigma = 20, 256, 1.0, 1.0
+    first, opposite, _ = (x.mean(axis=0) for x in neighbours(d, batch_size))
+    gap = oracle.to_spherical(opposite)[1][0] - oracle.to_spherical(first)[1][0]
+    stddev = sigma * np.sqrt(d + 2) * beta * np.pi / batch_size
+    assert gap == pytest.approx(np.pi)
+    assert gap / stddev == pytest.approx(54.6, abs=0.1)
+
+
+def test_a_threshold_on_the_published_release_tells_neighbours_apart():
+    """Which of two coordinates is larger: right in every trial, where ε = 4.4 is claimed."""
+    trials = 2000
+    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=256, key=KEY)
+    state = tx.init(jnp.zeros(20))
+
+    def release(total, key):
+        mean, _ = tx.update(make_sum(total), state.__class__(state.count, key, state.mechanism))
+        return jnp.abs(mean[0]) > jnp.abs(mean[1])
+
+    batches = neighbours()
+    guesses = [
+        jax.vmap(release, in_axes=(None, 0))(batch.sum(axis=0), jax.random.split(key, trials))
+        for batch, key in zip((batches[0], batches[2]), jax.random.split(KEY), strict=True)
+    ]
+    assert guesses[0].all()
+    assert not guesses[1].any()
+    # No error in n trials of either kind: the error rates are below 3.7/n with 95 % confidence
+    # jointly, which no (4.38, 1e-5)-DP mechanism allows.
+    rate = 3.7 / trials
+    assert np.log((1 - rate - 1e-5) / rate) > 6.2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: dpoptax.geodp(0.0, noise_multiplier=1, batch_size=1, key=KEY), ValueError, "beta"),
+        (lambda: dpoptax.geodp(1.5, noise_multiplier=1, batch_size=1, key=KEY), ValueError, "1.5"),
+        (lambda: dpoptax.geodp("1", noise_multiplier=1, batch_size=1, key=KEY), ValueError, "beta"),
+        (
+            lambda: dpoptax.geodp(1.0, noise_multiplier=-1, batch_size=1, key=KEY),
+            ValueError,
+            "noise_multiplier=-1",
+        ),
+        (lambda: dpoptax.geodp(1.0, noise_multiplier=1, batch_size=1, key=0), TypeError, "key=0"),
+        (lambda: dpoptax.hyperspherical_clip(1.0), ValueError, "exactly one"),
+        (
+            lambda: dpoptax.hyperspherical_clip(1.0, angle_norm=1.0, beta=1.0),
+            ValueError,
+            "exactly one",
+        ),
+        (lambda: dpoptax.hyperspherical_clip(1.0, beta=1.1), ValueError, "beta=1.1"),
+        (lambda: dpoptax.hyperspherical_clip(0.0, beta=1.0), ValueError, "l2_clip_norm=0"),
+        (lambda: dpoptax.hyperspherical_clip(1.0, angle_norm=-1.0), ValueError, "angle_norm=-1"),
+        (
+            lambda: dpoptax.hyperspherical_clip(1.0, beta=1.0, magnitude_weight=1.0),
+            ValueError,
+            "magnitude_weight=1",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_geodp_refuses_what_it_cannot_noise():
+    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
+    state = tx.init(None)
+    with pytest.raises(TypeError, match="ClippedSum"):
+        tx.update(jnp.ones(3), state)
+    with pytest.raises(ValueError, match="at least two"):
+        tx.update(make_sum([1.0]), state)
+    encoded = dpoptax.ClippedSum(jnp.ones(3), dpoptax.hyperspherical_clip(1.0, beta=1.0))
+    with pytest.raises(TypeError, match="makes angles itself"):
+        tx.update(encoded, state)
+
+
+# Proven.
+
+CLIPS = {
+    "l2": dpoptax.hyperspherical_clip(0.7, angle_norm=1.5),
+    "narrow l2": dpoptax.hyperspherical_clip(0.7, angle_norm=0.01, magnitude_weight=0.9),
+    "wide l2": dpoptax.hyperspherical_clip(1e6, angle_norm=100.0, magnitude_weight=1e-3),
+    "box": dpoptax.hyperspherical_clip(0.7, beta=1.0),
+    "small box": dpoptax.hyperspherical_clip(0.7, beta=0.05),
+}
+
+
+def extreme_gradients(d):
+    """Gradients of every kind, (n, d): the bound must hold for each."""
+    rng = np.random.default_rng(d)
+    normal = rng.normal(size=(20, d))
+    axes = np.eye(d)[[0, d - 2, d - 1]]
+    rows = np.vstack(
+        [
+            normal,
+            rng.standard_t(1, size=(20, d)),
+            normal * (rng.uniform(size=(20, d)) < 0.3),
+            *(scale * normal[:3] for scale in (1e-30, 1e-42, 1e30, 3e37)),
+            *(sign * scale * axes for sign in (1, -1) for scale in (1e-30, 1.0, 3e38)),
+            np.full((1, d), 3e38),
+            np.zeros((1, d)),
+            10.0 ** rng.uniform(-30, 30, size=(20, d)) * rng.choice([-1, 1], size=(20, d)),
+        ]
+    )
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize(("d", "follow"), [(2, False), (3, True), (50, False), (50, True)])
+def test_every_encoding_has_norm_at_most_one(name, d, follow):
+    reference = jnp.asarray(-np.abs(np.random.default_rng(1).normal(size=d)), jnp.float32)
+    encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
+    norms = np.linalg.norm(np.asarray(encode(extreme_gradients(d)), np.float64), axis=-1)
+    assert np.all(norms <= CLIPS[name].sensitivity * (1 + 1e-5))
+    assert norms.max() > 0.01  # tiny where the bounds are far above the angles
+
+
+def test_rounding_above_the_bound_is_taken_off():
+    clip = CLIPS["l2"]
+    np.testing.assert_array_equal(clip.factors(jnp.float32([0.5, 1.0, 2.0])), [1.0, 1.0, 0.5])
+
+
+def test_adding_one_example_changes_the_sum_by_at_most_the_sensitivity():
+    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    grads = extreme_gradients(12)
+    everyone = np.ones(len(grads), bool)
+    for i in range(0, len(grads), 7):
+        others = np.arange(len(grads)) != i
+        difference = sum_clipped(clip, grads, everyone) - sum_clipped(clip, grads, others)
+        assert np.linalg.norm(difference) <= 1 + 1e-4
+
+
+def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
+    clip = CLIPS["l2"]
+    reference = jnp.ones(5)
+    rows = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    rows[3:] = 0.0
+    rows[4, 2], rows[5, 0], rows[6, 4] = np.nan, np.inf, -np.inf
+    good = np.arange(7) < 3
+    total = sum_clipped(clip, rows, ~good, reference)
+    np.testing.assert_array_equal(total, 0)
+    np.testing.assert_array_equal(
+        sum_clipped(clip, rows, np.ones(7, bool), reference),
+        sum_clipped(clip, rows, good, reference),
+    )
+    assert (_clipping.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("follow", [False, True])
+def test_encoding_equals_the_formula(name, follow):
+    clip, d = CLIPS[name], 6
+    rng = np.random.default_rng(2)
+    grads = 0.5 * rng.normal(size=(30, d))
+    reference = rng.normal(size=d) if follow else None
+
+    def elevations(g):
+        theta = oracle.to_spherical(g)[1]
+        return np.append(np.pi / 2 - theta[:-1], theta[-1])
+
+    origin = elevations(reference) if follow else np.zeros(d - 1)
+    weight, expected = clip.magnitude_weight, np.zeros(d)
+    for g in grads:
+        offset = elevations(g) - origin
+        offset[-1] = (offset[-1] + np.pi) % (2 * np.pi) - np.pi
+        if clip.beta is None:
+            radius = clip.angle_norm
+            offset *= min(1, radius / np.linalg.norm(offset))
+        else:
+            half = np.append(np.full(d - 2, clip.beta * np.pi / 2), clip.beta * np.pi)
+            radius = np.linalg.norm(half)
+            offset = np.clip(offset, -half, half)
+        magnitude = min(np.linalg.norm(g), clip.l2_clip_norm) / clip.l2_clip_norm
+        expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
+    actual = sum_clipped(clip, jnp.asarray(grads, jnp.float32), None, reference)
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_one_example_within_the_bounds_comes_back():
+    clip = dpoptax.hyperspherical_clip(5.0, beta=1.0)
+    grads = {"a": jnp.array([[[0.3, -0.2], [1.0, 0.0]]]), "b": jnp.array([[-2.0]])}
+    tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
+    params = jax.tree.map(lambda g: g[0], grads)
+    mean, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    jax.tree.map(lambda m, g: np.testing.assert_allclose(m, g[0], atol=1e-5), mean, grads)
+
+
+def test_long_gradients_come_back_with_the_clip_norm():
+    clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
+    tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
+    mean, _ = jax.jit(tx.update)(jnp.array([[3.0, 4.0]]), tx.init(jnp.zeros(2)))
+    np.testing.assert_allclose(mean, [0.3, 0.4], rtol=1e-5)
+
+
+def test_one_parameter_has_a_sign_and_no_angle():
+    clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
+    tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=KEY)
+    mean, _ = jax.jit(tx.update)(jnp.array([[-3.0], [0.25]]), tx.init(jnp.zeros(1)))
+    np.testing.assert_allclose(mean, [(-0.5 + 0.25) / 2], rtol=1e-6)
+
+
+def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
+    clip = dpoptax.hyperspherical_clip(2.0, angle_norm=0.5, magnitude_weight=0.6)
+    sigma, size = 0.01, 10
+    tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=size, key=KEY)
+    state = tx.init(jnp.zeros(3))
+    # Every example has magnitude 2 and elevation 0.1, so that the mean is far from any edge.
+    total = size * jnp.array([0.6, 0.8 * 0.1 / 0.5, 0.8 * -0.2 / 0.5])
+
+    def release(key):
+        noisy = state.__class__(state.count, key, state.mechanism)
+        return tx.update(dpoptax.ClippedSum(total, clip), noisy)[0]
+
+    x = np.asarray(jax.vmap(release)(jax.random.split(KEY, 4000)), np.float64)
+    norm = np.linalg.norm(x, axis=1)
+    elevation, azimuth = np.arcsin(x[:, 0] / norm), np.arctan2(x[:, 2], x[:, 1])
+    for values, mean, stddev in (
+        (norm, 2.0, sigma * 2.0 / (0.6 * size)),
+        (elevation, 0.1, sigma * 0.5 / (0.8 * size)),
+        (azimuth, -0.2, sigma * 0.5 / (0.8 * size)),
+    ):
+        assert values.mean() == pytest.approx(mean, abs=5 * stddev / 60)
+        assert values.std() == pytest.approx(stddev, rel=0.05)
+
+
+def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
+    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    np.testing.assert_array_equal(clip.decode(jnp.array([-0.2, 0.1, 0.1]), None), 0.0)
+
+
+def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
+    clip = CLIPS["l2"]
+    params = helpers.mlp_params(jax.random.key(0))
+    batch = helpers.mlp_batch(0, 10)
+    mask = jnp.arange(10) < 7
+    reference = jax.tree.map(lambda p: p + 0.1, params)
+    points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)
+    grads = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, batch)
+    expected = sum_clipped(clip, jax.tree.map(lambda g: g[:7], grads), None, reference)
+    for size in (None, 4):
+        grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=size)
+        clipped = jax.jit(grad_fn)(points, batch, mask)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), clipped.sum, expected
+        )
+        jax.tree.map(np.testing.assert_array_equal, clipped.reference, reference)
+
+
+def test_a_run_follows_its_last_release():
+    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=2.0)
+    tx = optax.chain(
+        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=6, key=KEY),
+        dpoptax.track_reference(),
+        optax.sgd(0.1),
+    )
+    grad_fn = dpoptax.clipped_grad(problem.loss_fn, clip)
+    x = jnp.ones(8)
+    state = tx.init(x)
+    np.testing.assert_array_equal(dpoptax.gradient_points(state, x).reference, 0)
+
+    def step(carry, batch):
+        x, state = carry
+        clipped = grad_fn(dpoptax.gradient_points(state, x), batch)
+        updates, state = tx.update(clipped, state, x)
+        return (optax.apply_updates(x, updates), state), updates
+
+    batches = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *map(problem.as_arrays, problem.batches(0, steps=5))
+    )
+    (x, state), updates = jax.jit(lambda c, b: jax.lax.scan(step, c, b))((x, state), batches)
+    reference = dpoptax.gradient_points(state, x).reference
+    np.testing.assert_allclose(reference, -updates[-1] / 0.1, rtol=1e-5)
+    # What points along the reference has no offset: only its magnitude is encoded.
+    encoded = sum_clipped(clip, 0.3 * reference[None], None, reference)
+    np.testing.assert_allclose(encoded[1:], 0, atol=1e-6)
+    assert encoded[0] > 0
+    assert dpoptax.ledgers(state)[0].releases == 5
+    assert dpoptax.ledgers(state)[0].mechanism.unproven is None
+
+
+def test_track_reference_refuses_private_sums_and_two_references():
+    tx = dpoptax.track_reference()
+    with pytest.raises(TypeError, match="behind the noise stage"):
+        tx.update(make_sum([1.0]), tx.init(jnp.zeros(1)))
+    twice = optax.chain(dpoptax.track_reference(), dpoptax.track_reference())
+    with pytest.raises(ValueError, match="two ReferenceState"):
+        dpoptax.gradient_points(twice.init(jnp.zeros(2)), jnp.zeros(2))
