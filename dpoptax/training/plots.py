@@ -43,7 +43,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
 
 
 def plot_comparison(results: dict[str, Any], path: Path) -> None:
-    """Accuracy over the steps, and over the learning rates, with a band of one standard deviation."""
+    """Accuracy over steps and over learning rates, each mean in a band of ± one deviation."""
     methods = results["methods"]
     has_grid = any(len(method["grid"]) > 1 for method in methods)
     figure = Figure(figsize=(9.5 if has_grid else 5.5, 3.8), layout="constrained")
