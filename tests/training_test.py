@@ -16,7 +16,7 @@ from dpoptax.training import data, models, step
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train, train_and_evaluate
-from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
+from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.records import params_sha256, to_json
 
@@ -200,14 +200,23 @@ def test_microbatches_do_not_change_the_result(method):
     assert_trees_close(whole, parts)
 
 
-def test_doppler_filters_and_costs_the_same_privacy(finished):
-    doppler = run(tiny(method=Doppler()))
-    assert doppler.summary["epsilon"] == finished[0].summary["epsilon"]
-    assert doppler.summary["params_sha256"] != finished[0].summary["params_sha256"]
+@pytest.mark.parametrize("method", [Doppler(), Disk(), PMLF()], ids=lambda method: method.name)
+def test_a_method_changes_the_course_and_costs_the_same_privacy(finished, method):
+    summary = run(tiny(method=method)).summary
+    assert summary["epsilon"] == finished[0].summary["epsilon"]
+    assert summary["params_sha256"] != finished[0].summary["params_sha256"]
 
 
 def test_own_coefficients_replace_the_preset():
     assert_trees_close(run(tiny(method=Doppler(b=(1.0,)))).params, run(TINY).params)
+    assert PMLF(b=(0.5,), a=(-0.5,)).to_dict() == {
+        "name": "DP-PMLF",
+        "length": 2,
+        "beta": 0.1,
+        "preset": "pmlf-mnist",
+        "b": (0.5,),
+        "a": (-0.5,),
+    }
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -219,7 +228,7 @@ def test_optimizers_and_schedules_run(optimizer, schedule):
 
 
 def test_cnn_runs():
-    assert run(tiny(model="cnn", steps=1, batch_size=16)).summary["num_params"] > 5000
+    assert run(tiny(model="cnn", method=NonPrivate(), steps=1)).summary["num_params"] > 5000
 
 
 def test_fixed_size_sampling_is_accounted_as_such():

@@ -92,11 +92,10 @@ def _noise_and_steps(
         noise_multiplier = accounting.calibrate_noise_multiplier(
             **budget, steps=steps, sampler=sampler
         )
-    # Asked with the very function that counts what was spent, also of a calibrated multiplier.
-    within = epsilon is None or _epsilon(sampler, noise_multiplier, steps, delta, accountant) <= (
-        epsilon
-    )
-    if not within:
+    # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
+    # without a budget too: what the accounting objects to shows before the first step.
+    spent = _epsilon(sampler, noise_multiplier, steps, delta, accountant)
+    if epsilon is not None and spent > epsilon:
         steps = accounting.calibrate_steps(
             **budget, noise_multiplier=noise_multiplier, sampler=sampler
         )
