@@ -92,7 +92,9 @@ def compare(
 def _one_method(
     config: TrainConfig, dataset: Dataset, rates: Sequence[float], seeds: range, bar: tqdm
 ) -> dict[str, Any]:
-    grid = [{"learning_rate": rate, "validation_accuracies": []} for rate in rates]
+    grid: list[dict[str, Any]] = [
+        {"learning_rate": rate, "validation_accuracies": []} for rate in rates
+    ]
     if len(rates) > 1:
         held_out = dataset.for_selection()
         for point in grid:
@@ -141,7 +143,7 @@ def _on_one_footing(
     changes: dict[str, Any] = {"record_training_metrics": False}
     if comparison.steps is not None:
         changes["steps"] = comparison.steps
-    calibrated = {"epsilon": epsilon, "noise_multiplier": None}
+    calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = {
         name: dataclasses.replace(config, **changes, **(calibrated if name in private else {}))
         for name, config in configs.items()

@@ -1,4 +1,4 @@
-"""What a training run is: one frozen dataclass, read from a Python file, checked on construction."""
+"""What a training run is: one frozen dataclass, read from a Python file and checked at once."""
 
 import dataclasses
 import math
@@ -56,9 +56,9 @@ class TrainConfig:
     accountant: Literal["pld", "rdp"] = "pld"
     """Composition by privacy loss distributions, or by Rényi divergences."""
 
-    seed: int = 0
-    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: for a
-    model that is given away, draw it at random and keep it, and summary.json, secret."""
+    seed: int | None = 0
+    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
+    that is given away needs None, a fresh random seed that no file records."""
     eval_every: int = 10
     """Steps between evaluations on the test split."""
     record_training_metrics: bool = False
@@ -74,7 +74,7 @@ class TrainConfig:
         for name in ("steps", "batch_size", "eval_every"):
             _check(self, name, _is_count, "a positive whole number")
         _check(self, "microbatch_size", _is_count, "a positive whole number", optional=True)
-        _check(self, "seed", _is_seed, "a whole number from 0 to 2**32 - 1")
+        _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
         for name in ("learning_rate", "l2_clip_norm"):
             _check(self, name, _is_positive, "a positive finite number")
         _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
@@ -136,7 +136,7 @@ def _is_count(value: float) -> bool:
 
 
 def _is_seed(value: float) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**32
+    return isinstance(value, int) and 0 <= value < 2**63
 
 
 def _is_positive(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Data sets by name. A data set is a train and a test split, each a pytree of equally long arrays."""
+"""Data sets by name: a train and a test split, each a dict of equally long arrays."""
 
 import dataclasses
 from collections.abc import Callable

@@ -87,7 +87,7 @@ def train(
     Steps past `plan.permitted_steps` are refused: the run ends before them, and its summary says
     `stopped_by_budget`.
     """
-    init_key, noise_key = jax.random.split(jax.random.key(config.seed))
+    init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
     model = models.build_model(config.model, dataset.num_classes)
     optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
     params = models.init_params(model, dataset.train["inputs"][0], init_key)
@@ -130,7 +130,6 @@ def train(
         "steps_requested": config.steps,
         "stopped_by_budget": plan.permitted_steps < config.steps,
         "dataset": dataset.name,
-        "train_size": dataset.train_size,
         "test_loss": history[-1]["test_loss"],
         "test_accuracy": history[-1]["test_accuracy"],
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -171,24 +170,23 @@ def _measure(
 
 def _guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> Record:
     """What the run promises, from the ledger that the noise stage kept in the final state."""
-    private = config.method.private and plan.noise_multiplier > 0
     epsilon = None
-    if private:
+    if plan.delta is not None and plan.noise_multiplier > 0:
         epsilon = accounting.epsilon_spent(
             opt_state, plan.sampler, plan.delta, accountant=plan.accountant
         )
     recorded = ["training loss and accuracy"] if config.record_training_metrics else []
     return {
         "method": config.method.name,
-        "private": private,
+        "private": epsilon is not None,
         "epsilon": epsilon,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier if config.method.private else None,
         "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
-        "sampling": config.sampling,
-        "neighbouring_relation": plan.sampler.neighbouring_relation,
         "accountant": config.accountant,
+        **plan.sampler.describe(),
         "not_covered_by_epsilon": recorded,
+        "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
     }
 
 

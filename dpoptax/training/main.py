@@ -1,6 +1,7 @@
 """The command line: `dpoptax train CONFIG` and `dpoptax compare CONFIG...`."""
 
 import dataclasses
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -47,9 +48,18 @@ class _CompareArguments:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for anything that the user can mend."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # dp_accounting logs every Rényi order that it leaves out; leaving one out is always sound.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    shown: set[str] = set()
+
+    def show_once(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            print(f"dpoptax: warning: {message}", file=sys.stderr)
+
     with warnings.catch_warnings():
-        warnings.filterwarnings("default", module="dpoptax")
-        warnings.showwarning = _show_warning
+        warnings.filterwarnings("default", category=UserWarning)
+        warnings.showwarning = show_once
         try:
             return _dispatch(arguments)
         except (ValueError, OSError) as error:
@@ -119,10 +129,6 @@ def _compare(arguments: list[str]) -> int:
     print(table(compare(configs, given.comparison)))
     print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
     return 0
-
-
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"dpoptax: warning: {message}", file=sys.stderr)
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "compare": _compare}

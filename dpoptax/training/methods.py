@@ -69,8 +69,52 @@ class Doppler(Method):
 
     def filter(self) -> optax.GradientTransformation:
         """The bias-corrected filter."""
-        b, a = (self.b, self.a) if self.b or self.a else dpoptax.filters.preset(self.preset)
-        return dpoptax.doppler(b=b, a=a)
+        return dpoptax.doppler(*_coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk(Method):
+    """A look-ahead along the last step, and a Kalman filter on the noisy gradient (DiSK, 2024)."""
+
+    name: ClassVar[str] = "DiSK"
+
+    kappa: float = 0.7
+    """Gain of the filter, in (0, 1]; 1 is DP-SGD."""
+    gamma: float | None = 0.5
+    """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
+    is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+
+    def filter(self) -> optax.GradientTransformation:
+        """Its gradient points and its filter."""
+        return dpoptax.disk(self.kappa, self.gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class PMLF(Method):
+    """Per-example momentum over the last iterates, and a low-pass filter (DP-PMLF)."""
+
+    name: ClassVar[str] = "DP-PMLF"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = 0.1
+    """Weight of each iterate relative to the next newer one, in [0, 1]."""
+    preset: str = "pmlf-mnist"
+    """Name of the filter, see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+
+    def filter(self) -> optax.GradientTransformation:
+        """Its gradient points and its bias-corrected filter."""
+        return dpoptax.pmlf(self.length, self.beta, *_coefficients(self))
+
+
+def _coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if method.b or method.a:
+        return method.b, method.a
+    return dpoptax.filters.preset(method.preset)
 
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {

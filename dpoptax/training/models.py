@@ -65,7 +65,7 @@ def build_model(name: str, num_classes: int) -> nn.Module:
 
 
 def init_params(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Params:
-    """Initial parameters for examples shaped like `inputs` (one example); no value of it is used."""
+    """Initial parameters for examples shaped like `inputs`, whose values are not used."""
     return model.init(key, jnp.zeros_like(inputs))["params"]
 
 
@@ -86,7 +86,7 @@ def evaluate_split(
 
     def evaluate(params: Params, split: Any) -> tuple[jax.Array, jax.Array]:
         def one(example: Any) -> tuple[jax.Array, jax.Array]:
-            logits = model.apply({"params": params}, example["inputs"])
+            logits: Any = model.apply({"params": params}, example["inputs"])
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, example["labels"])
             return loss, (jnp.argmax(logits) == example["labels"]).astype(jnp.float32)
 

@@ -34,16 +34,19 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     else:
         epsilon.set_yticks([])
         epsilon.text(0.5, 0.5, "not private", ha="center", transform=epsilon.transAxes)
-    _label(epsilon, "step", f"ε at δ = {summary['delta']:g}" if summary["private"] else "ε")
     title = f"{summary['method']} on {summary['dataset']}"
     if summary["private"]:
-        title += f", ({summary['epsilon']:.2f}, {summary['delta']:g})-DP"
-    figure.suptitle(title)
+        delta = _scientific(summary["delta"])
+        title += f", ε = {summary['epsilon']:.2f} at δ = {delta}"
+        _label(epsilon, "step", f"ε at δ = {delta}")
+    else:
+        _label(epsilon, "step", "ε")
+    figure.suptitle(title, fontsize="large")
     figure.savefig(path, dpi=200)
 
 
 def plot_comparison(results: dict[str, Any], path: Path) -> None:
-    """Accuracy over the steps, and over the learning rates, with a band of one standard deviation."""
+    """Accuracy over steps and over learning rates, each mean in a band of ± one deviation."""
     methods = results["methods"]
     has_grid = any(len(method["grid"]) > 1 for method in methods)
     figure = Figure(figsize=(9.5 if has_grid else 5.5, 3.8), layout="constrained")
@@ -55,10 +58,10 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         }
         if not method["private"]:
             style = dict(_NOT_PRIVATE)
-        style |= {"markersize": 4, "label": method["name"]}
+        style |= {"markersize": 4.5, "linewidth": 1.4, "label": method["name"]}
         curves = [[record["test_accuracy"] for record in run["history"]] for run in method["runs"]]
         steps = [record["step"] for record in method["runs"][0]["history"]]
-        _band(axes[0], steps, np.array(curves), {**style, "marker": ""})
+        _band(axes[0], steps, np.array(curves), {**style, "markevery": max(1, len(steps) // 6)})
         if has_grid:
             points = sorted(method["grid"], key=lambda point: point["learning_rate"])
             _band(
@@ -67,6 +70,8 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
                 np.array([point["validation_accuracies"] for point in points]).T,
                 style,
             )
+    for panel in axes:  # what has not learnt, or has diverged, leaves the panel at its lower edge
+        panel.set_ylim(bottom=_floor(methods), top=100)
     seeds = len(results["seeds"])
     _label(axes[0], "step", "test accuracy (%)")
     axes[0].set_title("At the selected learning rate", fontsize="medium")
@@ -78,12 +83,11 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         axes[1].set_xticks([], minor=True)
         _label(axes[1], "learning rate", "validation accuracy (%)")
         axes[1].set_title("Selection of the learning rate", fontsize="medium")
-    figure.suptitle(
-        f"{results['dataset']}, ε = {results['epsilon']:g}, δ = {results['delta']:g}; "
-        f"mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}"
-        if results["epsilon"] is not None
-        else f"{results['dataset']}, without privacy; mean ± standard deviation over {seeds} seeds"
-    )
+    privacy = "without privacy"
+    if results["epsilon"] is not None:
+        privacy = f"ε = {results['epsilon']:g}, δ = {_scientific(results['delta'])}"
+    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    figure.suptitle(f"{results['dataset']}, {privacy}; {spread}", fontsize="large")
     figure.savefig(path, dpi=200)
 
 
@@ -96,6 +100,19 @@ def _band(axes: Axes, x: list[float], accuracies: np.ndarray, style: dict[str, A
         axes.fill_between(
             x, mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0
         )
+
+
+def _floor(methods: list[dict[str, Any]]) -> float:
+    """A lower end of the accuracy axis that leaves room to tell the methods apart."""
+    worst = min(method["test_accuracy_mean"] for method in methods)
+    return max(0.0, 10 * np.floor(10 * worst - 2.5))
+
+
+def _scientific(value: float) -> str:
+    """`value` as a power of ten in mathtext, such as $10^{-5}$."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
+    return rf"${factor}10^{{{int(exponent)}}}$"
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

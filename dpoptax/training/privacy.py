@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import secrets
 from typing import Any
 
 from dpoptax import accounting, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 
-SAMPLERS = {
+SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,
     "fixed_size": sampling.FixedSizeSampler,
     "shuffled": sampling.ShuffledSampler,
@@ -20,18 +21,18 @@ class PrivacyPlan:
     """What is fixed about privacy before the first step.
 
     Attributes:
-        sampler: Draws the batches and owns the matching accounting event.
+        sampler: Draws the batches and owns the matching accounting event; holds the run's seed.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld" or "rdp".
     """
 
-    sampler: Any
+    sampler: sampling.Sampler
     noise_multiplier: float
     permitted_steps: int
     delta: float | None
-    accountant: str
+    accountant: accounting.Accountant
 
     def epsilon(self, steps: int) -> float | None:
         """ε after `steps` steps; None where nothing is promised."""
@@ -55,9 +56,15 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
-    sampler = SAMPLERS[config.sampling](dataset_size, config.batch_size, seed=config.seed)
+    sampler = SAMPLERS[config.sampling](
+        dataset_size,
+        config.batch_size,
+        seed=secrets.randbits(63) if config.seed is None else config.seed,
+        multiple_of=config.microbatch_size or 1,
+    )
     if not config.method.private:
         return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
+    sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     noise_multiplier, permitted = _noise_and_steps(
         dataclasses.replace(sampler, seed=0),
         epsilon=config.epsilon,
@@ -71,13 +78,13 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
 
 @functools.lru_cache(maxsize=256)
 def _noise_and_steps(
-    sampler: Any,
+    sampler: sampling.Sampler,
     *,
     epsilon: float | None,
     delta: float,
     noise_multiplier: float | None,
     steps: int,
-    accountant: str,
+    accountant: accounting.Accountant,
 ) -> tuple[float, int]:
     """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
     budget: Any = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
@@ -85,11 +92,10 @@ def _noise_and_steps(
         noise_multiplier = accounting.calibrate_noise_multiplier(
             **budget, steps=steps, sampler=sampler
         )
-    # Asked with the very function that counts what was spent, also of a calibrated multiplier.
-    within = epsilon is None or _epsilon(sampler, noise_multiplier, steps, delta, accountant) <= (
-        epsilon
-    )
-    if not within:
+    # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
+    # without a budget too: what the accounting objects to shows before the first step.
+    spent = _epsilon(sampler, noise_multiplier, steps, delta, accountant)
+    if epsilon is not None and spent > epsilon:
         steps = accounting.calibrate_steps(
             **budget, noise_multiplier=noise_multiplier, sampler=sampler
         )
@@ -98,7 +104,11 @@ def _noise_and_steps(
 
 @functools.lru_cache(maxsize=4096)
 def _cached_epsilon(
-    sampler: Any, noise_multiplier: float, steps: int, delta: float, accountant: Any
+    sampler: sampling.Sampler,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    accountant: accounting.Accountant,
 ) -> float:
     return accounting.epsilon(
         noise_multiplier=noise_multiplier,
@@ -109,6 +119,6 @@ def _cached_epsilon(
     )
 
 
-def _epsilon(sampler: Any, *release: Any) -> float:
+def _epsilon(sampler: sampling.Sampler, *release: Any) -> float:
     # The guarantee does not depend on the seed: without it, runs over many seeds share the cache.
     return _cached_epsilon(dataclasses.replace(sampler, seed=0), *release)

@@ -1,6 +1,5 @@
 """One compiled training step, shared by all seeds and learning rates of a config."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,16 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import build_optimizer
 from dpoptax.training.models import example_loss
 
+_COMPILED_IN = (
+    "method",
+    "steps",
+    "batch_size",
+    "microbatch_size",
+    "optimizer",
+    "schedule",
+    "l2_clip_norm",
+)
+
 
 def compile_step(
     config: TrainConfig, noise_multiplier: float, model: nn.Module, example_args: tuple[Any, ...]
@@ -22,7 +31,7 @@ def compile_step(
     """`step(params, opt_state, split, indices, mask) -> (params, opt_state)`, compiled.
 
     The arrays of `params` and `opt_state` are donated. Key and learning rate are in `opt_state`,
-    so that configs that differ in seed and learning rate alone get the same executable.
+    so that runs that differ in seed and learning rate alone get the same executable.
 
     Args:
         config: The run.
@@ -31,7 +40,8 @@ def compile_step(
         example_args: Arguments of the step; only their shapes and types are used.
     """
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
-    shared = dataclasses.replace(config, seed=0, learning_rate=1.0)
+    # Fields that the step does not depend on, such as the data set, do not split the cache.
+    shared = TrainConfig(**{name: getattr(config, name) for name in _COMPILED_IN})
     return _compile(shared, noise_multiplier, model, tuple(leaves), structure)
 
 
@@ -80,14 +90,14 @@ def _plain_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]
 
 
 def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
-    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time."""
+    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time.
+
+    The samplers pad every batch to a multiple of `size`.
+    """
 
     def run(params: Any, batch: Any, mask: jax.Array) -> Any:
         if size is None or size >= len(mask):
             return function(params, batch, mask)
-        missing = -len(mask) % size
-        batch = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:missing]]), batch)
-        mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
         kind = optax.microbatching.AccumulationType.SUM
         return optax.microbatching.microbatch(
             function, argnums=(1, 2), microbatch_size=size, accumulator=kind
