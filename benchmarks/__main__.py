@@ -64,18 +64,19 @@ def main(config: Config) -> str:
     for sweep in config.sweeps:
         selected = sweep_variants(sweep, config.libraries)
         work += [(cell, selected) for cell in sweep_cells(sweep)]
-    results, markdown = [], ""
-    with tqdm(total=sum(len(variants) for _, variants in work), unit="variant") as bar:
+    turns = [len(selected) * (1 + config.budget.rounds) for _, selected in work]
+    results, markdown, done = [], "", 0
+    with tqdm(total=sum(turns), unit="turn") as bar:
 
         def progress(text):
-            if text is None:
-                bar.update()
-            else:
-                bar.set_description_str(text)
+            bar.set_description_str(text, refresh=False)
+            bar.update()
 
-        for cell, selected in work:
+        for (cell, selected), size in zip(work, turns, strict=True):
             results += measure(cell, selected, interpreters, config.budget, progress)
             markdown = report.save(results, facts, config.output)
+            done += size
+            bar.update(done - bar.n)
     return markdown
 
 

@@ -131,8 +131,7 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
       variants: what to compare.
       pythons: the interpreter of JAX, and that of torch, or the reason why there is none.
       budget: rounds and limits.
-      progress: called with a line of text at every step of the way, and with `None` for each
-        variant that is done.
+      progress: called with a line of text at every start of a variant and at every turn.
     """
     results, workers = [], []
     for variant in variants:
@@ -143,7 +142,6 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
             worker, result.variant = _start(cell, variant, pythons, budget.memory_limit_gb)
         except WorkerError as error:
             result.error = str(error)
-            progress(None)
             continue
         result.compile_seconds = worker.facts.get("compile_seconds")
         workers.append((worker, result))
@@ -164,7 +162,6 @@ def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
             result.peak_mb = reply["peak_mb"]
     for worker, _ in workers:
         worker.close()
-        progress(None)
     _set_ratios(results)
     return results
 
