@@ -37,5 +37,6 @@ from dpoptax._points import TrackIteratesState as TrackIteratesState
 from dpoptax._points import gradient_points as gradient_points
 from dpoptax._points import track_iterates as track_iterates
 from dpoptax._reference import track_reference as track_reference
+from dpoptax._tuning import tune_microbatch_size as tune_microbatch_size
 
 __version__ = "0.1.0"

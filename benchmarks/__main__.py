@@ -1,0 +1,84 @@
+"""What a private step costs. `python -m benchmarks --help` lists the choices."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tqdm import tqdm
+
+from benchmarks import report
+from benchmarks.peers import torch_environment
+from benchmarks.timing import ROOT, Budget, measure, pythons
+from benchmarks.variants import (
+    ALGORITHMS,
+    JAX_LIBRARIES,
+    TORCH_LIBRARIES,
+    cells,
+    sweep_cells,
+    sweep_variants,
+    variants,
+)
+
+SWEEPS = ("batch", "parameters", "length", "points")
+
+
+@dataclass
+class Config:
+    """Times training steps, private and not, side by side, and writes tables and figures."""
+
+    models: tuple[Literal["mlp", "cnn", "transformer", "wide_mlp"], ...] = (
+        "mlp",
+        "cnn",
+        "transformer",
+        "wide_mlp",
+    )
+    batch_sizes: tuple[int, ...] = (64, 256, 1024)
+    methods: tuple[Literal["dp-sgd", "doppler", "disk", "dp-pmlf"], ...] = ALGORITHMS
+    libraries: tuple[str, ...] = JAX_LIBRARIES + TORCH_LIBRARIES
+    """Contenders; those in PyTorch get an environment of their own, made on first use."""
+    sweeps: tuple[Literal["batch", "parameters", "length", "points"], ...] = SWEEPS
+    """How cost grows with batch, parameters, sequence length, and gradient points."""
+    budget: Annotated[Budget, tyro.conf.arg(name="")] = field(default_factory=Budget)
+    output: Path = ROOT / "benchmarks" / "results"
+    environment: Path = ROOT / "build" / "torch"
+    """Where the environment of the libraries in PyTorch is."""
+    fastdp: str = "fastDP"
+    """What pip installs FastDP from: a name, or the path of a checkout."""
+
+
+def main(config: Config) -> str:
+    """Runs the benchmark, saving after every cell, and returns the tables."""
+    unknown = set(config.libraries) - {*JAX_LIBRARIES, *TORCH_LIBRARIES}
+    if unknown:
+        raise ValueError(
+            f"libraries: unknown {unknown}, want some of {JAX_LIBRARIES} and {TORCH_LIBRARIES}"
+        )
+    interpreters, facts = pythons(None), report.machine_facts()
+    if any(library in TORCH_LIBRARIES for library in config.libraries):
+        python, problems = torch_environment(config.environment, config.fastdp)
+        interpreters = pythons(python, "; ".join(problems))
+        facts |= {"not installed": "; ".join(problems)} if problems else {}
+    chosen = variants(config.libraries, config.methods)
+    work = [(cell, chosen) for cell in cells(config.models, config.batch_sizes)]
+    for sweep in config.sweeps:
+        selected = sweep_variants(sweep, config.libraries)
+        work += [(cell, selected) for cell in sweep_cells(sweep)]
+    turns = [len(selected) * (1 + config.budget.rounds) for _, selected in work]
+    results, markdown, done = [], "", 0
+    with tqdm(total=sum(turns), unit="turn") as bar:
+
+        def progress(text):
+            bar.set_description_str(text, refresh=False)
+            bar.update()
+
+        for (cell, selected), size in zip(work, turns, strict=True):
+            results += measure(cell, selected, interpreters, config.budget, progress)
+            markdown = report.save(results, facts, config.output)
+            done += size
+            bar.update(done - bar.n)
+    return markdown
+
+
+if __name__ == "__main__":
+    print(main(tyro.cli(Config)))

@@ -1,0 +1,130 @@
+"""The contenders in JAX: functions that return an optimizer and a gradient function."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import optax
+from jax_privacy import noise_addition
+from optax import microbatching
+
+import dpoptax
+from benchmarks.models import Problem
+
+L2_CLIP_NORM = 1.0
+LEARNING_RATE = 0.1
+NOISE_MULTIPLIER = 1.0
+
+
+class Setting(NamedTuple):
+    """How a contender is to run: fields of `variants.Variant` and of the cell."""
+
+    batch_size: int
+    microbatch_size: int | None
+    algorithm: str
+    noise: bool
+    points: int
+
+
+def non_private(problem: Problem, setting: Setting):
+    """The mean gradient, of the whole batch or accumulated over microbatches."""
+
+    def mean_gradient(params, batch):
+        losses = lambda params: jax.vmap(problem.loss_fn, (None, 0))(params, batch).mean()  # noqa: E731
+        return jax.grad(losses)(params)
+
+    if setting.microbatch_size is not None:
+        mean_gradient = microbatching.microbatch(
+            mean_gradient,
+            argnums=1,
+            microbatch_size=setting.microbatch_size,
+            accumulator=microbatching.AccumulationType.MEAN,
+        )
+    return optax.sgd(LEARNING_RATE), lambda opt_state, params, batch: mean_gradient(params, batch)
+
+
+def optax_contrib(problem: Problem, setting: Setting):
+    """Per-example gradients into `optax.contrib.differentially_private_aggregate`."""
+    key = jax.random.key(0)
+    aggregate = optax.contrib.differentially_private_aggregate(L2_CLIP_NORM, NOISE_MULTIPLIER, key)
+    gradients = jax.vmap(jax.grad(problem.loss_fn), (None, 0))
+    tx = optax.chain(aggregate, optax.sgd(LEARNING_RATE))
+    return tx, lambda opt_state, params, batch: gradients(params, batch)
+
+
+def jax_privacy_clipped(problem: Problem, setting: Setting):
+    """`jax_privacy.clipped_grad` with its Gaussian privatizer, whole or microbatched."""
+    clipped = jax_privacy.clipped_grad(
+        problem.loss_fn,
+        l2_clip_norm=L2_CLIP_NORM,
+        normalize_by=setting.batch_size,
+        keep_batch_dim=False,
+        microbatch_size=setting.microbatch_size,
+    )
+    privatizer = noise_addition.gaussian_privatizer(
+        stddev=NOISE_MULTIPLIER * L2_CLIP_NORM / setting.batch_size, prng_key=jax.random.key(0)
+    )
+    tx = optax.chain(privatizer, optax.sgd(LEARNING_RATE))
+    return tx, lambda opt_state, params, batch: clipped(params, batch)
+
+
+def dpoptax_clipped(problem: Problem, setting: Setting, *, method: str):
+    """`dpoptax.clipped_grad` with one of its methods."""
+    options = {"method": method}
+    if "method" not in inspect.signature(dpoptax.clipped_grad).parameters:
+        if method != "vmap":
+            raise NotImplementedError(f"this dpoptax has no method={method!r}")
+        options = {}
+    grad_fn = dpoptax.clipped_grad(
+        problem.loss_fn,
+        dpoptax.l2_clip(L2_CLIP_NORM),
+        microbatch_size=setting.microbatch_size,
+        **options,
+    )
+    noise = dpoptax.gaussian_noise(
+        noise_multiplier=NOISE_MULTIPLIER if setting.noise else 0.0,
+        batch_size=setting.batch_size,
+        key=jax.random.key(0),
+    )
+    tx = optax.chain(noise, *_filters(setting), optax.sgd(LEARNING_RATE))
+
+    def gradient(opt_state, params, batch):
+        return grad_fn(dpoptax.gradient_points(opt_state, params), batch)
+
+    return tx, gradient
+
+
+def _filters(setting):
+    b, a = (1 / 11, 1 / 11), (-9 / 11,)
+    if setting.algorithm == "dp-sgd":
+        return []
+    if setting.algorithm == "doppler":
+        return [dpoptax.doppler(b=b, a=a)]
+    if setting.algorithm == "disk":
+        return [dpoptax.disk(kappa=0.7, gamma=0.5)]
+    return [dpoptax.pmlf(length=setting.points, beta=0.9, b=b, a=a)]
+
+
+CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
+    "non-private": non_private,
+    "optax.contrib": optax_contrib,
+    "jax_privacy": jax_privacy_clipped,
+    "dpoptax vmap": partial(dpoptax_clipped, method="vmap"),
+    "dpoptax auto": partial(dpoptax_clipped, method="auto"),
+}
+
+
+def make_step(library: str, problem: Problem, setting: Setting):
+    """Returns a contender's jitted step and its optimizer state; the step donates both."""
+    tx, gradient = CONTENDERS[library](problem, setting)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, opt_state, batch):
+        updates, opt_state = tx.update(gradient(opt_state, params, batch), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    return step, tx.init(jax.tree.map(jnp.copy, problem.params))

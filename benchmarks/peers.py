@@ -1,0 +1,33 @@
+"""An environment of its own for the libraries in PyTorch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = ("torch==2.13.0", "opacus")
+
+
+def torch_environment(folder: Path, fastdp: str) -> tuple[str | None, list[str]]:
+    """Makes the environment once and returns its interpreter and what could not be installed.
+
+    The interpreter is `None` where torch cannot be installed. `fastdp` is what pip is asked for:
+    a name, or the path of a checkout.
+    """
+    python = folder / "bin" / "python"
+    problems = []
+    if not _runs([python, "-c", "import torch, opacus"]):
+        command = ["uv", "venv", "--quiet", "--clear", "--seed", "--python", sys.executable, folder]
+        if not _runs(command) or not _runs([python, "-m", "pip", "install", *REQUIREMENTS]):
+            return None, [f"{' and '.join(REQUIREMENTS)}: could not be installed"]
+    if not _runs([python, "-c", "import fastDP"]) and not _runs(
+        [python, "-m", "pip", "install", "--no-deps", fastdp]
+    ):
+        problems.append(f"FastDP: could not be installed as {Path(fastdp).name}")
+    return str(python), problems
+
+
+def _runs(command):
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False

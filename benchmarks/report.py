@@ -1,0 +1,150 @@
+"""The results as JSON, as a table in Markdown, and drawn."""
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HEADER = (
+    "| | microbatch | ms/step | quartiles | ratio | compile s | peak MB | memory ratio |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+def save(results, facts: dict, folder: Path) -> str:
+    """Writes results.json, results.md, ratios.png and sweeps.png; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [asdict(result) for result in results]
+    text = json.dumps({"facts": facts, "results": rows}, indent=1)
+    (folder / "results.json").write_text(text + "\n")
+    markdown = to_markdown(results, facts)
+    (folder / "results.md").write_text(markdown)
+    tables = [group for cell, group in _by_cell(results) if not cell.sweep]
+    if any(result.ratio for group in tables for result in group):
+        draw_ratios(tables, folder / "ratios.png")
+    sweeps = [result for result in results if result.cell.sweep and result.error is None]
+    if sweeps:
+        draw_sweeps(sweeps, folder / "sweeps.png")
+    return markdown
+
+
+def to_markdown(results, facts: dict) -> str:
+    """A summary of ratios, then one table for each cell."""
+    parts = [", ".join(f"{name} {value}" for name, value in facts.items()) + ".\n"]
+    parts.append(_summary([result for result in results if not result.cell.sweep]))
+    for cell, group in _by_cell(results):
+        baselines = {result.baseline for result in group if result.baseline}
+        title = f"{cell.sweep} sweep: {cell}" if cell.sweep else str(cell)
+        parts.append(f"### {title}\n\nRatios to: {'; '.join(sorted(baselines)) or 'none'}.\n")
+        parts.append("\n".join([HEADER, *map(_row, group)]) + "\n")
+    return "\n".join(parts)
+
+
+def _summary(results):
+    """Ratios alone: variants against cells."""
+    cells = list(dict.fromkeys(str(result.cell) for result in results))
+    names = list(dict.fromkeys(str(result.variant) for result in results))
+    if not cells:
+        return ""
+    found = {(str(result.cell), str(result.variant)): _ratio(result) for result in results}
+    lines = ["| time, ratio to non-private | " + " | ".join(cells) + " |"]
+    lines.append("|---|" + "---:|" * len(cells))
+    for name in names:
+        ratios = [found.get((cell, name), "") for cell in cells]
+        lines.append(f"| {name} | " + " | ".join(ratios) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(result):
+    return "failed" if result.error else f"{result.ratio:.2f}" if result.ratio else "–"
+
+
+def _row(result):
+    name = str(result.variant)
+    if result.error is not None:
+        return f"| {name} | | failed: {result.error.replace('|', '/')} | | | | | |"
+    low, high = result.quartiles
+    seconds = "" if result.compile_seconds is None else f"{result.compile_seconds:.1f}"
+    memory = f"{result.memory_ratio:.2f}" if result.memory_ratio else "–"
+    return (
+        f"| {name} | {result.variant.microbatch_size or 'whole'} | {result.median:.2f} | "
+        f"{low:.2f}–{high:.2f} | {_ratio(result)} | {seconds} | {result.peak_mb:.0f} | {memory} |"
+    )
+
+
+def draw_ratios(groups, path: Path) -> None:
+    """One panel for each cell, a bar for each variant, on a logarithmic scale."""
+    columns = min(3, len(groups))
+    lines = -(-len(groups) // columns)
+    height = 0.28 * max(len(group) for group in groups) + 0.9
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.5 * columns, height * lines), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(groups) :]:
+        axis.remove()
+    for axis, group in zip(axes.flat, groups, strict=False):
+        group = [result for result in group if result.ratio]
+        names = [str(result.variant) for result in group]
+        bars = axis.barh(names, [r.ratio for r in group], color=[_color(r.variant) for r in group])
+        axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set(xscale="log", title=str(group[0].cell) if group else "")
+        axis.margins(x=0.2)
+        axis.invert_yaxis()
+        axis.tick_params(labelsize=8)
+    figure.supxlabel("time of a step, ratio to the fastest non-private step")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_sweeps(results, path: Path) -> None:
+    """One panel for each sweep, a line for each variant: milliseconds against the quantity."""
+    names = list(dict.fromkeys(result.cell.sweep for result in results))
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(4.5 * len(names), 3.8), squeeze=False, layout="constrained"
+    )
+    for axis, name in zip(axes.flat, names, strict=True):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for result in results:
+            if result.cell.sweep == name and result.steps:
+                point = (_quantity(result.cell), result.median)
+                lines.setdefault(str(result.variant), []).append(point)
+        for label, points in lines.items():
+            axis.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
+        axis.set(xscale="log", yscale="log", xlabel=name, ylabel="ms a step")
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _quantity(cell):
+    if cell.sweep == "batch":
+        return cell.batch_size
+    return cell.points if cell.sweep == "points" else next(iter(cell.options.values()))
+
+
+def _color(variant):
+    if variant.is_baseline:
+        return "#999999"
+    return "#1f77b4" if variant.library.startswith("dpoptax") else "#ff7f0e"
+
+
+def _by_cell(results):
+    groups: dict[tuple, list] = {}
+    for result in results:
+        groups.setdefault((result.cell.sweep, str(result.cell)), []).append(result)
+    return [(group[0].cell, group) for group in groups.values()]
+
+
+def machine_facts() -> dict:
+    """What the numbers depend on and may be published."""
+    cores = len(os.sched_getaffinity(0))
+    packages = {name: version(name) for name in ("jax", "optax", "jax-privacy")}
+    return {"Python": platform.python_version(), **packages, "CPU cores": cores}

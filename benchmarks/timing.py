@@ -1,0 +1,202 @@
+"""The parent's side of a measurement: worker processes that take turns."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.variants import TUNED, Cell, Variant, request
+
+ROOT = Path(__file__).parents[1]
+TUNING_BATCH = 256
+
+
+class WorkerError(Exception):
+    """A worker that raised, ran out of memory or died."""
+
+
+@dataclass
+class Result:
+    """One variant in one cell: milliseconds of every step, by round, or the error.
+
+    `ratio` and `memory_ratio` are to the fastest non-private step of the same framework in the
+    same cell, `baseline`.
+    """
+
+    cell: Cell
+    variant: Variant
+    rounds: list[list[float]] = field(default_factory=list)
+    compile_seconds: float | None = None
+    peak_mb: float | None = None
+    error: str | None = None
+    ratio: float | None = None
+    memory_ratio: float | None = None
+    baseline: str | None = None
+
+    @property
+    def steps(self) -> list[float]:
+        return [ms for steps in self.rounds for ms in steps]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.steps)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        steps = self.steps
+        if len(steps) < 2:
+            return steps[0], steps[0]
+        low, _, high = statistics.quantiles(steps, n=4, method="inclusive")
+        return low, high
+
+
+class Worker:
+    """A process that holds one variant's compiled step and runs it when told to."""
+
+    def __init__(self, python: str, cell: Cell, variant: Variant, memory_limit_gb: float):
+        module = "benchmarks.torch_worker" if variant.uses_torch else "benchmarks.worker"
+        message = json.dumps(request(cell, variant, memory_limit_gb))
+        env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the worker
+        self._process = subprocess.Popen(
+            [python, "-m", module, message],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=ROOT,
+            env=env,
+        )
+        try:
+            self.facts = self._reply()
+        except WorkerError:
+            self.close()
+            raise
+
+    def run(self, seconds: float) -> dict:
+        """Runs steps for at least `seconds` and returns their times and the peak memory."""
+        try:
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        return self._reply()
+
+    def close(self):
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+    def _reply(self):
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._log.seek(0)
+            log = self._log.read().strip().splitlines()
+            raise WorkerError(f"died with status {code}: {log[-1][:200] if log else 'no message'}")
+        message = json.loads(line)
+        if "error" in message:
+            raise WorkerError(message["error"])
+        return message
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to measure a cell.
+
+    Attributes:
+      rounds: turns of every variant.
+      seconds_per_turn: a turn's length; at least one step.
+      seconds_per_cell: no new round begins after it, once there are three.
+      memory_limit_gb: a worker that wants more fails, and the table says so.
+    """
+
+    rounds: int = 7
+    seconds_per_turn: float = 0.3
+    seconds_per_cell: float = 180.0
+    memory_limit_gb: float = 14.0
+
+
+def measure(cell, variants, pythons, budget: Budget, progress) -> list[Result]:
+    """Measures the variants of one cell in turns: A B C A B C …
+
+    Args:
+      cell: the training problem.
+      variants: what to compare.
+      pythons: the interpreter of JAX, and that of torch, or the reason why there is none.
+      budget: rounds and limits.
+      progress: called with a line of text at every start of a variant and at every turn.
+    """
+    results, workers = [], []
+    for variant in variants:
+        progress(f"{cell}: compiling {variant}")
+        result = Result(cell, variant)
+        results.append(result)
+        try:
+            worker, result.variant = _start(cell, variant, pythons, budget.memory_limit_gb)
+        except WorkerError as error:
+            result.error = str(error)
+            continue
+        result.compile_seconds = worker.facts.get("compile_seconds")
+        workers.append((worker, result))
+    start = time.monotonic()
+    for turn in range(budget.rounds):
+        if turn >= 3 and time.monotonic() - start > budget.seconds_per_cell:
+            break
+        for worker, result in workers:
+            if result.error is not None:
+                continue
+            progress(f"{cell}: round {turn + 1}, {result.variant}")
+            try:
+                reply = worker.run(budget.seconds_per_turn)
+            except WorkerError as error:
+                result.error = str(error)
+                continue
+            result.rounds.append(reply["ms"])
+            result.peak_mb = reply["peak_mb"]
+    for worker, _ in workers:
+        worker.close()
+    _set_ratios(results)
+    return results
+
+
+def _start(cell, variant, pythons, memory_limit_gb):
+    python, reason = pythons["torch" if variant.uses_torch else "jax"]
+    if python is None:
+        raise WorkerError(reason)
+    if variant.microbatch_size == TUNED:
+        # The best size hardly depends on the batch; a process of its own, as the memory of a whole
+        # batch is not the variant's.
+        small = replace(cell, batch_size=min(cell.batch_size, TUNING_BATCH))
+        tuner = Worker(python, small, variant, memory_limit_gb)
+        tuner.close()
+        variant = replace(variant, microbatch_size=tuner.facts["microbatch_size"])
+    return Worker(python, cell, variant, memory_limit_gb), variant
+
+
+def _set_ratios(results):
+    for uses_torch in (False, True):
+        group = [r for r in results if r.variant.uses_torch == uses_torch and r.error is None]
+        baselines = [r for r in group if r.variant.is_baseline]
+        if not baselines:
+            continue
+        best = min(baselines, key=lambda result: result.median)
+        for result in group:
+            # By round: what slows the machine down slows both sides of a ratio.
+            pairs = zip(result.rounds, best.rounds, strict=True)
+            result.ratio = statistics.median(
+                statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs
+            )
+            result.memory_ratio = result.peak_mb / best.peak_mb
+            result.baseline = str(best.variant)
+
+
+def pythons(torch_python: str | None, reason: str = "") -> dict:
+    """The interpreters of the two frameworks; `reason` says why torch's is missing."""
+    return {"jax": (sys.executable, ""), "torch": (torch_python, reason)}

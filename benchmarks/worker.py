@@ -1,0 +1,54 @@
+"""The process of one variant in JAX: `python -m benchmarks.worker REQUEST`."""
+
+import time
+
+import jax
+
+import dpoptax
+from benchmarks.contenders import Setting, make_step
+from benchmarks.models import MODELS
+from benchmarks.serve import serve
+from benchmarks.variants import TUNED
+
+
+def build(request):
+    """Returns the step with its compile seconds, or no step and the tuned microbatch size."""
+    problem = MODELS[request["model"]](**request["options"])
+    batch_size = request["batch_size"]
+    batch = jax.block_until_ready(problem.make_batch(batch_size))
+
+    def setting(microbatch_size):
+        return Setting(
+            batch_size,
+            microbatch_size,
+            request["algorithm"],
+            request["noise"],
+            request["points"],
+        )
+
+    if request["microbatch_size"] == TUNED:
+        _, opt_state = make_step(request["library"], problem, setting(batch_size))
+        best = dpoptax.tune_microbatch_size(
+            lambda size: make_step(request["library"], problem, setting(size))[0],
+            problem.params,
+            opt_state,
+            batch,
+            batch_size=batch_size,
+            rounds=2,
+        )
+        return None, {"microbatch_size": best}
+
+    step, opt_state = make_step(request["library"], problem, setting(request["microbatch_size"]))
+    start = time.perf_counter()
+    compiled = step.lower(problem.params, opt_state, batch).compile()
+    compile_seconds = time.perf_counter() - start
+    state = [problem.params, opt_state]
+
+    def run():
+        state[:] = jax.block_until_ready(compiled(*state, batch))
+
+    return run, {"compile_seconds": compile_seconds}
+
+
+if __name__ == "__main__":
+    serve(build)

@@ -1,0 +1,87 @@
+"""Choosing the microbatch size by timing the user's own step."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def tune_microbatch_size(
+    make_step: Callable[[int], Callable[..., Any]],
+    *args: Any,
+    batch_size: int,
+    candidates: Sequence[int] | None = None,
+    rounds: int = 3,
+) -> int:
+    """Returns the microbatch size with which a training step runs fastest on this machine.
+
+    Every candidate's step is compiled and run once, then the candidates take turns for `rounds`
+    timed calls each, so that a change of the machine's pace meets all alike; one that is 1.5 times
+    slower than the best so far drops out. The smallest time of each counts. A candidate that does
+    not fit into memory is left out.
+
+    The size changes memory and speed, not the result but for rounding, so that the choice, which
+    looks at times alone, costs no privacy. The outputs of the timed steps are thrown away.
+
+    Args:
+      make_step: `make_step(microbatch_size)` returns the step, a function of `args`, best under
+        `jax.jit`. It may donate its arguments: it gets copies.
+      *args: what the step is called with, such as parameters, optimizer state, batch and mask.
+      batch_size: number of examples in the batch.
+      candidates: sizes to try; by default `batch_size` divided by 1, 4, 16, … down to 4.
+      rounds: timed calls of each candidate.
+
+    Raises:
+      ValueError: no candidates, one that is not between 1 and `batch_size`, or `rounds` below 1.
+      MemoryError: no candidate fits into memory.
+
+    >>> import dpoptax, jax, jax.numpy as jnp
+    >>> clip = dpoptax.l2_clip(1.0)
+    >>> def make_step(microbatch_size):
+    ...     grad_fn = dpoptax.clipped_grad(
+    ...         lambda w, x: jnp.sum((w - x) ** 2), clip, microbatch_size=microbatch_size
+    ...     )
+    ...     return jax.jit(lambda w, batch: grad_fn(dpoptax.gradient_points((), w), batch))
+    >>> w, batch = jnp.zeros(3), jnp.ones((8, 3))
+    >>> tune_microbatch_size(make_step, w, batch, batch_size=8, candidates=[2, 8]) in (2, 8)
+    True
+    """
+    sizes = _default_candidates(batch_size) if candidates is None else list(candidates)
+    if not sizes or not all(1 <= size <= batch_size for size in sizes):
+        raise ValueError(f"candidates={sizes}: want sizes between 1 and batch_size={batch_size}")
+    if rounds < 1:
+        raise ValueError(f"rounds={rounds}: want at least 1")
+    steps = {}
+    for size in sizes:
+        step = make_step(size)
+        try:
+            _seconds(step, args)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        else:
+            steps[size] = step
+    if not steps:
+        raise MemoryError(f"no microbatch size of {sizes} fits into memory: try smaller ones")
+    best = dict.fromkeys(steps, float("inf"))
+    for _ in range(rounds):
+        for size in steps:
+            if best[size] == float("inf") or best[size] <= 1.5 * min(best.values()):
+                best[size] = min(best[size], _seconds(steps[size], args))
+    return min(best, key=best.__getitem__)
+
+
+def _default_candidates(batch_size):
+    sizes = [batch_size]
+    while sizes[-1] % 4 == 0 and sizes[-1] >= 16:
+        sizes.append(sizes[-1] // 4)
+    return sizes
+
+
+def _seconds(step, args):
+    copies = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
+    jax.block_until_ready(copies)
+    start = time.perf_counter()
+    jax.block_until_ready(step(*copies))
+    return time.perf_counter() - start

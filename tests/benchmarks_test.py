@@ -1,0 +1,109 @@
+"""The benchmark suite runs and reports; no test looks at a time."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import Config, main
+from benchmarks.contenders import Setting, make_step
+from benchmarks.models import MODELS
+from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
+from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
+
+ONCE = Budget(rounds=1, seconds_per_turn=0.0)
+
+
+@pytest.mark.slow
+def test_small_run_writes_its_report(tmp_path):
+    config = Config(
+        models=("mlp",),
+        batch_sizes=(4,),
+        methods=("dp-sgd",),
+        libraries=("non-private", "optax.contrib"),
+        sweeps=(),
+        budget=ONCE,
+        output=tmp_path,
+    )
+    markdown = main(config)
+    saved = json.loads((tmp_path / "results.json").read_text())
+    names = [row["variant"]["library"] for row in saved["results"]]
+    assert names == ["non-private", "non-private", "optax.contrib"]
+    assert all(row["error"] is None for row in saved["results"])
+    assert all(row["ratio"] > 0 and row["peak_mb"] > 0 for row in saved["results"])
+    assert "| optax.contrib |" in markdown
+    assert (tmp_path / "results.md").read_text() == markdown
+    assert (tmp_path / "ratios.png").stat().st_size > 0
+
+
+CASES = [(library, "dp-sgd") for library in JAX_LIBRARIES]
+CASES += [(library, name) for library in JAX_LIBRARIES[-2:] for name in ALGORITHMS[1:]]
+
+
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize(("library", "algorithm"), CASES)
+def test_every_contender_takes_a_step(library, algorithm, noise):
+    problem = MODELS["mlp"](width=3)
+    before = jax.tree.map(np.array, problem.params)
+    step, opt_state = make_step(library, problem, Setting(4, 2, algorithm, noise, points=2))
+    params, _ = step(problem.params, opt_state, problem.make_batch(4))
+    change = optax.global_norm(jax.tree.map(np.subtract, params, before))
+    assert 0 < change < 10
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "parameters"),
+    [
+        ("mlp", {}, 203_530),
+        ("wide_mlp", {}, 3_256_330),
+        ("cnn", {}, 554_474),
+        ("transformer", {}, 3_438_592),
+    ],
+)
+def test_models_have_the_stated_size(model, options, parameters):
+    problem = MODELS[model](**options)
+    assert sum(leaf.size for leaf in jax.tree.leaves(problem.params)) == parameters
+    example = jax.tree.map(lambda x: x[0], problem.make_batch(2))
+    loss = jax.eval_shape(problem.loss_fn, problem.params, example)
+    assert loss.shape == ()
+
+
+def test_missing_peers_and_memory_are_reported():
+    cell = Cell("mlp", 4, {"width": 3})
+    reason = "torch: could not be installed"
+    greedy = Budget(rounds=1, seconds_per_turn=0.0, memory_limit_gb=0.01)
+    wanted = [Variant("non-private"), Variant("Opacus ghost")]
+    short, missing = measure(cell, wanted, pythons(None, reason), greedy, lambda text: None)
+    assert missing.error == reason
+    assert short.error
+    table = report.to_markdown([short, missing], {})
+    assert f"failed: {reason}" in table
+    assert "1.00" not in table
+
+
+def test_ratios_are_to_the_fastest_baseline_round_by_round():
+    cell = Cell("mlp", 4)
+
+    def result(variant, *rounds):
+        return Result(cell, variant, rounds=[list(steps) for steps in rounds], peak_mb=100.0)
+
+    whole = result(Variant("non-private"), (4.0,), (40.0,), (4.0,))
+    small = result(Variant("non-private", microbatch_size=2), (2.0,), (20.0,), (2.0,))
+    private = result(Variant("dpoptax auto"), (3.0,), (30.0,), (3.0, 3.0))
+    torch = result(Variant("torch non-private"), (1.0,), (1.0,), (1.0,))
+    _set_ratios([whole, small, private, torch])
+    assert private.ratio == pytest.approx(1.5)
+    assert private.baseline == "non-private, microbatched"
+    assert (whole.ratio, small.ratio, torch.ratio) == pytest.approx((2.0, 1.0, 1.0))
+    assert torch.baseline == "torch non-private"
+
+
+def test_variants_and_sweeps_are_complete():
+    chosen = variants(JAX_LIBRARIES, ALGORITHMS)
+    assert len(chosen) == len(set(chosen)) == 15
+    assert sum(not variant.noise for variant in chosen) == 2
+    for sweep in ("batch", "parameters", "length", "points"):
+        assert len({str(cell) for cell in sweep_cells(sweep)}) >= 4
