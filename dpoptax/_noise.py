@@ -162,8 +162,8 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     """
     states = [
         leaf
-        for leaf in jax.tree.leaves(opt_state, is_leaf=lambda x: hasattr(x, "mechanism"))
-        if isinstance(getattr(leaf, "mechanism", None), Mechanism)
+        for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger)
+        if is_ledger(leaf)
     ]
     for state in states:
         if jnp.shape(state.count) != ():
@@ -171,6 +171,11 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
                 f"a ledger's count has shape {jnp.shape(state.count)}: take the state of one run"
             )
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
+
+
+def is_ledger(x: Any) -> bool:
+    """Whether `x` is the state of a noise stage."""
+    return isinstance(getattr(x, "mechanism", None), Mechanism)
 
 
 def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:

@@ -1,0 +1,96 @@
+"""How an attacker decides: scores of what was seen, learned on runs that are spent on it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from jax_privacy.auditing import CanaryScoreAuditor, Explicit
+from numpy.typing import NDArray
+from scipy import linalg
+
+Array = NDArray[np.float64]
+
+# Relative to each feature's own variance: far above the rounding of float32 features.
+_JITTER = 1e-10
+_THRESHOLDS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """A score of features (runs, steps, F) → (runs,), higher with the canary, and a threshold."""
+
+    name: str
+    score: Callable[[Array], Array]
+    threshold: float
+
+
+def learn(
+    inside: Array, outside: Array, *, probability: float, delta: float, significance: float
+) -> Attack:
+    """Chooses the score and the threshold that prove most on the given runs.
+
+    The features of all steps are whitened by the covariance and the mean of the runs without the
+    canary. A linear filter behind the noise is undone by that, since features come in the order of
+    time, and noise that is shared among leaves or steps cancels. The scores of whitened features z,
+    which the canary moves by m when it is drawn, are
+
+        likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2))
+        largest            max_tf |z_tf|, for what is not moved on the average, or not by much
+
+    Args:
+      inside: features of runs with the canary, (runs, steps, F).
+      outside: the same without.
+      probability: q, with which the canary is drawn in a step.
+      delta: δ of the bound.
+      significance: 1 − confidence.
+    """
+    scores = _scores(inside, outside, probability)
+    found = [
+        (*_best_threshold(score(inside), score(outside), delta, significance), name, score)
+        for name, score in scores.items()
+    ]
+    _, threshold, name, score = max(found, key=lambda entry: entry[0])
+    return Attack(name, score, threshold)
+
+
+def _scores(inside, outside, probability):
+    shape = outside.shape[1:]
+    flat = outside.reshape(len(outside), -1)
+    mean = flat.mean(axis=0)
+    covariance = np.atleast_2d(np.cov(flat, rowvar=False))
+    variances = np.maximum(np.diag(covariance), np.finfo(np.float32).tiny)
+    factor = linalg.cholesky(covariance + _JITTER * np.diag(variances), lower=True)
+
+    def whiten(features):
+        centred = features.reshape(len(features), -1) - mean
+        return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
+
+    moved = whiten(inside).mean(axis=0) / probability
+
+    def likelihood_ratio(features):
+        exponents = np.sum(whiten(features) * moved - moved**2 / 2, axis=-1)
+        if probability == 1.0:
+            return exponents.sum(axis=-1)
+        return np.logaddexp(np.log1p(-probability), np.log(probability) + exponents).sum(axis=-1)
+
+    def largest(features):
+        return np.abs(whiten(features)).max(axis=(-1, -2))
+
+    return {"likelihood ratio": likelihood_ratio, "largest": largest}
+
+
+def _best_threshold(inside, outside, delta, significance):
+    """(bound, threshold), over thresholds in the two tails that decide."""
+    estimator = CanaryScoreAuditor(inside, outside)
+    few, most = 1.0 / min(len(inside), len(outside)), 0.9
+    fractions = np.geomspace(few, most, _THRESHOLDS)
+    candidates = np.concatenate([np.quantile(outside, 1 - fractions), np.quantile(inside, fractions)])
+    candidates = np.append(candidates, (outside.max() + inside.min()) / 2)
+    bounds = [
+        estimator.epsilon_clopper_pearson(
+            significance, delta, one_sided=False, threshold_strategy=Explicit(float(threshold))
+        )
+        for threshold in candidates
+    ]
+    best = int(np.argmax(bounds))
+    return bounds[best], float(candidates[best])
