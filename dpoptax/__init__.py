@@ -12,6 +12,10 @@ from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example
 from dpoptax._clipping import l2_clip as l2_clip
+from dpoptax._clips import automatic_clip as automatic_clip
+from dpoptax._clips import normalized_clip as normalized_clip
+from dpoptax._clips import per_layer_clip as per_layer_clip
+from dpoptax._clips import psac_clip as psac_clip
 from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
 from dpoptax._filters import LowPassState as LowPassState
