@@ -8,6 +8,10 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 from dpoptax import accounting as accounting
 from dpoptax import filters as filters
 from dpoptax import sampling as sampling
+from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
+from dpoptax._adaptive import adam_bc as adam_bc
+from dpoptax._adaptive import lp_adam as lp_adam
+from dpoptax._adaptive import scale_by_lp_adam as scale_by_lp_adam
 from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example
@@ -33,6 +37,7 @@ from dpoptax._noise import Mechanism as Mechanism
 from dpoptax._noise import clip_and_noise as clip_and_noise
 from dpoptax._noise import gaussian_noise as gaussian_noise
 from dpoptax._noise import ledgers as ledgers
+from dpoptax._noise import release_stddev as release_stddev
 from dpoptax._pmlf import inner_outer as inner_outer
 from dpoptax._pmlf import pmlf as pmlf
 from dpoptax._points import GradientPoints as GradientPoints
