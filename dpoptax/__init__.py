@@ -8,10 +8,18 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 from dpoptax import accounting as accounting
 from dpoptax import filters as filters
 from dpoptax import sampling as sampling
+from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
+from dpoptax._adaptive import adam_bc as adam_bc
+from dpoptax._adaptive import lp_adam as lp_adam
+from dpoptax._adaptive import scale_by_lp_adam as scale_by_lp_adam
 from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example
 from dpoptax._clipping import l2_clip as l2_clip
+from dpoptax._clips import automatic_clip as automatic_clip
+from dpoptax._clips import normalized_clip as normalized_clip
+from dpoptax._clips import per_layer_clip as per_layer_clip
+from dpoptax._clips import psac_clip as psac_clip
 from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
 from dpoptax._filters import LowPassState as LowPassState
@@ -29,6 +37,7 @@ from dpoptax._noise import Mechanism as Mechanism
 from dpoptax._noise import clip_and_noise as clip_and_noise
 from dpoptax._noise import gaussian_noise as gaussian_noise
 from dpoptax._noise import ledgers as ledgers
+from dpoptax._noise import release_stddev as release_stddev
 from dpoptax._pmlf import inner_outer as inner_outer
 from dpoptax._pmlf import pmlf as pmlf
 from dpoptax._points import GradientPoints as GradientPoints
@@ -36,6 +45,9 @@ from dpoptax._points import ReferenceState as ReferenceState
 from dpoptax._points import TrackIteratesState as TrackIteratesState
 from dpoptax._points import gradient_points as gradient_points
 from dpoptax._points import track_iterates as track_iterates
+from dpoptax._quantile import AdaptiveNoiseState as AdaptiveNoiseState
+from dpoptax._quantile import adaptive_clip as adaptive_clip
+from dpoptax._quantile import adaptive_gaussian_noise as adaptive_gaussian_noise
 from dpoptax._reference import track_reference as track_reference
 from dpoptax._tuning import tune_microbatch_size as tune_microbatch_size
 

@@ -46,13 +46,13 @@ class Clip(abc.ABC):
     def encode(self, grads: Any, reference: Any) -> Any:
         """What is scaled and summed in place of the gradients, leaves (B, …); they themselves here.
 
-        Of the same shapes; not finite where an example's gradient is not. `reference` is public.
+        Not finite where an example's gradient is not. `reference` is public.
         """
         del reference
         return grads
 
     def decode(self, mean: Any, reference: Any) -> Any:
-        """Post-processing of the noisy mean; the identity here."""
+        """The gradient, shaped like the parameters, that the noisy mean encodes; itself here."""
         del reference
         return mean
 
@@ -182,29 +182,43 @@ def sum_clipped(
     """
     batch = batch_axis(grads)
     grads = clip.encode(grads, reference)
-    leaves, treedef = jax.tree.flatten(grads)
-    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
-    axes = [tuple(range(1, leaf.ndim)) for leaf in leaves]
-    largest = jnp.zeros(batch, jnp.float32)
-    for leaf, axis in zip(leaves, axes, strict=True):
-        if leaf.size:
-            largest = jnp.maximum(largest, jnp.max(jnp.abs(leaf), axis=axis))  # keeps NaN
-    used = jnp.isfinite(largest)
-    if mask is not None:
-        used &= mask
-    scale = jnp.where(used & (largest > 0), jnp.clip(largest, *_SCALES), 1.0)
-    units = [_where_rows(used, leaf / _rows(scale, leaf)) for leaf in leaves]
-
+    treedef = jax.tree.structure(grads)
+    units, scale, _ = unit_gradients(grads, mask)
     groups = clip.groups(grads)
     squares = [jnp.zeros(batch, jnp.float32)] * (1 + max(groups, default=0))
-    for group, unit, axis in zip(groups, units, axes, strict=True):
-        squares[group] += jnp.sum(jnp.square(unit), axis=axis)
+    for group, unit in zip(groups, units, strict=True):
+        squares[group] += square_sum(unit)
     coefficients = scaled_factors(clip, scale, jnp.sqrt(jnp.stack(squares, axis=-1)))
     sums = [
         jnp.einsum("b,b...->...", coefficients[:, group], unit)
         for group, unit in zip(groups, units, strict=True)
     ]
     return jax.tree.unflatten(treedef, sums)
+
+
+def unit_gradients(
+    grads: Any, mask: chex.Array | None = None
+) -> tuple[list[chex.Array], chex.Array, chex.Array]:
+    """Per-example gradients over a scale that makes their squares safe, float32 at least.
+
+    Returns:
+      The leaves (B, …) of g/scale, zero for examples that are masked or not finite; the scale,
+      (B,), positive; and which examples are finite and not masked, (B,) bool.
+    """
+    batch = batch_axis(grads)
+    leaves = [
+        leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(grads)
+    ]
+    largest = jnp.zeros(batch, jnp.float32)
+    for leaf in leaves:
+        if leaf.size:
+            top = jnp.max(jnp.abs(leaf), axis=tuple(range(1, leaf.ndim)))
+            largest = jnp.maximum(largest, top)  # keeps NaN
+    used = jnp.isfinite(largest)
+    if mask is not None:
+        used &= mask
+    scale = jnp.where(used & (largest > 0), jnp.clip(largest, *_SCALES), 1.0)
+    return [_where_rows(used, leaf / _rows(scale, leaf)) for leaf in leaves], scale, used
 
 
 def scaled_factors(clip: Clip, scale: chex.Array, norms: chex.Array) -> chex.Array:
@@ -234,6 +248,11 @@ def batch_axis(tree: Any) -> int:
             + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
         )
     return next(iter(sizes.values()))[0]
+
+
+def square_sum(leaf):
+    """The sum of squares over all axes but the first."""
+    return jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim)))
 
 
 def _rows(values, leaf):

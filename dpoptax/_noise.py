@@ -149,6 +149,33 @@ def clip_and_noise(
     )
 
 
+def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) -> float:
+    """The standard deviation of the noise in each coordinate of a released mean: σ C / B.
+
+    What methods that know the noise ask for, such as `dpoptax.adam_bc`: absolute, in the units of
+    the gradient. A public number.
+
+    Args:
+      clip: the geometry; C is its sensitivity.
+      noise_multiplier: σ.
+      batch_size: B.
+
+    Raises:
+      ValueError: a number outside its range, or a geometry that decodes the mean, as its noise is
+        not the same in every step and coordinate.
+
+    >>> import dpoptax
+    >>> release_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
+    0.01
+    """
+    if check_clip(clip).encodes:
+        raise ValueError(
+            f"clip={clip}: the noisy mean is decoded, so its noise has no single standard deviation"
+        )
+    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
+    return noise_multiplier * clip.sensitivity / batch_size
+
+
 def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     """Returns the ledger of every noise stage in an optimizer's state, in tree order.
 

@@ -1,0 +1,211 @@
+"""Adaptive clipping: a threshold that follows a quantile of the gradient norms, privately."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._clipping import (
+    Clip,
+    ClippedSum,
+    L2Clip,
+    positive,
+    scaled_factors,
+    square_sum,
+    unit_gradients,
+)
+from dpoptax._noise import GaussianNoiseState, check_clipped_sum, gaussian_noise
+from dpoptax._points import ReferenceState
+
+# The threshold stays a number whose reciprocal is a normal float32.
+_THRESHOLDS = (1e-9, 1e9)
+
+
+class CountedGradient(NamedTuple):
+    """What an `AdaptiveClip` sums: the clipped gradient, and whether it was clipped.
+
+    Attributes:
+      gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
+      count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
+    """
+
+    gradient: Any
+    count: chex.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(Clip):
+    """A clip to a threshold that follows a quantile; see `adaptive_clip`."""
+
+    encodes: ClassVar[bool] = True
+
+    initial_l2_clip_norm: float
+    quantile: float
+    learning_rate: float
+    count_share: float
+
+    @property
+    def sensitivity(self) -> float:
+        """1: the bound on the pair of gradient and count, whatever the threshold."""
+        return 1.0
+
+    def factors(self, norms):
+        """Takes off what rounding put on top of 1."""
+        return jnp.minimum(1.0, 1.0 / norms)
+
+    def encode(self, grads, reference):
+        """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
+        threshold = self._threshold(reference)
+        units, scale, finite = unit_gradients(grads)
+        norms = jnp.sqrt(sum(map(square_sum, units)))
+        # g/C_t is clipped to 1 by way of (g/scale) and scale/C_t, neither of which overflows.
+        scale = scale / threshold
+        coefficients = scaled_factors(L2Clip(1.0), scale, norms[:, None])[:, 0]
+        coefficients *= math.sqrt(1.0 - self.count_share)
+        clipped = [u * coefficients.reshape((-1,) + (1,) * (u.ndim - 1)) for u in units]
+        count = math.sqrt(self.count_share) * jnp.where(scale * norms <= 1.0, 1.0, -1.0)
+        gradient = jax.tree.unflatten(jax.tree.structure(grads), clipped)
+        return CountedGradient(gradient, jnp.where(finite, count, jnp.nan))
+
+    def decode(self, mean, reference):
+        """The gradient in its own units: times C_t/√(1 − ρ)."""
+        unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
+        return jax.tree.map(lambda m: unit * m, mean.gradient)
+
+    def next_threshold(self, mean, threshold):
+        """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
+        unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
+        step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
+        return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
+
+    def _threshold(self, reference):
+        if getattr(reference, "shape", None) != ():
+            raise ValueError(
+                "adaptive_clip found no threshold: it is kept by dpoptax.adaptive_gaussian_noise, "
+                "which must stand in place of dpoptax.gaussian_noise, and travels with "
+                "dpoptax.gradient_points(opt_state, params)"
+            )
+        return reference
+
+
+def adaptive_clip(
+    initial_l2_clip_norm: float,
+    *,
+    quantile: float = 0.5,
+    learning_rate: float = 0.2,
+    count_share: float = 0.01,
+) -> AdaptiveClip:
+    """Clips to a threshold C_t that follows a quantile of the per-example gradient norms.
+
+        u(g) = (√(1 − ρ) min(1, C_t/‖g‖) g/C_t,  ±√ρ),    ‖u(g)‖ ≤ 1
+        C_{t+1} = C_t exp(−η (b_t − γ))
+
+    with the sign + where ‖g‖ ≤ C_t, and b_t = 1/2 + Σ±1/(2B) + noise the released share of examples
+    that were not clipped. γ = `quantile`, η = `learning_rate`, ρ = `count_share`. Its noise stage
+    is `adaptive_gaussian_noise`, which keeps C_t; `gradient_points` carries C_t to `clipped_grad`.
+
+    Privacy: one example adds at most 1 to the sum of the u, in l2 norm, so gradient and count
+    together cost what one release of the Gaussian mechanism at the stated multiplier σ costs. ρ
+    divides that cost: the gradient is noised with multiplier σ/√(1 − ρ), and the sum of the centred
+    counts with standard deviation σ_b = σ/(2√ρ). That is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2),
+    and its recommended σ_b = B/20 is ρ = (10 σ/B)². An example with a non-finite gradient adds
+    exactly zero.
+
+    Needs per-example gradients, with their memory.
+
+    Args:
+      initial_l2_clip_norm: C_0.
+      quantile: γ in [0, 1], the share of examples to leave unclipped.
+      learning_rate: η > 0; a step changes C_t by a factor of about exp(±η) at most.
+      count_share: ρ in (0, 1).
+
+    Raises:
+      ValueError: a number outside its range; at the call, points without a threshold.
+
+    Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021,
+    Algorithm 1 and Theorem 1.
+
+    >>> adaptive_clip(0.1).sensitivity
+    1.0
+    """
+    if not 0.0 <= quantile <= 1.0:
+        raise ValueError(f"quantile={quantile}: want a number in [0, 1]")
+    if not 0.0 < count_share < 1.0:
+        raise ValueError(f"count_share={count_share}: want a number in (0, 1)")
+    return AdaptiveClip(
+        positive("initial_l2_clip_norm", initial_l2_clip_norm),
+        float(quantile),
+        positive("learning_rate", learning_rate),
+        float(count_share),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptiveNoiseState:
+    """State of `adaptive_gaussian_noise`.
+
+    Attributes:
+      noise: the noise stage's, with the ledger.
+      threshold: C_t, a float32 scalar, where `gradient_points` finds it.
+    """
+
+    noise: GaussianNoiseState
+    threshold: ReferenceState
+
+
+def adaptive_gaussian_noise(
+    clip: AdaptiveClip, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+) -> optax.GradientTransformation:
+    """`gaussian_noise` for an `adaptive_clip`: noises gradient and count as one, and moves C_t.
+
+    Input: the `ClippedSum` of `clip`. Output: a noisy mean gradient in the gradient's own units, in
+    the dtype of `params` where `update` gets them.
+
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ =
+    `noise_multiplier`, count included, and the ledger says so. The threshold is post-processing.
+
+    Args:
+      clip: the same geometry that `clipped_grad` got.
+      noise_multiplier: σ, for gradient and count together; 0 for no noise and ε = ∞.
+      batch_size: B, the expected number of examples.
+      key: a key from `jax.random.key`.
+
+    Raises:
+      TypeError: a `clip` that is no `adaptive_clip`; at `update`, gradients that are not its
+        `ClippedSum`.
+      ValueError, TypeError: as `gaussian_noise`.
+
+    >>> clip, key = adaptive_clip(0.1), jax.random.key(0)
+    >>> tx = adaptive_gaussian_noise(clip, noise_multiplier=1.0, batch_size=8, key=key)
+    >>> round(tx.init(jnp.zeros(2)).threshold.reference.item(), 2)
+    0.1
+    """
+    if not isinstance(clip, AdaptiveClip):
+        raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
+    noise = gaussian_noise(noise_multiplier=noise_multiplier, batch_size=batch_size, key=key)
+
+    def init_fn(params):
+        threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
+        return AdaptiveNoiseState(noise.init(params), ReferenceState(threshold))
+
+    def update_fn(updates, state, params=None):
+        clipped = check_clipped_sum(updates)
+        if clipped.clip != clip:
+            raise TypeError(
+                f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give the "
+                "same adaptive_clip to both"
+            )
+        pair = ClippedSum(clipped.sum, L2Clip(clip.sensitivity))
+        released, noise_state = noise.update(pair, state.noise)
+        mean = clip.decode(released, clipped.reference)
+        if params is not None:
+            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
+        threshold = clip.next_threshold(released, state.threshold.reference)
+        return mean, AdaptiveNoiseState(noise_state, ReferenceState(threshold))
+
+    return optax.GradientTransformation(init_fn, update_fn)

@@ -1,0 +1,159 @@
+"""The clip geometries: each one's curve, its bound for any input, and per layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax._clipping import sum_clipped
+from tests import helpers
+
+FLAT = {
+    "l2": dpoptax.l2_clip(0.7),
+    "auto-v": dpoptax.automatic_clip(0.7, gamma=0.0),
+    "auto-s": dpoptax.automatic_clip(0.7, gamma=0.01),
+    "psac": dpoptax.psac_clip(0.7, r=0.1),
+    "normalized": dpoptax.normalized_clip(0.7),
+}
+CURVES = {
+    "l2": lambda n: min(1.0, 0.7 / n),
+    "auto-v": lambda n: 0.7 / n,
+    "auto-s": lambda n: 0.7 / (n + 0.01),
+    "psac": lambda n: 0.7 / (n + 0.1 / (n + 0.1)),
+    "normalized": lambda n: min(1.0 / 0.7, 1.0 / n),
+}
+LAYERED = {
+    "two": dpoptax.per_layer_clip({"a": 0.5, "b": 1.2}),
+    "leaves": dpoptax.per_layer_clip({"a": 0.5, "b": {"c": 0.1, "d": 0.2}}),
+    "whole": dpoptax.per_layer_clip(0.7),
+}
+
+
+def _grads(seed, batch=5, scale=1.0):
+    rng = np.random.default_rng(seed)
+    make = lambda *shape: jnp.asarray(scale * rng.normal(size=(batch, *shape)), jnp.float32)  # noqa: E731
+    return {"a": make(3, 2), "b": {"c": make(4), "d": make()}}
+
+
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 30.0])
+def test_flat_geometries_follow_their_curves(name, scale):
+    grads = _grads(0, scale=scale)
+    want = jax.tree.map(lambda g: np.zeros(g.shape[1:]), grads)
+    for i in range(5):
+        g = jax.tree.map(lambda x, i=i: np.asarray(x[i], np.float64), grads)
+        factor = CURVES[name](helpers.global_norm(g))
+        want = jax.tree.map(lambda w, x, f=factor: w + f * x, want, g)
+    got = sum_clipped(FLAT[name], grads)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("name", [*FLAT, *LAYERED])
+def test_no_example_adds_more_than_the_sensitivity(name):
+    clip = {**FLAT, **LAYERED}[name]
+    rng = np.random.default_rng(1)
+    scales = 10.0 ** np.arange(-44, 39)
+    # Layers of very different length: what one leaves of the bound no other may use.
+    grads = {
+        "a": rng.normal(size=(83, 1, 3)).clip(-3, 3),
+        "b": {
+            "c": 10.0 ** rng.integers(-9, 1, size=(83, 1, 2)),
+            "d": rng.integers(0, 2, size=(83, 1)),
+        },
+    }
+    grads = jax.tree.map(lambda g: jnp.asarray((g.T * scales).T, jnp.float32), grads)
+    totals = jax.jit(jax.vmap(lambda g: sum_clipped(clip, g)))(grads)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(totals))
+    norms = [helpers.global_norm(jax.tree.map(lambda x, i=i: x[i], totals)) for i in range(83)]
+    longest = max(norms)
+    assert longest <= clip.sensitivity * (1 + 1e-6)
+    assert longest > clip.sensitivity * (0.999 if name in FLAT else 0.7)
+
+
+@pytest.mark.parametrize("name", [*FLAT, *LAYERED])
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
+    grads = {"a": jnp.full((2, 3), bad), "b": {"c": jnp.full((2, 2), bad), "d": jnp.zeros(2)}}
+    total = sum_clipped({**FLAT, **LAYERED}[name], grads)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_factor_times_norm_is_bounded_over_all_norms(name):
+    norms = jnp.asarray(np.geomspace(1e-38, 1e35, 4001), jnp.float32)[:, None]
+    products = FLAT[name].factors(norms) * norms
+    assert float(products.max()) <= FLAT[name].sensitivity * (1 + 1e-6)
+
+
+def test_auto_s_keeps_short_gradients_short_and_psac_shorter_than_auto_v():
+    short = {"w": jnp.array([[1e-4, 0.0]])}
+    length = {name: float(sum_clipped(clip, short)["w"][0]) for name, clip in FLAT.items()}
+    np.testing.assert_allclose(length["auto-v"], 0.7, rtol=1e-5)
+    np.testing.assert_allclose(length["auto-s"], 0.7 * 1e-4 / 1.01e-2, rtol=1e-5)
+    np.testing.assert_allclose(length["psac"], 0.7 * 1e-4, rtol=1e-2)
+
+
+def test_normalized_is_l2_in_units_of_the_bound():
+    grads = _grads(2)
+    ours = sum_clipped(dpoptax.normalized_clip(0.3), grads)
+    want = jax.tree.map(lambda x: x / 0.3, sum_clipped(dpoptax.l2_clip(0.3), grads))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, want)
+
+
+def test_layers_are_clipped_by_themselves():
+    grads = _grads(3)
+    total = sum_clipped(LAYERED["two"], grads)
+    for name, bound in (("a", 0.5), ("b", 1.2)):
+        alone = sum_clipped(dpoptax.l2_clip(bound), grads[name])
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
+    total = sum_clipped(LAYERED["whole"], grads)
+    alone = sum_clipped(dpoptax.l2_clip(0.7 / 3**0.5), grads["a"])
+    np.testing.assert_allclose(total["a"], alone, rtol=1e-5)
+    np.testing.assert_allclose(dpoptax.per_layer_clip([3.0, 4.0]).sensitivity, 5.0)
+    np.testing.assert_allclose(LAYERED["whole"].sensitivity, 0.7)
+
+
+def test_noise_of_a_layered_clip_is_scaled_to_its_whole_sensitivity():
+    clip = dpoptax.per_layer_clip({"a": 3.0, "b": 4.0})
+    tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
+    params = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
+    release, _ = tx.update(jax.tree.map(lambda p: p[None], params), tx.init(params))
+    for leaf in jax.tree.leaves(release):
+        assert abs(float(jnp.std(leaf)) - 1.0) < 0.05
+
+
+def test_a_layered_clip_serves_clipped_grad_and_jit():
+    params = helpers.mlp_params(jax.random.key(0))
+    clip = dpoptax.per_layer_clip([0.2, 0.4])
+    grad_fn = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=4))
+    batch = helpers.mlp_batch(0, 6)
+    clipped = grad_fn(dpoptax.gradient_points((), params), batch)
+    per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, batch)
+    want = sum_clipped(clip, per_example)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), clipped.sum, want
+    )
+    assert clipped.clip == clip
+
+
+def test_layers_that_are_no_prefix_are_refused():
+    with pytest.raises(ValueError, match="per_layer_clip are no prefix"):
+        sum_clipped(dpoptax.per_layer_clip({"a": 1.0, "x": 1.0}), _grads(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dpoptax.automatic_clip(0.0), "l2_clip_norm=0"),
+        (lambda: dpoptax.automatic_clip(1.0, gamma=-0.1), "gamma=-0.1"),
+        (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "gamma=nan"),
+        (lambda: dpoptax.psac_clip(1.0, r=0.0), "r=0"),
+        (lambda: dpoptax.normalized_clip(-1.0), "l2_clip_norm=-1"),
+        (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "l2_clip_norms=0"),
+        (lambda: dpoptax.per_layer_clip({}), "at least one bound"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
