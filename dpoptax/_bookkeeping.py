@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax import _products
-from dpoptax._clipping import Clip, scaled_factors
+from dpoptax._clipping import Clip, scaled_factors, sum_clipped
 from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
 from dpoptax._plan import Plan, Product, make_plan
 from dpoptax._points import GradientPoints
 from dpoptax._products import Segment, Size
 from dpoptax._tracing import Program, Use, read_program
 
-_SCALES = (-100, 100)  # exponents of the scales by which gradients are divided
 # A squared norm below this fraction of the terms that cancelled in it is computed again, exactly.
 _CANCELLED = 2.0**-13
 
@@ -73,15 +72,13 @@ def bookkept_sum(
     pieces = _Pieces(
         [_segments(product, passes) for product in plan.products], _form(program, plan, passes)
     )
-    structure = jax.tree.structure(params)
-    groups = clip.groups(params)
-    total = _clip_and_sum(clip, groups, plan, pieces, mask)
+    total = _clip_and_sum(clip, params, plan, pieces, mask)
     sums = [
         total.get(i, jnp.zeros(leaf.shape, jnp.float32))
         for i, leaf in enumerate(program.parameters)
     ]
     aux = jax.tree.unflatten(program.result_tree, results)[1]
-    return jax.tree.unflatten(structure, sums), aux
+    return jax.tree.unflatten(jax.tree.structure(params), sums), aux
 
 
 def _run(program: Program, points: GradientPoints, batch: list, size: int) -> tuple[_Passes, list]:
@@ -230,20 +227,20 @@ def _pull_back(use: Use, passes: _Passes) -> dict[int, jax.Array]:
 
 
 def _clip_and_sum(
-    clip: Clip, groups: list[int], plan: Plan, pieces: _Pieces, mask: jax.Array
+    clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array
 ) -> dict[int, jax.Array]:
     """The sum of clipped gradients, by parameter.
 
     First with plain arithmetic, checking that it can be trusted for every example; where it
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
-    factors that are scaled per example, and norms of gradients formed one example at a time.
+    each example's gradient formed.
     """
     leaves = [p.leaf for p in plan.products] + list(pieces.formed)
     if not leaves:
         return {}
-    batch = mask.shape[0]
-    member_groups = [groups[leaf] for leaf in leaves]
+    groups = clip.groups(params)
     count = 1 + max(groups)
+    groups = [groups[leaf] for leaf in leaves]
 
     kept: list[jax.Array | None] = []
     sizes: list[Size] = []
@@ -260,29 +257,27 @@ def _clip_and_sum(
 
     largest = jnp.max(jnp.stack([s.norm for s in sizes]), axis=0)
     scale = jnp.where(largest > 0, largest, 1.0)
-    norms = _group([s.norm / scale for s in sizes], member_groups, count)
-    bounds = _group([s.bound / scale for s in sizes], member_groups, count)
+    norms = _group([s.norm / scale for s in sizes], groups, count)
+    bounds = _group([s.bound / scale for s in sizes], groups, count)
     coefficients = scaled_factors(clip, scale, norms) / scale[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
-    weights = [coefficients[:, g] for g in member_groups]
-    fast = _sum(plan, pieces, weights, kept)
+    fast = _sum(plan, pieces, [coefficients[:, g] for g in groups], kept)
 
-    ranges = jnp.stack([s.trusted for s in sizes])
-    sound = jnp.all(jnp.square(norms) >= _CANCELLED * jnp.square(bounds), axis=1) & jnp.isfinite(
-        largest
+    finite = jnp.isfinite(largest)
+    padding = ~mask & finite
+    sound = finite & jnp.all(jnp.square(norms) >= _CANCELLED * jnp.square(bounds), axis=1)
+    in_range = jnp.stack([s.trusted for s in sizes])
+    trusted = jnp.all((jnp.all(in_range, axis=0) & sound) | padding)
+    # Gradients that are exactly zero (dead units, blank inputs) are no reason for doubt.
+    trusted = lax.cond(
+        trusted,
+        lambda: trusted,
+        lambda: jnp.all((jnp.all(in_range | _vanishes(pieces), axis=0) & sound) | padding),
     )
-    padding = ~mask & jnp.isfinite(largest)
-    every = jnp.all(jnp.all(ranges, axis=0) & sound | padding)
-
-    def zeros_apart() -> jax.Array:
-        # Gradients that are exactly zero (dead units, rows of zeros) are no reason for doubt.
-        return jnp.all(jnp.all(ranges | _vanishes(pieces), axis=0) & sound | padding)
-
-    trusted = lax.cond(every, lambda: every, zeros_apart)
     return lax.cond(
         trusted,
-        lambda: fast,
-        lambda: _careful(clip, plan, pieces, mask, (member_groups, count, batch)),
+        lambda: {i: fast.get(i, jnp.zeros(x.shape, jnp.float32)) for i, x in enumerate(jax.tree.leaves(params))},
+        lambda: _one_by_one(clip, params, plan, pieces, mask),
     )
 
 
@@ -331,66 +326,22 @@ def _sum(plan: Plan, pieces: _Pieces, weights: list, kept: list) -> dict[int, ja
     return total
 
 
-def _careful(
-    clip: Clip, plan: Plan, pieces: _Pieces, mask: jax.Array, grouping: tuple[list[int], int, int]
+def _one_by_one(
+    clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array
 ) -> dict[int, jax.Array]:
-    """The same sum for any finite numbers; non-finite examples add exactly zero."""
-    groups, count, batch = grouping
-    used, exponents = mask, []
-    for segments in pieces.products:
-        rows, columns = _products.largest(segments)
-        used &= jnp.isfinite(rows) & jnp.isfinite(columns)
-        exponents.append((_exponent(rows), _exponent(columns)))
-    for gradient in pieces.formed.values():
-        top = jnp.max(jnp.abs(gradient.reshape(batch, -1)), axis=1)
-        used &= jnp.isfinite(top)
-        exponents.append((_exponent(top), jnp.zeros(batch, jnp.int32)))
+    """The same sum, with one example's gradient formed after the other."""
+    leaves, structure = jax.tree.flatten(params)
 
-    n = len(pieces.products)
-    scaled = _Pieces(
-        [
-            [Segment(_shift(s.rows, -a, used), _shift(s.columns, -b, used)) for s in segments]
-            for segments, (a, b) in zip(pieces.products, exponents[:n], strict=True)
-        ],
-        {
-            leaf: _shift(gradient, -a, used)
-            for (leaf, gradient), (a, _) in zip(pieces.formed.items(), exponents[n:], strict=True)
-        },
-    )
+    def add(total: Any, inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
+        example, used = inputs
+        weight = jnp.ones(1, jnp.float32)
+        whole = _sum(plan, jax.tree.map(lambda x: x[None], example), [weight] * count, [None] * n)
+        gradient = [whole.get(i, jnp.zeros(x.shape, jnp.float32))[None] for i, x in enumerate(leaves)]
+        clipped = sum_clipped(clip, jax.tree.unflatten(structure, gradient), used[None])
+        return jax.tree.map(jnp.add, total, clipped), None
 
-    def norm(segments: list[Segment], product: Product) -> jax.Array:
-        def one(segments: list[Segment]) -> jax.Array:
-            single = jax.tree.map(lambda x: x[None], segments)
-            return _products.measure(single, "form", product.sizes).norm[0]
-
-        return lax.map(one, segments) * abs(product.view.scale)
-
-    norms = [norm(s, p) for s, p in zip(scaled.products, plan.products, strict=True)]
-    norms += [_products.size_of(g).norm for g in scaled.formed.values()]
-    exponents_sum = [
-        jnp.where(used & (x > 0), a + b, -(2**20))
-        for x, (a, b) in zip(norms, exponents, strict=True)
-    ]
-    top = jnp.clip(jnp.max(jnp.stack(exponents_sum), axis=0), *_SCALES)
-    relative = [jnp.ldexp(1.0, e - top) for e in exponents_sum]
-    grouped = _group([x * r for x, r in zip(norms, relative, strict=True)], groups, count)
-    coefficients = scaled_factors(clip, jnp.ldexp(1.0, top), grouped)
-    coefficients = jnp.where(used[:, None], coefficients, 0.0)
-    weights = [coefficients[:, g] * r for g, r in zip(groups, relative, strict=True)]
-    return _sum(plan, scaled, weights, [None] * n)
-
-
-def _exponent(value: jax.Array) -> jax.Array:
-    return jnp.frexp(jnp.where(jnp.isfinite(value), value, 0.0))[1]
-
-
-def _shift(value: jax.Array, exponent: jax.Array, used: jax.Array) -> jax.Array:
-    """value · 2^exponent where the example is used, else zero; in two steps, which stay normal."""
-    if _products.indexed(value):
-        return value
-    shape = (-1, *(1,) * (value.ndim - 1))
-    half = exponent // 2
-    wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
-    moved = wide * jnp.ldexp(1.0, half).reshape(shape)
-    moved = (moved * jnp.ldexp(1.0, exponent - half).reshape(shape)).astype(value.dtype)
-    return jnp.where(used.reshape(shape), moved, 0)
+    n = len(plan.products)
+    count = n + len(pieces.formed)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+    total, _ = lax.scan(add, zeros, (pieces, mask))
+    return dict(enumerate(jax.tree.leaves(total)))
