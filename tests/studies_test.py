@@ -159,9 +159,7 @@ def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
     # The paper's own range of angles, with the noise that it takes to be private.
     assert abs(cosines["box"]) < 0.2
     # It is not the noise: the mean of the angles is not the angle of the mean.
-    silent = studies.release_cosines(
-        gradients, truth, clips, noise_multiplier=0.0, repeats=1, key=KEY
-    )
+    silent = studies.release_cosines(gradients, truth, clips, noise_multiplier=0.0, key=KEY)
     assert silent["l2"] > 0.95
     assert max(silent[name] for name in hyperspherical) < 0.8
 

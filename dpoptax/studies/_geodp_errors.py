@@ -1,5 +1,6 @@
 """Errors of released gradients in direction and in value: GeoDP Fig. 3 and 4, and a fair one."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -290,16 +291,21 @@ def release_cosines(
       repeats: draws of the noise.
       key: a JAX key.
     """
+    keys = jax.random.split(key, repeats)
+    return {
+        name: float(_mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys))
+        for name, clip in clips.items()
+    }
 
-    def cosine(clip, total, key):
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
+    total = sum_clipped(clip, gradients, None, reference)
+
+    def one(key):
         noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)
         release = clip.decode((total + noise) / len(gradients), reference)
         length = jnp.linalg.norm(release) * jnp.linalg.norm(truth)
         return release @ truth / jnp.where(length > 0, length, 1.0)
 
-    cosines = {}
-    for name, clip in clips.items():
-        total = jax.jit(lambda g, clip=clip: sum_clipped(clip, g, None, reference))(gradients)
-        one = jax.jit(lambda k, clip=clip, total=total: cosine(clip, total, k))
-        cosines[name] = float(np.mean([one(k) for k in jax.random.split(key, repeats)]))
-    return cosines
+    return jnp.mean(jax.vmap(one)(keys))
