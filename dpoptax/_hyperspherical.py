@@ -5,7 +5,7 @@ from jax import Array, lax
 
 
 def to_hyperspherical(v: Array) -> tuple[Array, Array]:
-    """Convert rectangular to hyperspherical coordinates.
+    """Converts rectangular to hyperspherical coordinates.
 
     GeoDP (Duan et al. 2025), eq. (24)–(26), with the first d - 2 angles measured from the equator,
     ψ_z = π/2 - θ_z:
@@ -42,7 +42,7 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
 
 
 def from_hyperspherical(norm: Array, angles: Array) -> Array:
-    """Convert hyperspherical to rectangular coordinates: the inverse of `to_hyperspherical`.
+    """Converts hyperspherical to rectangular coordinates: the inverse of `to_hyperspherical`.
 
     GeoDP eq. (27), with angles from the equator:
 

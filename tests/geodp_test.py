@@ -275,6 +275,15 @@ def test_one_example_within_the_bounds_comes_back():
     jax.tree.map(lambda m, g: np.testing.assert_allclose(m, g[0], atol=1e-5), mean, grads)
 
 
+def test_decoding_undoes_the_encoding_around_a_reference():
+    clip = dpoptax.hyperspherical_clip(5.0, angle_norm=10.0)
+    grads = np.random.default_rng(4).normal(size=(3, 7)).astype(np.float32)
+    reference = jnp.arange(-3.0, 4.0)
+    encoded = clip.encode(grads, reference)
+    for row, gradient in zip(encoded, grads, strict=True):
+        np.testing.assert_allclose(clip.decode(row, reference), gradient, atol=2e-5)
+
+
 def test_long_gradients_come_back_with_the_clip_norm():
     clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
@@ -287,6 +296,8 @@ def test_one_parameter_has_a_sign_and_no_angle():
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=KEY)
     mean, _ = jax.jit(tx.update)(jnp.array([[-3.0], [0.25]]), tx.init(jnp.zeros(1)))
     np.testing.assert_allclose(mean, [(-0.5 + 0.25) / 2], rtol=1e-6)
+    infinite = clip.encode(jnp.array([[-jnp.inf], [jnp.nan]]), None)
+    assert not jnp.isfinite(infinite).any()
 
 
 def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():

@@ -17,11 +17,13 @@ FILTER = dpoptax.filters.preset("doppler-second-order")
 # Transforms of the noise stage take a ClippedSum, all others take privatized gradients.
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
+    "geodp": lambda: dpoptax.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
 }
 METHODS = {
     "low_pass": lambda: dpoptax.low_pass(*FILTER),
     "low_pass_steady": lambda: dpoptax.low_pass(*FILTER, start="steady"),
     "doppler": lambda: dpoptax.doppler(*FILTER),
+    "track_reference": lambda: dpoptax.track_reference(),
     "track_iterates": lambda: dpoptax.track_iterates([(1.5, -0.5)], [1.0]),
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),

@@ -1,0 +1,22 @@
+"""The papers' synthetic studies, as functions that return arrays, and a plot for each.
+
+Nothing here is private or needs to be: the gradients are made up. Plots go to the Matplotlib axes
+they are given, and Matplotlib is not imported.
+"""
+
+from dpoptax.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
+from dpoptax.studies._filter_responses import DOPPLER_TABLE_4 as DOPPLER_TABLE_4
+from dpoptax.studies._filter_responses import FilterResponses as FilterResponses
+from dpoptax.studies._filter_responses import filter_responses as filter_responses
+from dpoptax.studies._filter_responses import plot_filter_responses as plot_filter_responses
+from dpoptax.studies._geodp_errors import GeoDPErrors as GeoDPErrors
+from dpoptax.studies._geodp_errors import Sweep as Sweep
+from dpoptax.studies._geodp_errors import break_even_beta as break_even_beta
+from dpoptax.studies._geodp_errors import expected_geodp_errors as expected_geodp_errors
+from dpoptax.studies._geodp_errors import geodp_errors as geodp_errors
+from dpoptax.studies._geodp_errors import geodp_figure_3 as geodp_figure_3
+from dpoptax.studies._geodp_errors import geodp_figure_4 as geodp_figure_4
+from dpoptax.studies._geodp_errors import geodp_sweep as geodp_sweep
+from dpoptax.studies._geodp_errors import plot_sweep as plot_sweep
+from dpoptax.studies._geodp_errors import random_mean_gradient as random_mean_gradient
+from dpoptax.studies._geodp_errors import release_cosines as release_cosines

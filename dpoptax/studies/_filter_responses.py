@@ -1,0 +1,65 @@
+"""Time and frequency responses of the papers' filters: DOPPLER Fig. 6."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpoptax import filters
+
+
+class FilterResponses(NamedTuple):
+    """Time and frequency responses of filters, by name; DOPPLER Fig. 6.
+
+    Attributes:
+      omega: the frequencies in radians per step, (n,).
+      kappa: the impulse response κ_0, κ_1, … of each filter, (length,).
+      decibel: 20 log10 |H(e^{iω})| of each filter, (n,), cut off at -100.
+    """
+
+    omega: NDArray[np.float64]
+    kappa: dict[str, NDArray[np.float64]]
+    decibel: dict[str, NDArray[np.float64]]
+
+
+DOPPLER_TABLE_2 = (
+    "none",
+    "momentum",
+    "doppler-first-order-1",
+    "doppler-first-order-2",
+    "doppler-second-order",
+)
+DOPPLER_TABLE_4 = tuple(f"doppler-f{i}" for i in range(1, 7))
+
+
+def filter_responses(
+    names: Sequence[str] = DOPPLER_TABLE_2, *, length: int = 31, points: int = 400
+) -> FilterResponses:
+    """Returns the responses of DOPPLER Fig. 6: (a, b) for Table 2, (c, d) for Table 4.
+
+    >>> filter_responses(DOPPLER_TABLE_4).kappa["doppler-f4"].max().round(2).item()
+    0.32
+    """
+    omega = np.geomspace(1e-3, math.pi, points)
+    chosen = {name: filters.preset(name) for name in names}
+    amplitude = {name: np.abs(filters.frequency_response(f, omega)) for name, f in chosen.items()}
+    return FilterResponses(
+        omega,
+        {name: filters.impulse_response(f, length) for name, f in chosen.items()},
+        {name: 20 * np.log10(np.maximum(a, 1e-5)) for name, a in amplitude.items()},
+    )
+
+
+def plot_filter_responses(responses: FilterResponses, time_axes: Any, frequency_axes: Any) -> None:
+    """Draws the impulse responses on one axes and the frequency responses on the other."""
+    for name, kappa in responses.kappa.items():
+        time_axes.plot(kappa, marker=".", label=name)
+        frequency_axes.plot(responses.omega, responses.decibel[name], label=name)
+    time_axes.set(xlabel="steps ago τ", ylabel="weight κ", title="Time response")
+    frequency_axes.set(
+        xscale="log", xlabel="frequency ω (radians per step)", ylabel="amplitude (dB)"
+    )
+    frequency_axes.set_title("Frequency response")
+    time_axes.legend()
