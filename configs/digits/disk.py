@@ -6,4 +6,4 @@ from dpoptax.training.methods import Disk
 
 def get_config() -> TrainConfig:
     """One gradient per example: at this look-ahead the second weight is zero."""
-    return TrainConfig(method=Disk(kappa=0.7, gamma=None), learning_rate=1.0)
+    return TrainConfig(method=Disk(kappa=0.7, gamma=None), learning_rate=1.5)

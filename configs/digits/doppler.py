@@ -6,4 +6,4 @@ from dpoptax.training.methods import Doppler
 
 def get_config() -> TrainConfig:
     """The first-order filter of the paper's Table 2."""
-    return TrainConfig(method=Doppler(), learning_rate=1.0)
+    return TrainConfig(method=Doppler(), learning_rate=1.5)

@@ -6,4 +6,4 @@ from dpoptax.training.methods import DPSGD
 
 def get_config() -> TrainConfig:
     """The baseline of the comparison."""
-    return TrainConfig(method=DPSGD(), learning_rate=1.0)
+    return TrainConfig(method=DPSGD(), learning_rate=1.5)

@@ -6,4 +6,4 @@ from dpoptax.training.methods import PMLF
 
 def get_config() -> TrainConfig:
     """The filter of the paper's experiments on MNIST."""
-    return TrainConfig(method=PMLF(), learning_rate=1.0)
+    return TrainConfig(method=PMLF(), learning_rate=1.5)

@@ -105,7 +105,7 @@ def _band(axes: Axes, x: list[float], accuracies: np.ndarray, style: dict[str, A
 def _floor(methods: list[dict[str, Any]]) -> float:
     """A lower end of the accuracy axis that leaves room to tell the methods apart."""
     worst = min(method["test_accuracy_mean"] for method in methods)
-    return max(0.0, 10 * np.floor(10 * worst - 2.5))
+    return max(0.0, 10 * np.floor(10 * worst - 1.5))
 
 
 def _scientific(value: float) -> str:
