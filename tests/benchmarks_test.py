@@ -122,6 +122,33 @@ def test_ratios_are_to_the_fastest_baseline_round_by_round():
     assert torch.baseline == "torch non-private"
 
 
+def test_report_draws_cells_and_sweeps(tmp_path):
+    results = []
+    for sweep in ("batch", "points"):
+        for step, cell in enumerate(sweep_cells(sweep), start=1):
+            variant = Variant("dpoptax auto", microbatch_size=4)
+            results.append(Result(cell, variant, [[1.0 * step]], 1.0, 100.0))
+    for model in ("mlp", "cnn"):
+        for batch_size in (4, 8):
+            group = [
+                Result(Cell(model, batch_size), variant, [[milliseconds, milliseconds]], 1.0, 9.0)
+                for variant, milliseconds in [
+                    (Variant("non-private"), 1.0),
+                    (Variant("dpoptax auto"), 2.0),
+                    (Variant("optax.contrib"), 40.0),
+                ]
+            ]
+            _set_ratios(group)
+            results += group
+    results.append(Result(Cell("cnn", 8), Variant("FastDP book-keeping"), error="no | such thing"))
+    markdown = report.save(results, {"CPU cores": 2}, tmp_path)
+    assert "| dpoptax auto, dp-sgd | 2.00 | 2.00 | 2.00 | 2.00 |" in markdown
+    assert "failed: no / such thing" in markdown
+    assert "### points sweep: transformer, batch 32, 8 points" in markdown
+    assert (tmp_path / "ratios.png").stat().st_size > 0
+    assert (tmp_path / "sweeps.png").stat().st_size > 0
+
+
 def test_variants_and_sweeps_are_complete():
     chosen = variants(JAX_LIBRARIES, ALGORITHMS)
     assert len(chosen) == len(set(chosen)) == 15
