@@ -1,6 +1,5 @@
 """The contenders in JAX: functions that return an optimizer and a gradient function."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -74,16 +73,11 @@ def jax_privacy_clipped(problem: Problem, setting: Setting):
 
 def dpoptax_clipped(problem: Problem, setting: Setting, *, method: str):
     """`dpoptax.clipped_grad` with one of its methods."""
-    options = {"method": method}
-    if "method" not in inspect.signature(dpoptax.clipped_grad).parameters:
-        if method != "vmap":
-            raise NotImplementedError(f"this dpoptax has no method={method!r}")
-        options = {}
     grad_fn = dpoptax.clipped_grad(
         problem.loss_fn,
         dpoptax.l2_clip(L2_CLIP_NORM),
         microbatch_size=setting.microbatch_size,
-        **options,
+        method=method,
     )
     noise = dpoptax.gaussian_noise(
         noise_multiplier=NOISE_MULTIPLIER if setting.noise else 0.0,

@@ -11,6 +11,12 @@ from benchmarks.serve import serve
 from benchmarks.variants import TUNED
 
 
+def _candidates(library, batch_size):
+    """Sizes to tune over; the whole batch too where it is not a variant of its own."""
+    sizes = [batch_size // 4**i for i in range(5) if batch_size // 4**i >= 2]
+    return sizes if library.startswith("dpoptax") else sizes[1:] or [batch_size]
+
+
 def build(request):
     """Returns the step with its compile seconds, or no step and the tuned microbatch size."""
     problem = MODELS[request["model"]](**request["options"])
@@ -34,6 +40,7 @@ def build(request):
             opt_state,
             batch,
             batch_size=batch_size,
+            candidates=_candidates(request["library"], batch_size),
             rounds=2,
         )
         return None, {"microbatch_size": best}
