@@ -31,6 +31,7 @@ from dpoptax._gradients import clipped_grad as clipped_grad
 from dpoptax._kalman import AdaptiveKalmanState as AdaptiveKalmanState
 from dpoptax._kalman import adaptive_kalman as adaptive_kalman
 from dpoptax._kalman import kalman_gain as kalman_gain
+from dpoptax._keys import random_key_from_os as random_key_from_os
 from dpoptax._noise import GaussianNoiseState as GaussianNoiseState
 from dpoptax._noise import Ledger as Ledger
 from dpoptax._noise import Mechanism as Mechanism

@@ -84,7 +84,9 @@ def _best_threshold(inside, outside, delta, significance):
     estimator = CanaryScoreAuditor(inside, outside)
     few, most = 1.0 / min(len(inside), len(outside)), 0.9
     fractions = np.geomspace(few, most, _THRESHOLDS)
-    candidates = np.concatenate([np.quantile(outside, 1 - fractions), np.quantile(inside, fractions)])
+    candidates = np.concatenate(
+        [np.quantile(outside, 1 - fractions), np.quantile(inside, fractions)]
+    )
     candidates = np.append(candidates, (outside.max() + inside.min()) / 2)
     bounds = [
         estimator.epsilon_clopper_pearson(

@@ -12,7 +12,6 @@ those of `jax_privacy.auditing`: install `dpoptax[audit]`.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -335,8 +334,7 @@ def audit_one_run(
     _check(canaries, confidence, threat_model)
     start = time.perf_counter()
     run_key, coin_key = jax.random.split(check_key(key))
-    included = jax.random.bernoulli(coin_key, 0.5, (canaries,))
-    included = np.asarray(included)
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
     scores, opt_state = _one_run(game, threat_model, run_key, included)
     if claimed_epsilon is None:
         claimed_epsilon = accounting.epsilon_spent(opt_state, game.sampler, delta)
@@ -455,7 +453,9 @@ class _Runs:
     def __call__(self, included, count):
         game = self.game
         rows = game.sampler.padded_size if self.replayed else game.rows
-        width = sum(leaf.size for leaf in jax.tree.leaves(game.params)) * (rows + 2) + 2 * game.steps
+        width = (
+            sum(leaf.size for leaf in jax.tree.leaves(game.params)) * (rows + 2) + 2 * game.steps
+        )
         chunk = max(1, min(count, _CHUNK // width))
         key = jax.random.fold_in(self.key, included)
         chunks = []

@@ -1,0 +1,30 @@
+"""Keys that no one can guess."""
+
+import os
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def random_key_from_os() -> chex.PRNGKey:
+    """Returns a threefry key of 64 random bits from the operating system's generator.
+
+    `jax.random.key(seed)` makes one of 2³² keys unless 64-bit types are enabled, and people choose
+    few of those: an attacker who tries them all, or finds the seed in a config, subtracts the
+    noise. This answers that threat: the key is as unpredictable as 64 bits can be. A run with it
+    cannot be repeated; the key is in the optimizer's state, so keep checkpoints as secret as the
+    data.
+
+    It does not answer an attacker who can try 2⁶⁴ keys. And it makes no cryptographic generator of
+    threefry-2x32, which derives each step's noise from the key: no break of its 20 rounds is known,
+    but it was made for simulation, with a 64-bit key, and has had little cryptanalysis. Where a
+    proof must rest on a cryptographic generator, draw the noise outside JAX.
+
+    >>> key = random_key_from_os()
+    >>> key.shape, str(jax.random.key_impl(key))
+    ((), 'threefry2x32')
+    """
+    bits = np.frombuffer(os.urandom(8), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(bits), impl="threefry2x32")

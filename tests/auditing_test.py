@@ -1,0 +1,195 @@
+"""Audits: every method keeps its claim, and the attack sees most of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax import auditing, sampling
+from tests import games, helpers
+
+KEY = jax.random.key(17)
+SEES = 0.6
+
+
+def _assert_seen(result):
+    assert not result.violated, result
+    assert result.epsilon_lower_bound >= SEES * result.claimed_epsilon, result
+
+
+@pytest.mark.parametrize("name", games.FILTERS)
+def test_one_full_batch_release_keeps_its_claim_and_is_seen(name):
+    game = auditing.canary_gradient(
+        games.method(name, games.poisson()), games.CLIP, games.PARAMS, games.poisson()
+    )
+    _assert_seen(auditing.audit(game, key=KEY, trials=400_000, delta=1e-5))
+
+
+@pytest.mark.parametrize("name", games.CLIPS)
+def test_every_clip_keeps_its_claim_and_is_seen(name):
+    game = auditing.canary_gradient(
+        games.noise(games.poisson()), games.CLIPS[name](0.5), games.PARAMS, games.poisson()
+    )
+    _assert_seen(auditing.audit(game, key=KEY, trials=400_000))
+
+
+def test_the_proven_geodp_keeps_its_claim_and_is_seen():
+    _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, trials=400_000))
+
+
+RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
+
+
+@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+@pytest.mark.parametrize(("noise_multiplier", "probability", "steps"), RUNS)
+@pytest.mark.parametrize("name", ["DP-SGD", "DOPPLER", "DiSK", "DP-PMLF"])
+def test_no_run_exceeds_its_claim(name, noise_multiplier, probability, steps, threat_model):
+    sampler = games.poisson(64, int(64 * probability))
+    tx = games.method(name, sampler, noise_multiplier)
+    game = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler, steps=steps)
+    result = auditing.audit(
+        game,
+        key=KEY,
+        trials=20_000,
+        delta=1e-3,
+        threat_model=threat_model,
+        claimed_epsilon=games.claim(noise_multiplier, probability, steps, 1e-3),
+    )
+    assert not result.violated, result
+    if threat_model == "white-box":
+        assert result.epsilon_lower_bound > 0.3 * result.claimed_epsilon, result
+
+
+def test_filters_do_not_hide_the_releases():
+    """A linear filter is undone: the bound is the one of the noise alone, draw for draw."""
+    bounds = []
+    for name in ("DP-SGD", "DOPPLER", "DiSK", "DP-PMLF"):
+        tx = games.method(name, games.poisson(), 3.0)
+        game = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, games.poisson(), steps=6)
+        result = auditing.audit(game, key=KEY, trials=5_000, delta=1e-2, claimed_epsilon=1.0)
+        bounds.append(result.epsilon_lower_bound)
+    assert bounds[0] > 0.5
+    np.testing.assert_allclose(bounds, bounds[0], rtol=0.02)
+
+
+def test_the_claim_is_the_ledgers():
+    sampler = games.poisson(64, 16)
+    game = auditing.canary_gradient(
+        games.method("DiSK", sampler), games.CLIP, games.PARAMS, sampler, steps=3
+    )
+    result = auditing.audit(game, key=KEY, trials=100, delta=1e-3)
+    assert result.claimed_epsilon == pytest.approx(games.claim(1.0, 0.25, 3, 1e-3))
+
+
+def _silent(game):
+    return dataclasses.replace(game, dataset=jax.tree.map(jnp.zeros_like, game.dataset))
+
+
+@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+def test_scores_without_signal_prove_nothing(threat_model):
+    sampler = games.poisson(64, 32)
+    game = auditing.canary_gradient(
+        games.noise(sampler), games.CLIP, games.PARAMS, sampler, steps=3
+    )
+    for seed in range(5):
+        result = auditing.audit(
+            _silent(game),
+            key=jax.random.key(seed),
+            trials=2_000,
+            threat_model=threat_model,
+            claimed_epsilon=1.0,
+        )
+        assert result.epsilon_lower_bound < 0.05, result
+
+
+@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
+    sampler = games.poisson(2_000)
+    tx = games.noise(sampler)
+    game = auditing.canary_gradients(tx, dpoptax.l2_clip(1.0), 2_000, sampler)
+    result = auditing.audit_one_run(game, key=KEY, threat_model=threat_model)
+    assert 1.0 < result.epsilon_lower_bound <= result.claimed_epsilon, result
+    silent = auditing.audit_one_run(_silent(game), key=KEY, threat_model=threat_model)
+    assert silent.epsilon_lower_bound < 0.05
+    assert result.claimed_epsilon == pytest.approx(games.claim())
+
+
+def test_one_run_catches_a_run_without_noise():
+    sampler = games.poisson(500)
+    tx = games.noise(sampler, 0.05)
+    game = auditing.canary_gradients(tx, games.CLIP, 500, sampler)
+    result = auditing.audit_one_run(game, key=KEY, claimed_epsilon=games.claim(4.0))
+    assert result.violated, result
+
+
+@pytest.fixture(scope="module")
+def examples():
+    """A network, 24 examples, and a canary of the wrong label."""
+    x, y = helpers.mlp_batch(0, 24)
+    return helpers.mlp_params(jax.random.key(0)), (x, (y + 1) % 3)
+
+
+@pytest.mark.parametrize("sampler_type", [sampling.PoissonSampler, sampling.FixedSizeSampler])
+def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, examples):
+    params, dataset = examples
+    sampler = sampler_type(24, 8, seed=0, multiple_of=4)
+    tx = optax.chain(games.method("DiSK", sampler), optax.sgd(0.1))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP, microbatch_size=4)
+    game = auditing.Game(tx, grad_fn, params, dataset, sampler, steps=3)
+    result = auditing.audit(game, key=KEY, trials=400, delta=1e-2)
+    assert not result.violated
+    assert result.epsilon_lower_bound > 0.1, result
+
+
+def test_canary_examples_under_full_batches(examples):
+    params, dataset = examples
+    sampler = games.poisson(24)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.01))
+    game = auditing.Game(games.noise(sampler), grad_fn, params, dataset, sampler)
+    result = auditing.audit(game, key=KEY, trials=20_000, delta=1e-3)
+    _assert_seen(result)
+
+
+def test_a_violation_is_said():
+    result = auditing.AuditResult(1.0, 2.0, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
+    assert result.violated
+    assert "VIOLATED" in str(result)
+    assert "not contradicted" in str(dataclasses.replace(result, epsilon_lower_bound=1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trials": 3}, "trials=3"),
+        ({"confidence": 1.0}, "confidence=1.0"),
+        ({"threat_model": "black-box"}, "threat_model='black-box'"),
+    ],
+)
+def test_bad_audits(change, message):
+    game = auditing.canary_gradient(
+        games.noise(games.poisson()), games.CLIP, games.PARAMS, games.poisson()
+    )
+    with pytest.raises(ValueError, match=message):
+        auditing.audit(game, **{"key": KEY, **change})
+
+
+def test_bad_games():
+    sampler = games.poisson(64, 8)
+    game = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
+    with pytest.raises(ValueError, match="steps=0"):
+        dataclasses.replace(game, steps=0)
+    with pytest.raises(ValueError, match=r"dataset has 2 rows.*draws from 64"):
+        dataclasses.replace(game, dataset=jnp.zeros((2, 1)))
+    truncated = dataclasses.replace(sampler, max_batch_size=9)
+    with pytest.raises(ValueError, match="max_batch_size"):
+        dataclasses.replace(game, sampler=truncated)
+    with pytest.raises(ValueError, match="size=3"):
+        auditing.canary_gradients(games.noise(sampler), games.CLIP, 3, sampler)
+    with pytest.raises(ValueError, match="canaries=2"):
+        auditing.audit_one_run(game, key=KEY, canaries=2)
+    with pytest.raises(ValueError, match="empty leaf"):
+        auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)

@@ -1,0 +1,85 @@
+"""Games that the tests of audits share: small parameters, full batches, every method."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpoptax
+from dpoptax import accounting, auditing, sampling
+from dpoptax._hyperspherical import to_hyperspherical
+
+PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
+CLIP = dpoptax.l2_clip(0.5)
+SECOND_ORDER = dpoptax.filters.preset("doppler-second-order")
+
+FILTERS = {
+    "DP-SGD": lambda: optax.identity(),
+    "DOPPLER": lambda: dpoptax.doppler(*SECOND_ORDER),
+    "DiSK": lambda: dpoptax.disk(0.7, 0.1),
+    "DiSK, exact Hessian": lambda: dpoptax.disk(0.7, 0.0),
+    "adaptive Kalman": lambda: dpoptax.adaptive_kalman(0.1),
+    "DP-PMLF": lambda: dpoptax.pmlf(3, 0.5, *SECOND_ORDER),
+}
+# Those of the clip geometries that exist, each with a bound of its own.
+CLIPS = {
+    name: getattr(dpoptax, name)
+    for name in ("automatic_clip", "psac_clip", "normalized_clip")
+    if hasattr(dpoptax, name)
+}
+
+
+def poisson(records=64, batch_size=None):
+    """A Poisson sampler, of full batches by default."""
+    return sampling.PoissonSampler(records, records if batch_size is None else batch_size, seed=0)
+
+
+def noise(sampler, noise_multiplier=1.0):
+    """The noise stage for a sampler."""
+    return dpoptax.gaussian_noise(
+        noise_multiplier=noise_multiplier,
+        batch_size=sampler.batch_size,
+        key=jax.random.key(0),
+    )
+
+
+def method(name, sampler, noise_multiplier=1.0):
+    """The chain of noise and method."""
+    return optax.chain(noise(sampler, noise_multiplier), FILTERS[name]())
+
+
+@functools.cache
+def claim(noise_multiplier=1.0, probability=1.0, steps=1, delta=1e-5):
+    """ε by the accountant."""
+    return accounting.epsilon(
+        noise_multiplier=noise_multiplier,
+        sampling_probability=probability,
+        steps=steps,
+        delta=delta,
+    )
+
+
+def hyperspherical(noise_multiplier=1.0):
+    """The proven GeoDP, full batch.
+
+    The other examples lie along the canary: a mean of magnitude near 0 would lose its direction,
+    and with it what the attacker reads.
+    """
+    sampler = poisson(30)
+    game = auditing.canary_gradient(
+        noise(sampler, noise_multiplier),
+        dpoptax.hyperspherical_clip(1.0, angle_norm=0.5),
+        PARAMS,
+        sampler,
+        background=1.0,
+    )
+
+    def coordinates(update, canary):
+        del canary
+        norm, angles = to_hyperspherical(jnp.concatenate(jax.tree.leaves(update)))
+        return jnp.append(angles, norm)
+
+    return auditing.Game(
+        game.transform, game.grad_fn, game.params, game.dataset, sampler, observe=coordinates
+    )
