@@ -7,6 +7,7 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 
 from dpoptax import accounting as accounting
 from dpoptax import filters as filters
+from dpoptax import matrix as matrix
 from dpoptax import sampling as sampling
 from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
 from dpoptax._adaptive import adam_bc as adam_bc
@@ -20,6 +21,8 @@ from dpoptax._clips import automatic_clip as automatic_clip
 from dpoptax._clips import normalized_clip as normalized_clip
 from dpoptax._clips import per_layer_clip as per_layer_clip
 from dpoptax._clips import psac_clip as psac_clip
+from dpoptax._correlated import CorrelatedNoiseState as CorrelatedNoiseState
+from dpoptax._correlated import correlated_noise as correlated_noise
 from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
 from dpoptax._filters import LowPassState as LowPassState

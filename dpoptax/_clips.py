@@ -201,5 +201,5 @@ def per_layer_clip(l2_clip_norms: Any) -> PerLayerClip:
     if not bounds:
         raise ValueError(f"l2_clip_norms={l2_clip_norms!r}: want at least one bound")
     checked = tuple(positive("l2_clip_norms", bound) for bound in bounds)
-    whole = jax.tree.structure(0.0) == layers
+    whole = jax.tree_util.treedef_is_leaf(layers)
     return PerLayerClip(checked, None if whole else layers)

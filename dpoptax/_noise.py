@@ -23,11 +23,14 @@ class Mechanism:
       noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum.
       batch_size: B, the expected number of examples in a sum.
       unproven: why no (ε, δ) may be stated for it; `None` where one may.
+      strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
+        where it is independent.
     """
 
     noise_multiplier: float
     batch_size: float
     unproven: str | None = None
+    strategy: Any = None
 
 
 class Ledger(NamedTuple):

@@ -158,7 +158,8 @@ def epsilon_spent(
 
     Raises:
       ValueError: no ledger; a mechanism without a proof; a sampler of another batch size; a
-        sampler that has no event.
+        sampler that has no event, or none with a mechanism's correlated noise; correlated noise
+        next to another noise stage.
     """
     from dpoptax._noise import ledgers
 
@@ -179,11 +180,18 @@ def epsilon_spent(
                 f"sampler.batch_size={sampler.batch_size} differs from the noise stage's "
                 f"batch_size={mechanism.batch_size}; pass the sampler that drew this run's batches"
             )
+    strategies = [ledger.mechanism.strategy for ledger in found]
+    if any(strategies) and len(found) > 1:
+        raise ValueError(
+            f"opt_state holds {len(found)} noise stages, one of them with correlated noise: no "
+            "epsilon is known for the two together; remove one"
+        )
+    sampling = strategies[0].under(sampler) if any(strategies) else sampler
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):
         active = [multiplier for count, multiplier in releases if count >= last]
-        events.append(sampler.dp_event(_joint_multiplier(active), last - before))
+        events.append(sampling.dp_event(_joint_multiplier(active), last - before))
         before = last
     _check_delta(delta, sampler.dataset_size)
     return event_epsilon(

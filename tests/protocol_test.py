@@ -18,6 +18,15 @@ FILTER = dpoptax.filters.preset("doppler-second-order")
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
     "geodp": lambda: dpoptax.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
+    "correlated_noise": lambda: dpoptax.correlated_noise(
+        dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
+    ),
+    "correlated_noise_buffered": lambda: dpoptax.correlated_noise(
+        dpoptax.matrix.BufferedToeplitz((0.9, 0.5), (0.2, 0.3), 8),
+        noise_multiplier=1.0,
+        batch_size=4,
+        key=KEY,
+    ),
 }
 METHODS = {
     "low_pass": lambda: dpoptax.low_pass(*FILTER),
@@ -32,6 +41,7 @@ METHODS = {
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.inner_outer(3, 0.5, 0.9),
+    "scale_by_lp_adam": lambda: dpoptax.scale_by_lp_adam(*FILTER),
     "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }

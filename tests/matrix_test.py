@@ -1,0 +1,285 @@
+"""Correlated noise: its covariance, the sampler that keeps examples apart, and its price."""
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax_privacy import matrix_factorization as peer
+
+import dpoptax
+from dpoptax import accounting, matrix, sampling
+
+KEY = jax.random.key(0)
+CLIP = dpoptax.l2_clip(0.5)
+BANDED = matrix.BandedToeplitz((1.0, 0.5, 0.375))
+BUFFERED = matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24)
+
+
+def _dense(strategy, steps):
+    return np.array(
+        [
+            [strategy.column(steps)[t - s] if t >= s else 0.0 for s in range(steps)]
+            for t in range(steps)
+        ]
+    )
+
+
+def _releases(tx, steps, params):
+    total = dpoptax.ClippedSum(jax.tree.map(jnp.zeros_like, params), CLIP)
+
+    def step(state, _):
+        mean, state = tx.update(total, state, params)
+        return state, mean
+
+    return jax.jit(lambda s: jax.lax.scan(step, s, length=steps))(tx.init(params))
+
+
+def _cyclic(**changes):
+    arguments = {"dataset_size": 1000, "batch_size": 50, "seed": 0, "cycle_length": 4, **changes}
+    return matrix.CyclicPoissonSampler(**arguments)
+
+
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
+    arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
+    params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
+    _, white = _releases(dpoptax.gaussian_noise(**arguments), 24, params)
+    state, got = _releases(dpoptax.correlated_noise(strategy, **arguments), 24, params)
+    inverse = np.linalg.inv(_dense(strategy, 24))
+    for name, leaf in white.items():
+        want = np.einsum("ts,s...->t...", inverse, np.asarray(leaf, np.float64))
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
+    (ledger,) = dpoptax.ledgers(state)
+    assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24)
+
+
+def test_one_band_is_gaussian_noise():
+    arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
+    params = jnp.zeros(5)
+    _, plain = _releases(dpoptax.gaussian_noise(**arguments), 3, params)
+    one = matrix.BandedToeplitz((7.0,))
+    _, got = _releases(dpoptax.correlated_noise(one, **arguments), 3, params)
+    np.testing.assert_allclose(got, plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+def test_columns_have_norm_one_at_most(strategy):
+    norms = np.linalg.norm(_dense(strategy, 24), axis=0)
+    np.testing.assert_allclose(norms[0], 1.0)
+    assert norms.max() <= 1 + 1e-12
+
+
+def test_the_clipped_sum_is_in_the_release_and_noise_is_scaled_to_the_clip():
+    tx = dpoptax.correlated_noise(BANDED, noise_multiplier=0.0, batch_size=4, key=KEY)
+    params = jnp.zeros(2, jnp.bfloat16)
+    mean, _ = tx.update(dpoptax.ClippedSum(jnp.array([8.0, 4.0]), CLIP), tx.init(params), params)
+    assert mean.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(mean.astype(float), [2.0, 1.0])
+    tx = dpoptax.correlated_noise(BANDED, noise_multiplier=2.0, batch_size=4, key=KEY)
+    params = jnp.zeros(50_000)
+    mean, _ = tx.update(dpoptax.ClippedSum(params, CLIP), tx.init(params))
+    first = 2.0 * 0.5 / 4 / BANDED.coefficients[0]
+    np.testing.assert_allclose(jnp.std(mean), first, rtol=0.02)
+
+
+def test_records_take_part_in_their_turn_only_and_with_their_probability():
+    sampler = _cyclic(dataset_size=203, batch_size=10, multiple_of=8)
+    assert sampler.padded_size % 8 == 0
+    drawn = np.zeros((400, 203), bool)
+    for t, (indices, mask) in enumerate(sampler.samples(0, 400)):
+        assert len(np.unique(indices[mask])) == mask.sum()
+        drawn[t, indices[mask]] = True
+    turns = drawn.reshape(100, 4, 203).sum(axis=0)
+    assert (np.count_nonzero(turns, axis=0) <= 1).all()
+    assert (turns.sum(axis=0) > 0).sum() == 200  # 3 records are left over
+    np.testing.assert_allclose(turns.sum(axis=1) / 100, 10.0, rtol=0.1)
+    share = turns.max(axis=0)[turns.max(axis=0) > 0] / 100
+    np.testing.assert_allclose(share.mean(), sampler.participation_probability, rtol=0.05)
+    assert 0.02 < share.std() < 0.07  # binomial: 0.04
+    again = sampler.sample(37)
+    np.testing.assert_array_equal(again.indices, sampler.sample(37).indices)
+    other = _cyclic(dataset_size=203, batch_size=10, seed=1).sample(37)
+    assert not np.array_equal(again.indices[again.mask], other.indices[other.mask])
+
+
+def test_full_groups_are_batches_in_a_fixed_order():
+    sampler = _cyclic(batch_size=250)
+    assert sampler.participation_probability == 1
+    first, second = (np.stack([s.indices for s in sampler.samples(t, t + 4)]) for t in (0, 8))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(np.sort(first.ravel()), np.arange(1000))
+
+
+def test_amplified_price_is_that_of_the_rounds_of_one_group():
+    sampler = _cyclic(batch_size=50, cycle_length=4)
+    sampling = BANDED.under(sampler)
+    spent = accounting.epsilon(noise_multiplier=1.3, sampler=sampling, steps=42, delta=1e-5)
+    event = dpa.SelfComposedDpEvent(
+        dpa.PoissonSampledDpEvent(50 / 250, dpa.GaussianDpEvent(1.3)), 11
+    )
+    reference = dpa.pld.PLDAccountant(dpa.NeighboringRelation.REPLACE_SPECIAL)
+    np.testing.assert_allclose(spent, reference.compose(event).get_epsilon(1e-5), rtol=2e-3)
+    rdp = accounting.epsilon(
+        noise_multiplier=1.3, sampler=sampling, steps=42, delta=1e-5, accountant="rdp"
+    )
+    assert spent < rdp < 1.3 * spent
+
+
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+@pytest.mark.parametrize("cycle_length", [2, 5])
+def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, cycle_length):
+    sampler = _cyclic(batch_size=1000 // cycle_length, cycle_length=cycle_length)
+    got = strategy.under(sampler).sensitivity(24)
+    dense = _dense(strategy, 24)
+    patterns = [np.arange(24) % cycle_length == offset for offset in range(cycle_length)]
+    want = max(np.linalg.norm(dense @ pattern) for pattern in patterns)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    bound = peer.sensitivity.get_min_sep_sensitivity_upper_bound(
+        jnp.asarray(dense, jnp.float32), cycle_length
+    )
+    assert got <= float(bound) * (1 + 1e-5)
+    if strategy is BANDED and cycle_length >= 3:
+        return  # then the amplified event is stated, at q = 1 the same
+    event = strategy.under(sampler).dp_event(3.0, 24)
+    np.testing.assert_allclose(event.event.noise_multiplier, 3.0 / want, rtol=1e-6)
+
+
+def test_at_full_participation_both_ways_of_accounting_agree():
+    sampler = _cyclic(batch_size=250, cycle_length=4)
+    sampling = BANDED.under(sampler)
+    np.testing.assert_allclose(sampling.sensitivity(24), 6**0.5, rtol=1e-6)
+    rounds = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=24, delta=1e-5)
+    once = accounting.event_epsilon(
+        dpa.GaussianDpEvent(4.0 / 6**0.5), 1e-5, neighbouring_relation="replace-special"
+    )
+    np.testing.assert_allclose(rounds, once, rtol=1e-3)
+
+
+def test_multipliers_are_calibrated_for_a_strategy_and_its_sampler():
+    for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250)):
+        sampling = strategy.under(_cyclic(batch_size=batch_size))
+        sigma = accounting.calibrate_noise_multiplier(
+            epsilon=2.0, delta=1e-5, steps=24, sampler=sampling
+        )
+        spent = accounting.epsilon(noise_multiplier=sigma, sampler=sampling, steps=24, delta=1e-5)
+        assert 1.99 < spent <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler", "message"),
+    [
+        (BANDED, sampling.PoissonSampler(1000, 50, 0), "PoissonSampler lets"),
+        (BANDED, sampling.FixedSizeSampler(1000, 50, 0), "FixedSizeSampler lets"),
+        (BANDED, sampling.ShuffledSampler(1000, 50, 0), "ShuffledSampler lets"),
+        (BANDED, _cyclic(cycle_length=2), "3 successive step.* every 2 step"),
+        (BUFFERED, _cyclic(cycle_length=10), "every step.*cycle_length \\* batch_size"),
+    ],
+)
+def test_a_sampler_that_does_not_fit_gets_no_epsilon(strategy, sampler, message):
+    with pytest.raises(ValueError, match=message):
+        strategy.under(sampler)
+    tx = dpoptax.correlated_noise(
+        strategy, noise_multiplier=1.0, batch_size=sampler.batch_size, key=KEY
+    )
+    with pytest.raises(ValueError, match=message):
+        accounting.epsilon_spent(tx.init(jnp.zeros(2)), sampler, 1e-5)
+
+
+def test_one_band_goes_with_every_sampler():
+    sampler = sampling.PoissonSampler(1000, 50, 0)
+    arguments = {"noise_multiplier": 1.0, "steps": 10, "delta": 1e-5}
+    one = matrix.BandedToeplitz((1.0,)).under(sampler)
+    assert accounting.epsilon(sampler=one, **arguments) == accounting.epsilon(
+        sampler=sampler, **arguments
+    )
+
+
+def test_epsilon_is_read_from_the_state():
+    sampler = _cyclic()
+    arguments = {"noise_multiplier": 1.3, "batch_size": 50, "key": KEY}
+    state, _ = _releases(dpoptax.correlated_noise(BANDED, **arguments), 9, jnp.zeros(2))
+    spent = accounting.epsilon_spent(state, sampler, 1e-5)
+    want = accounting.epsilon(
+        noise_multiplier=1.3, sampler=BANDED.under(sampler), steps=9, delta=1e-5
+    )
+    assert spent == want
+    second = dpoptax.gaussian_noise(**arguments).init(jnp.zeros(2))
+    with pytest.raises(ValueError, match="2 noise stages"):
+        accounting.epsilon_spent((state, second), sampler, 1e-5)
+    long, _ = _releases(
+        dpoptax.correlated_noise(BUFFERED, **{**arguments, "batch_size": 250}), 25, jnp.zeros(2)
+    )
+    with pytest.raises(ValueError, match="made for 24 steps, not for 25"):
+        accounting.epsilon_spent(long, _cyclic(batch_size=250), 1e-5)
+
+
+@pytest.mark.slow
+def test_optimal_strategies_leave_less_noise_in_the_sum_of_gradients():
+    steps = 32
+    sums = np.tril(np.ones((steps, steps)))
+
+    def error(strategy, sensitivity=1.0):
+        noise = sums @ np.linalg.inv(_dense(strategy, steps))
+        return np.mean(np.sum(noise**2, axis=1)) * sensitivity**2
+
+    bands = [matrix.optimal_banded_toeplitz(steps, b, optimizer_steps=40) for b in (1, 2, 8)]
+    errors = [error(strategy) for strategy in bands]
+    assert errors[0] == pytest.approx((steps + 1) / 2)
+    assert errors[2] < 0.45 * errors[0]
+    assert errors[2] < errors[1] < errors[0]
+    sampler = _cyclic(batch_size=125, cycle_length=8)
+    buffered = matrix.optimal_buffered_toeplitz(steps, 8, max_buffers=2)
+    independent = matrix.BandedToeplitz((1.0,)).under(sampler).sensitivity(steps)
+    assert independent == pytest.approx(4**0.5)
+    ours = error(buffered, buffered.under(sampler).sensitivity(steps))
+    assert ours < 0.5 * error(matrix.BandedToeplitz((1.0,)), independent)
+    assert ours < 1.2 * error(bands[2], independent)
+
+
+def test_a_training_loop_with_a_filter_behind_the_noise():
+    tx = optax.chain(
+        dpoptax.correlated_noise(BANDED, noise_multiplier=0.5, batch_size=4, key=KEY),
+        dpoptax.doppler(*dpoptax.filters.preset("doppler-second-order")),
+        optax.sgd(0.1),
+    )
+    grad_fn = dpoptax.clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), dpoptax.l2_clip(1.0))
+    params, batch = jnp.zeros(3), jnp.ones((4, 3))
+
+    @jax.jit
+    def step(params, state):
+        clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
+        updates, state = tx.update(clipped, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(80):
+        params, state = step(params, state)
+    np.testing.assert_allclose(params, 1.0, atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: matrix.BandedToeplitz(()), "coefficients="),
+        (lambda: matrix.BandedToeplitz((0.0, 1.0)), "first positive"),
+        (lambda: matrix.BandedToeplitz((1.0, 1.5)), "outside the unit circle"),
+        (lambda: matrix.BufferedToeplitz((1.0,), (0.1,), 8), r"decays in \[0, 1\)"),
+        (lambda: matrix.BufferedToeplitz((0.5,), (0.1, 0.2), 8), "as many of one"),
+        (lambda: matrix.BufferedToeplitz((0.5,), (1.7,), 8), "unstable"),
+        (lambda: matrix.BufferedToeplitz((0.5,), (0.1,), 0), "steps=0"),
+        (lambda: matrix.optimal_banded_toeplitz(8, 9), "bands=9"),
+        (lambda: matrix.optimal_buffered_toeplitz(8, 9), "cycle_length=9"),
+        (lambda: _cyclic(batch_size=251), "above the 250 records"),
+        (lambda: _cyclic(cycle_length=0), "cycle_length=0"),
+    ],
+)
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_strategy_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="BandedToeplitz"):
+        dpoptax.correlated_noise((1.0, 0.5), noise_multiplier=1.0, batch_size=4, key=KEY)
