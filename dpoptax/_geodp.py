@@ -187,10 +187,13 @@ def hyperspherical_clip(
     Privacy: one example adds at most 1 to the sum, in l2 norm, so the guarantee is that of DP-SGD
     at the same noise multiplier. An example with a non-finite gradient adds exactly zero.
 
-    What it costs: the mean of the examples' angles is not the angle of their mean. Averaging pulls
-    the angles to the reference, and what the first coordinates lose in length the last two receive.
-    It normalises gradients, so at best it acts as DP-SGD with normalised gradients does. Needs
-    per-example gradients, with their memory.
+    What it buys: nothing that was found. The mean of the examples' angles is not the angle of their
+    mean: averaging pulls the angles to the reference, and from the equator what the first
+    coordinates lose in length the last two receive. For 256 examples of 500 parameters at σ = 1,
+    the release's cosine with the true gradient is 0.58 at the best ρ and 0.60 without any noise,
+    where `l2_clip` has 0.95 (`dpoptax.studies.release_cosines`); the paper's box at β = 1 has 0.08.
+    A reference keeps its own direction and learns little. It also needs per-example gradients, with
+    their memory. Take it to study angles, and `l2_clip` to train.
 
     Args:
       l2_clip_norm: C, the largest magnitude.
