@@ -118,10 +118,21 @@ def draw_sweeps(results, path: Path) -> None:
                 lines.setdefault(str(result.variant), []).append(point)
         for label, points in lines.items():
             axis.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
-        axis.set(xscale="log", yscale="log", xlabel=name, ylabel="ms a step")
+        axis.set(xscale="log", yscale="log", xlabel=_LABELS[name], ylabel="ms a step")
+        ticks = sorted({x for points in lines.values() for x, _ in points})
+        axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+_LABELS = {
+    "batch": "examples in a batch (transformer)",
+    "parameters": "width of the MLP, batch 256",
+    "length": "sequence length (transformer, batch 16)",
+    "points": "gradient points (DP-PMLF, transformer, batch 32)",
+}
 
 
 def _quantity(cell):

@@ -13,6 +13,7 @@ from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
 from dpoptax._adaptive import adam_bc as adam_bc
 from dpoptax._adaptive import lp_adam as lp_adam
 from dpoptax._adaptive import scale_by_lp_adam as scale_by_lp_adam
+from dpoptax._augmentation import augmented as augmented
 from dpoptax._clipping import Clip as Clip
 from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example

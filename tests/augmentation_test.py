@@ -1,0 +1,105 @@
+"""Augmentation multiplicity, and the average of parameters that optax keeps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._clipping import sum_clipped
+from tests import helpers
+
+KEY = jax.random.key(0)
+
+
+def _jitter(example, key):
+    x, y = example
+    return x + 0.5 * jax.random.normal(key, x.shape), y
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
+    params, batch = helpers.mlp_params(KEY), helpers.mlp_batch(0, 6)
+    clip = dpoptax.l2_clip(0.2)
+    grad_fn = dpoptax.clipped_grad(
+        dpoptax.augmented(helpers.mlp_loss, _jitter, 3),
+        clip,
+        microbatch_size=microbatch_size,
+        method=method,
+    )
+    got = grad_fn(dpoptax.gradient_points((), params), batch, key=KEY).sum
+    gradient = jax.jit(jax.grad(helpers.mlp_loss))
+    means = []
+    for i in range(6):
+        example = jax.tree.map(lambda x, i=i: x[i], batch)
+        keys = jax.random.split(jax.random.fold_in(KEY, i), 3)
+        copies = [gradient(params, _jitter(example, key)) for key in keys]
+        means.append(jax.tree.map(lambda *g: sum(g) / 3, *copies))
+    want = sum_clipped(clip, jax.tree.map(lambda *g: jnp.stack(g), *means))
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6), got, want)
+
+
+def test_more_copies_leave_less_variance_and_the_same_sensitivity():
+    params, batch = helpers.mlp_params(KEY), helpers.mlp_batch(0, 4)
+    points = dpoptax.gradient_points((), params)
+
+    def variance(multiplicity):
+        loss_fn = dpoptax.augmented(helpers.mlp_loss, _jitter, multiplicity)
+        grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(100.0))
+        sums = [grad_fn(points, batch, key=jax.random.key(seed)).sum for seed in range(30)]
+        stacked = jax.tree.map(lambda *s: jnp.stack(s), *sums)
+        return float(optax.tree.sum(jax.tree.map(lambda s: jnp.var(s, axis=0), stacked)))
+
+    assert variance(16) < 0.15 * variance(1)
+
+
+def test_auxiliary_outputs_are_those_of_all_copies():
+    loss_fn = dpoptax.augmented(
+        lambda w, x: (jnp.sum(w * x), x[0]),
+        lambda x, key: x + jax.random.uniform(key),
+        5,
+        has_aux=True,
+    )
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), has_aux=True)
+    points = dpoptax.gradient_points((), jnp.zeros(2))
+    _, aux = grad_fn(points, jnp.arange(6.0).reshape(3, 2), key=KEY)
+    assert aux.shape == (3, 5)
+    assert len(np.unique(aux)) == 15
+    np.testing.assert_array_equal(np.floor(aux), np.array([[0.0], [2.0], [4.0]]) * np.ones(5))
+
+
+@pytest.mark.parametrize("multiplicity", [0, -1, 2.0])
+def test_bad_multiplicity(multiplicity):
+    with pytest.raises(ValueError, match=f"multiplicity={multiplicity}"):
+        dpoptax.augmented(helpers.mlp_loss, _jitter, multiplicity)
+
+
+def test_an_average_of_the_parameters_is_evaluated():
+    """Post-processing that optax has: noise moves the last iterate, and the average less."""
+    target = jnp.linspace(-1.0, 1.0, 50)
+    grad_fn = dpoptax.clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), dpoptax.l2_clip(5.0))
+    tx = optax.chain(
+        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=8, key=KEY), optax.sgd(0.2)
+    )
+    average = optax.ema(0.95)
+    batch = jnp.tile(target, (8, 1))
+
+    @jax.jit
+    def step(params, state, averaging):
+        clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
+        updates, state = tx.update(clipped, state, params)
+        params = optax.apply_updates(params, updates)
+        averaged, averaging = average.update(params, averaging)
+        return params, averaged, state, averaging
+
+    params = jnp.zeros(50)
+    state, averaging = tx.init(params), average.init(params)
+    errors = []
+    for t in range(120):
+        params, averaged, state, averaging = step(params, state, averaging)
+        if t >= 80:
+            errors.append([jnp.mean((w - target) ** 2) for w in (params, averaged)])
+    last, mean = np.mean(errors, axis=0)
+    assert mean < 0.3 * last
