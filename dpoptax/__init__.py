@@ -28,6 +28,8 @@ from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
 from dpoptax._filters import LowPassState as LowPassState
 from dpoptax._filters import low_pass as low_pass
+from dpoptax._fir import AdaptiveFirState as AdaptiveFirState
+from dpoptax._fir import adaptive_fir as adaptive_fir
 from dpoptax._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax._geodp import geodp as geodp
 from dpoptax._geodp import hyperspherical_clip as hyperspherical_clip

@@ -32,6 +32,10 @@ def disk(
     (1 − κ)/κ, where 1 − c = 0, and for κ = 1, which is DP-SGD. At γ = 0 the finite difference is
     its limit, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, by one forward-over-reverse pass.
 
+    Without noise and clipping, and with SGD of step η behind it, γ = (1 − κ)/κ is Nesterov's
+    momentum μ = 1 − κ with step ηκ and the look-ahead μ/(1 − μ) in place of μ (the paper's appendix
+    A.4 has μ), and γ = −1 is STORM.
+
     Privacy: the combination is clipped as one vector, so its sensitivity is the clip bound and the
     cost is that of DP-SGD; the filter is post-processing. Memory: two copies of the parameters.
 

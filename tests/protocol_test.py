@@ -42,6 +42,7 @@ METHODS = {
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
     "inner_outer": lambda: dpoptax.inner_outer(3, 0.5, 0.9),
     "scale_by_lp_adam": lambda: dpoptax.scale_by_lp_adam(*FILTER),
+    "adaptive_fir": lambda: dpoptax.adaptive_fir(3, 0.1),
     "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }
