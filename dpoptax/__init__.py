@@ -22,6 +22,8 @@ from dpoptax._clips import per_layer_clip as per_layer_clip
 from dpoptax._clips import psac_clip as psac_clip
 from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
+from dpoptax._explain import Explanation as Explanation
+from dpoptax._explain import explain as explain
 from dpoptax._filters import LowPassState as LowPassState
 from dpoptax._filters import low_pass as low_pass
 from dpoptax._geodp import HypersphericalClip as HypersphericalClip

@@ -24,7 +24,7 @@ _MEMORY = 60
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Factors of one use: `rows` (B, K, T, R) and `columns` (B, K, T, C); integers are (B, K, T)."""
+    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
 
     rows: jax.Array
     columns: jax.Array
