@@ -26,6 +26,8 @@ from dpoptax._correlated import CorrelatedNoiseState as CorrelatedNoiseState
 from dpoptax._correlated import correlated_noise as correlated_noise
 from dpoptax._disk import disk as disk
 from dpoptax._doppler import doppler as doppler
+from dpoptax._explain import Explanation as Explanation
+from dpoptax._explain import explain as explain
 from dpoptax._filters import LowPassState as LowPassState
 from dpoptax._filters import low_pass as low_pass
 from dpoptax._fir import AdaptiveFirState as AdaptiveFirState

@@ -59,8 +59,8 @@ def bookkept_sum(
 ) -> tuple[Any, Any]:
     """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
 
-    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)) in float32, shaped like the
-    parameters, and the auxiliary outputs at the first point, None without `has_aux`.
+    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)) in float32 at least, shaped like
+    the parameters, and the auxiliary outputs at the first point, None without `has_aux`.
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
@@ -73,12 +73,8 @@ def bookkept_sum(
         [_segments(product, passes) for product in plan.products], _form(program, plan, passes)
     )
     total = _clip_and_sum(clip, params, plan, pieces, mask)
-    sums = [
-        total.get(i, jnp.zeros(leaf.shape, jnp.float32))
-        for i, leaf in enumerate(program.parameters)
-    ]
     aux = jax.tree.unflatten(program.result_tree, results)[1]
-    return jax.tree.unflatten(jax.tree.structure(params), sums), aux
+    return total, aux
 
 
 def _run(program: Program, points: GradientPoints, batch: list, size: int) -> tuple[_Passes, list]:
@@ -126,9 +122,9 @@ def _pairs(use: Use, passes: _Passes) -> list[tuple[jax.Array, jax.Array]]:
     total = sum(_weigh(c, w) for c, w in zip(cotangents, weights, strict=True))
     pairs = [(operands[0], total if changes is None else total + changes)]
     if use.touched:
-        base = operands[0].astype(jnp.float32)
+        base = _widen(operands[0])
         pairs += [
-            (_weigh(o.astype(jnp.float32) - base, w), c)
+            (_weigh(o.astype(base.dtype) - base, w), c)
             for o, c, w in zip(operands[1:], cotangents[1:], weights[1:], strict=True)
         ]
         if passes.tangent is not None:
@@ -136,10 +132,14 @@ def _pairs(use: Use, passes: _Passes) -> list[tuple[jax.Array, jax.Array]]:
     return pairs
 
 
+def _widen(value: jax.Array) -> jax.Array:
+    return value.astype(_products.wide(value))
+
+
 def _weigh(value: jax.Array, weight: Any) -> jax.Array:
     if isinstance(weight, float) and weight == 1.0:
         return value
-    return value.astype(jnp.float32) * weight
+    return _widen(value) * weight
 
 
 def _segments(product: Product, passes: _Passes) -> list[Segment]:
@@ -164,9 +164,9 @@ def _form(program: Program, plan: Plan, passes: _Passes) -> dict[int, jax.Array]
     weights = passes.points.weights
     for leaf in program.opaque:
         for gradients, weight in zip(passes.gradients, weights, strict=True):
-            add(leaf, _weigh(gradients[leaf], weight).astype(jnp.float32))
+            add(leaf, _widen(_weigh(gradients[leaf], weight)))
         if passes.tangent is not None:
-            add(leaf, passes.tangent[3][leaf].astype(jnp.float32))
+            add(leaf, _widen(passes.tangent[3][leaf]))
     for use in plan.uses:
         view = use.value.view
         if view is not None:
@@ -220,16 +220,14 @@ def _pull_back(use: Use, passes: _Passes) -> dict[int, jax.Array]:
         else:
             parts, changes = pull(chosen, gradient, j), None
         for i, leaf in enumerate(leaves):
-            part = _weigh(parts[i], weight).astype(jnp.float32)
-            part = part if changes is None else part + changes[i].astype(jnp.float32)
+            part = _widen(_weigh(parts[i], weight))
+            part = part if changes is None else part + _widen(changes[i])
             total[leaf] = total[leaf] + part if leaf in total else part
     return total
 
 
-def _clip_and_sum(
-    clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array
-) -> dict[int, jax.Array]:
-    """The sum of clipped gradients, by parameter.
+def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array) -> Any:
+    """The sum of clipped gradients, shaped like the parameters.
 
     First with plain arithmetic, checking that it can be trusted for every example; where it
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
@@ -237,7 +235,7 @@ def _clip_and_sum(
     """
     leaves = [p.leaf for p in plan.products] + list(pieces.formed)
     if not leaves:
-        return {}
+        return jax.tree.map(_zeros, params)
     groups = clip.groups(params)
     count = 1 + max(groups)
     groups = [groups[leaf] for leaf in leaves]
@@ -261,7 +259,7 @@ def _clip_and_sum(
     bounds = _group([s.bound / scale for s in sizes], groups, count)
     coefficients = scaled_factors(clip, scale, norms) / scale[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
-    fast = _sum(plan, pieces, [coefficients[:, g] for g in groups], kept)
+    fast = _sum(params, plan, pieces, [coefficients[:, g] for g in groups], kept)
 
     finite = jnp.isfinite(largest)
     padding = ~mask & finite
@@ -274,11 +272,7 @@ def _clip_and_sum(
         lambda: trusted,
         lambda: jnp.all((jnp.all(in_range | _vanishes(pieces), axis=0) & sound) | padding),
     )
-    return lax.cond(
-        trusted,
-        lambda: {i: fast.get(i, jnp.zeros(x.shape, jnp.float32)) for i, x in enumerate(jax.tree.leaves(params))},
-        lambda: _one_by_one(clip, params, plan, pieces, mask),
-    )
+    return lax.cond(trusted, lambda: fast, lambda: _one_by_one(clip, params, plan, pieces, mask))
 
 
 def _rescale(size: Size, scale: float) -> Size:
@@ -306,8 +300,10 @@ def _vanishes(pieces: _Pieces) -> jax.Array:
     return jnp.stack(found)
 
 
-def _sum(plan: Plan, pieces: _Pieces, weights: list, kept: list) -> dict[int, jax.Array]:
-    total: dict[int, jax.Array] = {}
+def _sum(params: Any, plan: Plan, pieces: _Pieces, weights: list, kept: list) -> Any:
+    """Σ_i weights[piece][i] G_i, a tree like the parameters, in float32 at least."""
+    leaves, structure = jax.tree.flatten(params)
+    total = [_zeros(leaf) for leaf in leaves]
     for product, segments, gradient, weight in zip(
         plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
     ):
@@ -317,31 +313,30 @@ def _sum(plan: Plan, pieces: _Pieces, weights: list, kept: list) -> dict[int, ja
             part = _products.weighted_sum(segments, weight, product.sizes)
         layout = product.members[0].use.layout
         part = layout.fold(part, layout.split)
-        whole = product.view.scatter(part, product.shape)
-        total[product.leaf] = total[product.leaf] + whole if product.leaf in total else whole
+        total[product.leaf] += product.view.scatter(part, product.shape)
     for (leaf, gradient), weight in zip(
         pieces.formed.items(), weights[len(plan.products) :], strict=True
     ):
-        total[leaf] = jnp.tensordot(weight, gradient, 1)
+        total[leaf] += jnp.tensordot(weight, gradient, 1)
+    return jax.tree.unflatten(
+        structure, [t.astype(_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
+    )
+
+
+def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array) -> Any:
+    """The same sum, with one example's gradient formed after the other."""
+    weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
+    kept = [None] * len(pieces.products)
+
+    def add(total: Any, inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
+        example, used = jax.tree.map(lambda x: x[None], inputs)
+        gradient = _sum(params, plan, example, weights, kept)
+        clipped = sum_clipped(clip, jax.tree.map(lambda g: g[None], gradient), used)
+        return jax.tree.map(jnp.add, total, clipped), None
+
+    total, _ = lax.scan(add, jax.tree.map(_zeros, params), (pieces, mask))
     return total
 
 
-def _one_by_one(
-    clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array
-) -> dict[int, jax.Array]:
-    """The same sum, with one example's gradient formed after the other."""
-    leaves, structure = jax.tree.flatten(params)
-
-    def add(total: Any, inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
-        example, used = inputs
-        weight = jnp.ones(1, jnp.float32)
-        whole = _sum(plan, jax.tree.map(lambda x: x[None], example), [weight] * count, [None] * n)
-        gradient = [whole.get(i, jnp.zeros(x.shape, jnp.float32))[None] for i, x in enumerate(leaves)]
-        clipped = sum_clipped(clip, jax.tree.unflatten(structure, gradient), used[None])
-        return jax.tree.map(jnp.add, total, clipped), None
-
-    n = len(plan.products)
-    count = n + len(pieces.formed)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-    total, _ = lax.scan(add, zeros, (pieces, mask))
-    return dict(enumerate(jax.tree.leaves(total)))
+def _zeros(leaf: Any) -> jax.Array:
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

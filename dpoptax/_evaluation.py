@@ -107,15 +107,16 @@ class _Runner:
         return [read(v, True) for v in block.results]
 
     def rematerialise(self, step: Step, operands: list[jax.Array]) -> Any:
-        assert step.body is not None
+        body = step.body
+        assert body is not None
         private = [
             x for v, x in zip(step.operands, operands, strict=True) if not isinstance(v, Derived)
         ]
-        own = {u.index: self.perturbations[u.index] for u in step.body.uses()}
+        own = {u.index: self.perturbations[u.index] for u in body.uses()}
 
         def call(inputs: Any, perturbations: Any) -> Any:
             inner = _Runner(perturbations, self.known)
-            return inner.run(step.body, inputs), inner.records
+            return inner.run(body, inputs), inner.records
 
         params = step.eqn.params
         call = jax.checkpoint(call, prevent_cse=params["prevent_cse"], policy=params["policy"])

@@ -52,12 +52,12 @@ class Plan:
 
 def make_plan(program: Program, batch: int, points: int) -> Plan:
     """Plans for `batch` examples and `points` gradient points (a tangent is one more)."""
-    formed = {i: f"used in {', '.join(why)}" for i, why in program.opaque.items()}
+    formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     by_leaf: dict[int, list[Use]] = {}
     for use in program.uses:
         if use.value.view is None:
             for leaf in use.value.leaves:
-                formed.setdefault(leaf, f"not used as it is: computed on before {use.rule.name}")
+                formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         else:
             by_leaf.setdefault(use.value.view.leaf, []).append(use)
     products: list[Product] = []

@@ -24,7 +24,7 @@ _MEMORY = 60
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Factors of one use: `rows` (B, K, T, R) and `columns` (B, K, T, C); integers are (B, K, T)."""
+    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
 
     rows: jax.Array
     columns: jax.Array
@@ -53,6 +53,12 @@ def indexed(factor: jax.Array) -> bool:
     return jnp.issubdtype(factor.dtype, jnp.integer)
 
 
+def wide(*arrays: jax.Array) -> jnp.dtype:
+    """The dtype to accumulate in: float32, or that of the arrays where it is wider."""
+    floats = [a.dtype for a in arrays if not indexed(a)]
+    return jnp.result_type(jnp.float32, *floats)
+
+
 def choose(batch: int, positions: int, rows: int, columns: int, *, single: bool) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
 
@@ -78,7 +84,9 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
         elif indexed(columns):
             part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
-            part = jnp.einsum("bktr,bktc->bkrc", rows, columns, preferred_element_type=jnp.float32)
+            part = jnp.einsum(
+                "bktr,bktc->bkrc", rows, columns, preferred_element_type=wide(rows, columns)
+            )
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -86,16 +94,17 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     def add(index: jax.Array, values: jax.Array) -> jax.Array:
-        zeros = jnp.zeros((size, values.shape[-1]), jnp.float32)
-        return zeros.at[index].add(values.astype(jnp.float32))
+        zeros = jnp.zeros((size, values.shape[-1]), wide(values))
+        return zeros.at[index].add(values.astype(zeros.dtype))
 
     return jax.vmap(jax.vmap(add))(index, values)
 
 
 def size_of(gradient: jax.Array) -> Size:
     """The size of formed gradients, (B, ...)."""
-    gradient = gradient.astype(jnp.float32)
+    gradient = gradient.astype(wide(gradient))
     square = jnp.sum(jnp.square(gradient), axis=tuple(range(1, gradient.ndim)))
+    square = square.astype(jnp.float32)
     norm = jnp.sqrt(square)
     return Size(norm, norm, _trust(square))
 
@@ -147,7 +156,7 @@ def _squares(factor: jax.Array) -> jax.Array:
     """Squared norms (B, K, T) of the positions of a factor."""
     if indexed(factor):
         return jnp.ones(factor.shape, jnp.float32)
-    return jnp.sum(jnp.square(factor.astype(jnp.float32)), axis=-1)
+    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1).astype(jnp.float32)
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -164,8 +173,8 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
         a,
         b,
         precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+        preferred_element_type=wide(a, b),
+    ).astype(jnp.float32)
 
 
 def weighted_sum(segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]):
@@ -177,7 +186,7 @@ def weighted_sum(segments: list[Segment], weights: jax.Array, sizes: tuple[int, 
             not indexed(rows) and math.prod(rows.shape) < math.prod(columns.shape)
         )
         rows, columns = (columns, rows) if flip else (rows, columns)
-        scaled = columns.astype(jnp.float32) * weights[:, None, None, None]
+        scaled = columns.astype(wide(columns)) * weights[:, None, None, None]
         if indexed(rows):
             count = sizes[2] if flip else sizes[1]
             part = _scatter(_together(rows), _together(scaled), count)[0]
@@ -197,16 +206,17 @@ def _together(factor: jax.Array) -> jax.Array:
 
 
 def _contract(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Contraction in the dtype of `rows`; `columns` carry clip factors and are in float32.
+    """Contraction in the dtype of `rows`; `columns` carry clip factors and are wide.
 
     In 16 bits the factors would round, and push a contribution past the clip bound: the columns
     go in two parts, which hold 16 bits of the mantissa.
     """
+    dtype = wide(rows, columns)
 
     def dot(columns: jax.Array) -> jax.Array:
         if rows.shape[0] == 1:
-            return jnp.dot(rows[0].T, columns[0], preferred_element_type=jnp.float32)[None]
-        return jnp.einsum("ktr,ktc->krc", rows, columns, preferred_element_type=jnp.float32)
+            return jnp.dot(rows[0].T, columns[0], preferred_element_type=dtype)[None]
+        return jnp.einsum("ktr,ktc->krc", rows, columns, preferred_element_type=dtype)
 
     if rows.dtype.itemsize >= 4:
         return dot(columns)

@@ -7,6 +7,7 @@ behind it become *opaque*: the only way to their gradients is automatic differen
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.extend import core
 from dpoptax import _uses, _views
 
 _INLINE = {"jit", "pjit", "closed_call", "core_call"}
+_ELEMENTWISE = {"add", "sub", "mul", "div"}
 _REMAT = {"checkpoint", "remat", "remat2"}
 
 
@@ -31,12 +33,16 @@ class Application:
 class Derived:
     """A value made of parameters and constants.
 
+    `leaves` are the parameters that its gradient flows to; it `varies` if parameters go into it,
+    be it behind a `stop_gradient`.
+
     Inside the body of a scan over a stack of parameters it stands for all steps at once: its
     array then has one leading axis for each scan named in `scans`, outermost first.
     """
 
     aval: Any
     leaves: frozenset[int] = frozenset()
+    varies: bool = False
     scans: tuple[int, ...] = ()
     view: _views.View | None = None
     leaf: int | None = None
@@ -131,37 +137,58 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A traced loss, read. `opaque` maps a parameter to the reasons why it fell back."""
+    """A traced loss, read.
+
+    Attributes:
+      block: the steps.
+      parameters: the parameters' shapes and dtypes.
+      uses: where they meet data under a rule.
+      opaque: the parameters that meet data elsewhere, with the operations. Their per-example
+        gradients come from automatic differentiation.
+      elementwise: those among them that only scale and shift data of at least their own size
+        (biases, scales, positions): nothing is cheaper than their per-example gradients.
+      result_tree: the structure of (loss, aux).
+    """
 
     block: Block
     parameters: tuple[Any, ...]
     uses: tuple[Use, ...]
     opaque: dict[int, tuple[str, ...]]
+    elementwise: frozenset[int]
     result_tree: Any
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
         self.opaque: dict[int, list[str]] = {}
+        self.heavy: set[int] = set()
         self.uses = 0
         self.scans = 0
 
-    def mark(self, values: Any, reason: str) -> None:
+    def mark(self, values: Any, reason: str, reach: int = 0) -> None:
+        """Notes that parameters meet data unseen, in an output of `reach` entries."""
         for value in values:
             if isinstance(value, Derived):
                 for leaf in value.leaves:
                     reasons = self.opaque.setdefault(leaf, [])
                     if reason not in reasons:
                         reasons.append(reason)
+                    if reason not in _ELEMENTWISE or self.parameters[leaf].size > reach:
+                        self.heavy.add(leaf)
 
     def derive(self, eqn: Any, operands: tuple[Derived, ...]) -> list[Derived]:
         leaves = frozenset().union(*(v.leaves for v in operands))
+        if eqn.primitive.name == "stop_gradient":
+            leaves = frozenset()
+        varies = any(v.varies for v in operands)
         scans = tuple(sorted({s for v in operands for s in v.scans}))
         source = Application(eqn, operands, scans)
-        view = _view_after(eqn, operands)
         return [
-            Derived(v.aval, leaves, scans, view, source=source, index=i)
-            for i, v in enumerate(eqn.outvars)
+            Derived(v.aval, leaves, varies, scans, view, source=source, index=i)
+            for i, (v, view) in enumerate(
+                zip(eqn.outvars, _views_after(eqn, operands), strict=True)
+            )
         ]
 
     def read(self, jaxpr: Any, consts: list[Value], args: list[Value], loops: Any) -> Block:
@@ -191,8 +218,8 @@ class _Reader:
             return self.extend(block, inner, [*map(_constant, consts), *operands], loops)
         if not eqn.effects and all(isinstance(v, Derived) for v in operands):
             return list(self.derive(eqn, operands))
-        touched = any(v.leaves if isinstance(v, Derived) else v.touched for v in operands)
-        outputs = tuple(Private(v.aval, bool(touched)) for v in eqn.outvars)
+        touched = any(v.varies if isinstance(v, Derived) else v.touched for v in operands)
+        outputs = tuple(Private(v.aval, touched) for v in eqn.outvars)
         if name == "scan":
             block.steps.append(self.scan(eqn, operands, outputs, loops))
         elif name in _REMAT:
@@ -225,7 +252,8 @@ class _Reader:
                 )  # fmt: skip
                 self.uses += 1
                 return Step(eqn, operands, outputs, use=use, data=data)
-            self.mark(operands, eqn.primitive.name)
+            steps = math.prod(length for _, length in loops)
+            self.mark(operands, eqn.primitive.name, steps * eqn.outvars[0].aval.size)
         return Step(eqn, operands, outputs)
 
     def scan(self, eqn: Any, operands: Any, outputs: Any, loops: Any) -> Step:
@@ -243,24 +271,31 @@ class _Reader:
                 args.append(outer)
             else:
                 scans = (*outer.scans, scan)
-                args.append(Derived(var.aval, outer.leaves, scans, outer.view, alias=outer))
-        self.mark(operands[n_consts : n_consts + n_carry], "carried by scan")
+                args.append(
+                    Derived(var.aval, outer.leaves, outer.varies, scans, outer.view, alias=outer)
+                )
+        self.mark(operands[n_consts : n_consts + n_carry], "the carry of scan")
         body = self.read(inner, [*map(_constant, consts)], args, (*loops, (scan, p["length"])))
-        self.mark(body.results, "returned by scan")
+        self.mark(body.results, "the results of scan")
         return Step(eqn, operands, outputs, body=body, scan=scan)
 
 
-def _view_after(eqn: Any, operands: tuple[Derived, ...]) -> _views.View | None:
+def _views_after(eqn: Any, operands: tuple[Derived, ...]) -> list[_views.View | None]:
+    """The views that an operation's results are, None where they are none."""
     name = eqn.primitive.name
+    unknown: list[_views.View | None] = [None] * len(eqn.outvars)
     moved = [v for v in operands if v.leaves]
-    if len(moved) != 1 or moved[0].view is None or len(eqn.outvars) != 1:
-        return None
+    if len(moved) != 1 or moved[0].view is None:
+        return unknown
     if moved[0] is not operands[0] and name != "mul":
-        return None
-    view = moved[0].view
-    steps = view.shape[: len(moved[0].scans)]
+        return unknown
+    view, lead = moved[0].view, len(moved[0].scans)
+    if name == "split":
+        return view.split(eqn.params["axis"] + lead, eqn.params["sizes"])
+    if len(eqn.outvars) != 1:
+        return unknown
     constants = [v.constant for v in operands if v is not moved[0]]
-    return _views.through(view, name, _behind(steps, name, eqn.params), constants)
+    return [_views.through(view, name, _behind(view.shape[:lead], name, eqn.params), constants)]
 
 
 def _behind(steps: tuple[int, ...], name: str, params: Any) -> dict[str, Any]:
@@ -296,9 +331,7 @@ def _constant(value: Any) -> Derived:
 def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: bool) -> Program:
     """Traces `loss_fn(params, example[, key])` on shapes and reads it.
 
-    Args:
-      params, example, key: arrays or shape structs of one example; `key` None where unused.
-      has_aux: whether the loss returns `(loss, aux)`.
+    The arguments are arrays or shape structs of one example; `key` is None where there is none.
     """
     extra = () if key is None else (key,)
 
@@ -318,10 +351,10 @@ def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: 
     for i, var in enumerate(closed.jaxpr.invars):
         if i < count:
             view = _views.View.whole(i, tuple(var.aval.shape))
-            args.append(Derived(var.aval, frozenset({i}), view=view, leaf=i))
+            args.append(Derived(var.aval, frozenset({i}), True, view=view, leaf=i))
         else:
             args.append(Private(var.aval, touched=False))
-    reader = _Reader()
+    reader = _Reader([var.aval for var in closed.jaxpr.invars[:count]])
     block = reader.read(closed.jaxpr, [_constant(c) for c in closed.consts], args, ())
     reader.mark(block.results[:1], "the loss itself")
     uses = tuple(sorted(block.uses(), key=lambda use: use.index))
@@ -330,5 +363,6 @@ def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: 
         tuple(var.aval for var in closed.jaxpr.invars[:count]),
         uses,
         {leaf: tuple(reasons) for leaf, reasons in reader.opaque.items()},
+        frozenset(set(reader.opaque) - reader.heavy),
         jax.tree.structure(shapes),
     )

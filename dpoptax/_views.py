@@ -88,9 +88,12 @@ class View:
 
     def reshape(self, shape: tuple[int, ...]) -> "View | None":
         rest = list(self.atoms(tuple(range(len(self.axes)))))
-        axes = [_take(rest, size) for size in shape]
-        if any(axis is None for axis in axes):
-            return None
+        axes: list[Atoms] = []
+        for size in shape:
+            axis = _take(rest, size)
+            if axis is None:
+                return None
+            axes.append(axis)
         return dataclasses.replace(self, axes=tuple(axes))
 
     def slice(self, starts: Any, limits: Any, strides: Any) -> "View | None":
@@ -107,6 +110,16 @@ class View:
             else:
                 return None
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
+
+    def split(self, axis: int, sizes: Any) -> "list[View | None]":
+        """The pieces along an axis."""
+        starts, limits = [0] * len(self.axes), list(self.shape)
+        pieces = []
+        for size in sizes:
+            limits[axis] = starts[axis] + size
+            pieces.append(self.slice(starts, limits, None))
+            starts[axis] += size
+        return pieces
 
     def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The transpose of reading the view: adds `values`, shaped like it, into zeros (shape)."""
