@@ -25,7 +25,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     loss.plot(steps, [record["test_loss"] for record in history], color=_COLOURS[1])
     loss.set_ylim(bottom=0)
     _label(loss, "step", "test cross-entropy (nats)")
-    guarantee = "not private"
+    guarantee = "no guarantee"
     if private:
         delta = _scientific(summary["delta"])
         guarantee = f"ε = {summary['epsilon']:.2f} at δ = {delta}"
