@@ -21,7 +21,12 @@ from dpoptax.training.methods import DPSGD, Doppler, NonPrivate
 
 def get_config():
     return TrainConfig(
-        method={method}, steps=4, eval_every=2, batch_size=64, accountant="rdp"{more}
+        method={method},
+        model="linear",
+        steps=4,
+        eval_every=2,
+        batch_size=64,
+        accountant="rdp"{more},
     )
 """
 
@@ -151,9 +156,9 @@ def test_a_careless_delta_warns_once(config, tmp_path, capsys):
 
 
 def test_a_run_that_its_budget_stops_says_so(config, tmp_path, capsys):
-    options = ["--noise-multiplier", "1", "--epsilon", "2", "--steps", "30"]
+    options = ["--noise-multiplier", "1", "--epsilon", "1.7"]
     assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
-    assert "of 30 would exceed ε = 2" in capsys.readouterr().out
+    assert "of 4 would exceed ε = 1.7" in capsys.readouterr().out
 
 
 def test_help_version_and_unknown_commands(config, capsys):
@@ -235,15 +240,16 @@ def test_comparison_figure_shows_something(compared):
 
 
 def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
-    paths = [config("dp_sgd"), config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
+    paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
     options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]
     assert main(["compare", *paths, *options]) == 0
     output = capsys.readouterr().out
-    for name in ("DP-SGD", "Non-private (plain)", "Non-private (other)", "comparison.png"):
+    for name in ("Non-private (plain)", "Non-private (other)", "comparison.png"):
         assert name in output
     methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.5, 1.0, 2.0]
     assert methods[0]["test_accuracy_std"] is None
+    assert "∞ (not private)" in output
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.records import params_sha256, to_json
 
-TINY = TrainConfig(steps=4, eval_every=2, batch_size=64, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
 SUMMARY_FIELDS = {
     "epsilon",
     "delta",
@@ -150,12 +150,11 @@ def test_learning_rate_is_applied_although_it_is_not_compiled_in():
 
 
 def test_budget_refuses_the_step_that_would_exceed_it():
-    config = tiny(noise_multiplier=2.0, epsilon=0.7, steps=50, eval_every=50)
-    summary = run(config).summary
-    plan = make_plan(dataclasses.replace(config, epsilon=None), summary["dataset_size"])
+    free = make_plan(tiny(noise_multiplier=2.0, epsilon=None), 1438)
+    summary = run(tiny(noise_multiplier=2.0, epsilon=1.001 * free.epsilon(3))).summary
     assert summary["stopped_by_budget"]
-    assert 0 < summary["steps"] < 50
-    assert summary["epsilon"] <= 0.7 < plan.epsilon(summary["steps"] + 1)
+    assert (summary["steps"], summary["steps_requested"]) == (3, 4)
+    assert summary["epsilon"] == pytest.approx(free.epsilon(3))
 
 
 def test_budget_too_small_for_one_step_is_an_error_before_training():
@@ -163,15 +162,12 @@ def test_budget_too_small_for_one_step_is_an_error_before_training():
         run(tiny(noise_multiplier=0.5, epsilon=0.001))
 
 
-def test_a_generous_budget_runs_all_steps():
-    assert run(tiny(noise_multiplier=50.0, epsilon=1e6)).summary["steps"] == 4
-
-
-def test_given_noise_without_budget_runs_all_steps():
-    summary = run(tiny(noise_multiplier=0.5, epsilon=None)).summary
-    assert summary["steps"] == 4
-    assert summary["noise_multiplier"] == 0.5
-    assert summary["epsilon"] > 3
+@pytest.mark.parametrize("budget", [None, 1e6])
+def test_given_noise_within_its_budget_runs_all_steps(budget):
+    summary = run(tiny(noise_multiplier=2.0, epsilon=budget)).summary
+    assert (summary["steps"], summary["noise_multiplier"]) == (4, 2.0)
+    assert not summary["stopped_by_budget"]
+    assert 0 < summary["epsilon"] < 1
 
 
 def test_non_private_run_claims_nothing():
@@ -182,16 +178,12 @@ def test_non_private_run_claims_nothing():
     assert {record["epsilon"] for record in result.history} == {None}
 
 
-def test_zero_noise_claims_nothing():
-    result = run(tiny(noise_multiplier=0.0, epsilon=None))
-    assert result.summary["private"] is False
-    assert result.summary["epsilon"] is None
-    assert {record["epsilon"] for record in result.history} == {None}
-
-
 def test_without_noise_and_with_a_wide_clip_the_private_loop_is_the_plain_one():
-    private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4)).params
-    assert_trees_close(private, run(tiny(method=NonPrivate())).params)
+    private = run(tiny(noise_multiplier=0.0, epsilon=None, l2_clip_norm=1e4))
+    assert_trees_close(private.params, run(tiny(method=NonPrivate())).params)
+    assert private.summary["private"] is False  # no noise, no claim
+    assert private.summary["epsilon"] is None
+    assert {record["epsilon"] for record in private.history} == {None}
 
 
 @pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
@@ -232,9 +224,10 @@ def test_cnn_runs():
 
 
 def test_fixed_size_sampling_is_accounted_as_such():
-    summary = run(tiny(sampling="fixed_size")).summary
-    assert 0 < summary["epsilon"] <= TINY.epsilon
-    assert summary["neighbouring_relation"] == "replace-one"
+    poisson, fixed = (make_plan(tiny(sampling=name), 1438) for name in ("poisson", "fixed_size"))
+    assert fixed.sampler.neighbouring_relation == "replace-one"
+    assert fixed.noise_multiplier > poisson.noise_multiplier
+    assert 0.99 * TINY.epsilon < fixed.epsilon(4) <= TINY.epsilon
 
 
 def test_shuffled_batches_train_without_privacy_only():

@@ -8,13 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 import dpoptax
-from dpoptax.training.compare import Comparison, compare, table
-from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.loop import train_and_evaluate
+
+try:
+    import tyro
+
+    from dpoptax.training.compare import Comparison, compare, table
+    from dpoptax.training.config import TrainConfig, load_config
+    from dpoptax.training.loop import train_and_evaluate
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"dpoptax: error: the command line needs {error.name}, which is not installed; "
+        "pip install 'dpoptax[train]'"
+    ) from error
 
 _USAGE = """\
 usage: dpoptax COMMAND ...

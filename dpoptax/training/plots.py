@@ -14,34 +14,32 @@ _NOT_PRIVATE = {"color": "#666666", "linestyle": "--", "marker": "x"}
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
-    """Test accuracy, test loss and the ε spent over the steps of one run."""
+    """Test accuracy, test loss and, for a private run, the ε spent over its steps."""
     steps = [record["step"] for record in history]
-    spent = [record["epsilon"] for record in history]
-    figure = Figure(figsize=(10.5, 3.2), layout="constrained")
-    accuracy, loss, epsilon = figure.subplots(1, 3)
+    private = summary["private"]
+    figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
+    accuracy, loss, *rest = figure.subplots(1, 3 if private else 2)
     accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=_COLOURS[0])
+    accuracy.set_ylim(top=100)
     _label(accuracy, "step", "test accuracy (%)")
     loss.plot(steps, [record["test_loss"] for record in history], color=_COLOURS[1])
     loss.set_ylim(bottom=0)
     _label(loss, "step", "test cross-entropy (nats)")
-    if summary["private"]:
-        epsilon.plot(steps, spent, color=_COLOURS[2], label="spent")
+    guarantee = "no guarantee"
+    if private:
+        delta = _scientific(summary["delta"])
+        guarantee = f"ε = {summary['epsilon']:.2f} at δ = {delta}"
+        spent = rest[0]
+        spent.plot(
+            steps, [record["epsilon"] for record in history], color=_COLOURS[2], label="spent"
+        )
         budget = summary["config"]["epsilon"]
         if budget is not None:
-            epsilon.axhline(budget, color="#666666", linestyle="--", label="budget")
-        epsilon.set_ylim(bottom=0)
-        epsilon.legend(frameon=False)
-    else:
-        epsilon.set_yticks([])
-        epsilon.text(0.5, 0.5, "not private", ha="center", transform=epsilon.transAxes)
-    title = f"{summary['method']} on {summary['dataset']}"
-    if summary["private"]:
-        delta = _scientific(summary["delta"])
-        title += f", ε = {summary['epsilon']:.2f} at δ = {delta}"
-        _label(epsilon, "step", f"ε at δ = {delta}")
-    else:
-        _label(epsilon, "step", "ε")
-    figure.suptitle(title, fontsize="large")
+            spent.axhline(budget, color="#666666", linestyle="--", label="budget")
+        spent.set_ylim(bottom=0)
+        spent.legend(frameon=False, loc="lower right")
+        _label(spent, "step", f"ε at δ = {delta}")
+    figure.suptitle(f"{summary['method']} on {summary['dataset']}, {guarantee}", fontsize="large")
     figure.savefig(path, dpi=200)
 
 
