@@ -276,7 +276,10 @@ def _clip_and_sum(
     )
     return lax.cond(
         trusted,
-        lambda: {i: fast.get(i, jnp.zeros(x.shape, jnp.float32)) for i, x in enumerate(jax.tree.leaves(params))},
+        lambda: {
+            i: fast.get(i, jnp.zeros(x.shape, jnp.float32))
+            for i, x in enumerate(jax.tree.leaves(params))
+        },
         lambda: _one_by_one(clip, params, plan, pieces, mask),
     )
 
@@ -336,7 +339,9 @@ def _one_by_one(
         example, used = inputs
         weight = jnp.ones(1, jnp.float32)
         whole = _sum(plan, jax.tree.map(lambda x: x[None], example), [weight] * count, [None] * n)
-        gradient = [whole.get(i, jnp.zeros(x.shape, jnp.float32))[None] for i, x in enumerate(leaves)]
+        gradient = [
+            whole.get(i, jnp.zeros(x.shape, jnp.float32))[None] for i, x in enumerate(leaves)
+        ]
         clipped = sum_clipped(clip, jax.tree.unflatten(structure, gradient), used[None])
         return jax.tree.map(jnp.add, total, clipped), None
 
