@@ -121,7 +121,7 @@ def draw_sweeps(results, path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel=_LABELS[name], ylabel="ms a step")
         ticks = sorted({x for points in lines.values() for x, _ in points})
         axis.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
-        axis.minorticks_off()
+        axis.set_xticks([], minor=True)
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -171,13 +171,28 @@ def _start(cell, variant, pythons, memory_limit_gb):
     if python is None:
         raise WorkerError(reason)
     if variant.microbatch_size == TUNED:
-        # The best size hardly depends on the batch; a process of its own, as the memory of a whole
-        # batch is not the variant's.
-        small = replace(cell, batch_size=min(cell.batch_size, TUNING_BATCH))
-        tuner = Worker(python, small, variant, memory_limit_gb)
-        tuner.close()
-        variant = replace(variant, microbatch_size=tuner.facts["microbatch_size"])
+        size = _tuned_size(python, cell, variant, memory_limit_gb)
+        variant = replace(variant, microbatch_size=size)
     return Worker(python, cell, variant, memory_limit_gb), variant
+
+
+_tuned_sizes: dict[str, int] = {}
+
+
+def _tuned_size(python, cell, variant, memory_limit_gb):
+    """Tunes in a process of its own, as the memory of a whole batch is not the variant's.
+
+    The best size hardly depends on the batch, the noise and DOPPLER's filter: they share it.
+    """
+    cell = replace(cell, batch_size=min(cell.batch_size, TUNING_BATCH), sweep="")
+    algorithm = "dp-sgd" if variant.algorithm == "doppler" else variant.algorithm
+    variant = replace(variant, algorithm=algorithm, noise=True)
+    key = f"{cell} {cell.points} {variant}"
+    if key not in _tuned_sizes:
+        tuner = Worker(python, cell, variant, memory_limit_gb)
+        tuner.close()
+        _tuned_sizes[key] = tuner.facts["microbatch_size"]
+    return _tuned_sizes[key]
 
 
 def _set_ratios(results):
