@@ -35,7 +35,8 @@ def learn(
     which the canary moves by m when it is drawn, are
 
         likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2))
-        largest            max_tf |z_tf|, for what is not moved on the average, or not by much
+        largest step       max_t Σ_f z_tf m_tf, for draws that depend on each other
+        largest            max_tf |z_tf|, for what is moved, but not on the average
 
     Args:
       inside: features of runs with the canary, (runs, steps, F).
@@ -76,7 +77,14 @@ def _scores(inside, outside, probability):
     def largest(features):
         return np.abs(whiten(features)).max(axis=(-1, -2))
 
-    return {"likelihood ratio": likelihood_ratio, "largest": largest}
+    def largest_step(features):
+        return np.sum(whiten(features) * moved, axis=-1).max(axis=-1)
+
+    return {
+        "likelihood ratio": likelihood_ratio,
+        "largest step": largest_step,
+        "largest": largest,
+    }
 
 
 def _best_threshold(inside, outside, delta, significance):

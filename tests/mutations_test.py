@@ -1,0 +1,282 @@
+"""Audits catch what is wrong: mistakes planted in our own step, and the published GeoDP.
+
+Each test runs one game twice, on the step as it is and on the step with one mistake. The first
+passes and the second does not.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax import _noise, auditing, sampling
+from tests import games
+
+KEY = jax.random.key(23)
+
+
+def _audit(game, **kwargs):
+    defaults = {"trials": 100_000, "delta": 1e-3, "claimed_epsilon": None}
+    return auditing.audit(game, key=KEY, **{**defaults, **kwargs})
+
+
+def _passes(result, seen=0.6):
+    return seen * result.claimed_epsilon <= result.epsilon_lower_bound <= result.claimed_epsilon
+
+
+def _full_batch(transform=None, grad_fn=None, *, records=8, background=-1.0):
+    """One full-batch release; the other examples pull against the canary."""
+    sampler = games.poisson(records)
+    transform = games.noise(sampler) if transform is None else transform
+    game = auditing.canary_gradient(
+        transform, games.CLIP, games.PARAMS, sampler, background=background
+    )
+    return game if grad_fn is None else dataclasses.replace(game, grad_fn=grad_fn(game.grad_fn))
+
+
+def test_the_step_as_it_is_passes():
+    assert _passes(_audit(_full_batch()))
+    assert _passes(_audit(_full_batch(background=0.0)))
+
+
+def _mislabelled(noise, claimed):
+    """A noise stage whose ledger claims another noise multiplier than it uses."""
+
+    def relabel(state, noise_multiplier):
+        mechanism = dataclasses.replace(state.mechanism, noise_multiplier=noise_multiplier)
+        return dataclasses.replace(state, mechanism=mechanism)
+
+    true = noise.init(None).mechanism.noise_multiplier
+
+    def update(updates, state, params=None):
+        updates, state = noise.update(updates, relabel(state, true), params)
+        return updates, relabel(state, claimed)
+
+    return optax.GradientTransformation(lambda params: relabel(noise.init(params), claimed), update)
+
+
+def test_noise_rescaled_as_in_opacus_disk_is_caught():
+    sampler, kappa, gamma = games.poisson(8), 0.7, 0.1
+    c = (1 - kappa) / (kappa * gamma)
+    rescaled = 1 / math.hypot(c, 1 - c)
+    assert rescaled == pytest.approx(0.185, abs=1e-3)
+    disk = dpoptax.disk(kappa, gamma)
+    right = optax.chain(games.noise(sampler), disk)
+    wrong = optax.chain(_mislabelled(games.noise(sampler, rescaled), 1.0), disk)
+    assert _passes(_audit(_full_batch(right)))
+    assert _audit(_full_batch(wrong)).violated
+
+
+def test_clipping_after_averaging_is_caught():
+    def clip_the_mean(_):
+        def grad_fn(points, batch, mask=None):
+            grads = jax.vmap(jax.grad(auditing.linear_loss), (None, 0))(points.points[0], batch)
+            used = jnp.ones(8) if mask is None else mask
+            mean = jax.tree.map(lambda g: jnp.tensordot(used[: len(g)], g, 1)[None] / 8, grads)
+            clipped, _ = dpoptax.clip_per_example(games.CLIP).update(mean, optax.EmptyState())
+            return jax.tree.map(lambda g: 8 * g, clipped)
+
+        return grad_fn
+
+    result = _audit(_full_batch(grad_fn=clip_the_mean, background=0.0))
+    assert result.violated, result
+
+
+def test_clipping_each_point_instead_of_their_combination_is_caught():
+    """A canary whose gradients at DiSK's two points differ in sign, half of the time."""
+    sampler = games.poisson(8)
+
+    def loss_fn(params, example):
+        return example * jnp.sum(jnp.sin(1e3 * params))
+
+    def game(grad_fn):
+        tx = optax.chain(games.noise(sampler, 8.0), dpoptax.disk(0.7, 0.1))
+        return auditing.Game(tx, grad_fn, jnp.zeros(1), jnp.full(1, 1e3), sampler, steps=2)
+
+    whole = dpoptax.clipped_grad(loss_fn, games.CLIP)
+
+    def apart(points, batch, mask=None):
+        sums = [whole(dpoptax.GradientPoints((x,), (1.0,)), batch, mask).sum for x in points.points]
+        total = sum(w * s for w, s in zip(points.weights, sums, strict=True))
+        return dpoptax.ClippedSum(total, games.CLIP)
+
+    assert not _audit(game(whole)).violated
+    result = _audit(game(apart))
+    assert result.violated, result
+
+
+def test_division_by_the_realised_batch_size_is_caught():
+    def divide(grad_fn):
+        def mutated(points, batch, mask=None):
+            clipped = grad_fn(points, batch, mask)
+            realised = jnp.ones(()) if mask is None else jnp.maximum(jnp.sum(mask), 1)
+            return jax.tree.map(lambda s: s * (8 / realised), clipped)
+
+        return mutated
+
+    result = _audit(_full_batch(grad_fn=divide))
+    assert result.violated, result
+
+
+def test_a_key_reused_over_steps_is_caught():
+    """Drawn in one step and not in another, the canary is their difference, without noise."""
+    sampler = games.poisson(8, 4)
+    noise = games.noise(sampler)
+
+    def update(updates, state, params=None):
+        updates, _ = noise.update(updates, dataclasses.replace(state, count=0), params)
+        return updates, dataclasses.replace(state, count=state.count + 1)
+
+    reused = optax.GradientTransformation(noise.init, update)
+
+    def game(tx):
+        return auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler, steps=2)
+
+    assert _passes(_audit(game(noise)), seen=0.4)
+    assert _audit(game(reused)).violated
+
+
+def test_a_key_reused_over_leaves_is_caught(monkeypatch):
+    def one_key(tree, stddev, key):
+        return jax.tree.map(lambda x: x + stddev * jax.random.normal(key, x.shape), tree)
+
+    assert _passes(_audit(_full_batch()))
+    monkeypatch.setattr(_noise, "add_noise", one_key)
+    assert _audit(_full_batch()).violated
+
+
+def test_a_key_that_is_not_the_states_is_caught(monkeypatch):
+    """Noise that is the same in every run is no noise."""
+    right = _noise.add_noise
+    monkeypatch.setattr(
+        _noise, "add_noise", lambda tree, stddev, key: right(tree, stddev, jax.random.key(0))
+    )
+    assert _audit(_full_batch()).violated
+
+
+SHARDS = 4
+
+
+def _noise_before_psum(scale, own_keys):
+    """The noise stage of a data-parallel step that adds noise on each shard, and then sums.
+
+    The shards are a vmapped axis; the first has the sum, the others add nothing to it.
+    """
+    sampler = games.poisson(8)
+    noise = games.noise(sampler)
+
+    def update(updates, state, params=None):
+        def shard(index):
+            key = jax.random.fold_in(state.key, state.count)
+            key = jax.random.fold_in(key, index) if own_keys else key
+            local = jax.tree.map(lambda s: jnp.where(index == 0, s, 0.0), updates.sum)
+            noisy = _noise.add_noise(local, scale * games.CLIP.sensitivity, key)
+            return jax.lax.psum(noisy, "data")
+
+        total = jax.vmap(shard, axis_name="data")(jnp.arange(SHARDS))
+        _, state = noise.update(updates, state, params)
+        return jax.tree.map(lambda s: s[0] / sampler.batch_size, total), state
+
+    return optax.GradientTransformation(noise.init, update)
+
+
+def test_noise_before_the_psum_is_caught():
+    """With one key the noise is SHARDS times what is claimed: no leak, and the audit goes blind."""
+    assert _passes(_audit(_full_batch(_noise_before_psum(1 / math.sqrt(SHARDS), own_keys=True))))
+    one_key = _audit(_full_batch(_noise_before_psum(1.0, own_keys=False)))
+    assert not _passes(one_key)
+    assert not one_key.violated
+
+
+def test_noise_split_wrongly_among_shards_is_caught():
+    """A noise of σ/n on each of n shards, with keys of their own, sums to σ/√n."""
+    assert _audit(_full_batch(_noise_before_psum(1 / SHARDS, own_keys=True))).violated
+
+
+@pytest.mark.slow
+def test_poisson_accounting_over_shuffled_batches_is_caught():
+    records, noise_multiplier, delta = 20, 0.8, 1e-2
+    claim = games.claim(noise_multiplier, 1 / records, records, delta)
+
+    def result(sampler):
+        noise = games.noise(sampler, noise_multiplier)
+        game = auditing.canary_gradient(
+            noise, games.CLIP, games.PARAMS, sampler, steps=records, background=-1.0
+        )
+        return _audit(game, trials=2_000, delta=delta, claimed_epsilon=claim)
+
+    poisson = result(sampling.PoissonSampler(records, 1, seed=0))
+    assert not poisson.violated, poisson
+    shuffled = result(sampling.ShuffledSampler(records, 1, seed=0))
+    assert shuffled.violated, (shuffled, poisson)
+
+
+def _turned_around(transform):
+    """Two neighbours whose mean gradients are small and orthogonal; the attacker reads angles."""
+    dimension, records = 20, 256
+    sampler = games.poisson(records)
+    rows = jnp.zeros((records, dimension))
+    rows = rows.at[0, 0].set(0.7).at[-1, 0].set(-0.7).at[-1, 1].set(0.7)
+
+    def direction(update, canary):
+        del canary
+        return jnp.log(jnp.abs(update[:1])) - jnp.log(jnp.abs(update[1:2]))
+
+    grad_fn = dpoptax.clipped_grad(auditing.linear_loss, dpoptax.l2_clip(1.0))
+    params = jnp.zeros(dimension)
+    return auditing.Game(transform(sampler), grad_fn, params, rows, sampler, observe=direction)
+
+
+def test_the_published_geodp_is_caught():
+    def geodp(sampler):
+        return dpoptax.geodp(
+            1.0, noise_multiplier=1.0, batch_size=sampler.batch_size, key=jax.random.key(0)
+        )
+
+    claim = games.claim(delta=1e-5)
+    assert claim == pytest.approx(4.377, abs=1e-3)
+    ours = _audit(_turned_around(games.noise), delta=1e-5, claimed_epsilon=claim)
+    assert not ours.violated, ours
+    theirs = _audit(_turned_around(geodp), delta=1e-5, claimed_epsilon=claim)
+    assert theirs.violated, theirs
+    assert theirs.epsilon_lower_bound > 1.4 * claim
+    with pytest.raises(ValueError, match="one example can turn"):
+        _audit(_turned_around(geodp))
+
+
+def _float32_normals():
+    """All values of a float32 normal, in order: 2²³ of them, one for each 23 random bits."""
+    bits = np.arange(2**23, dtype=np.uint32) | np.uint32(0x3F800000)
+    lowest = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = (bits.view(np.float32) - np.float32(1)) * (np.float32(1) - lowest) + lowest
+    erf_inv = jax.jit(jax.lax.erf_inv)(jnp.maximum(lowest, uniform))
+    return np.unique(np.asarray(np.float32(np.sqrt(2)) * erf_inv))
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_the_last_bits_of_float_noise_are_caught_and_fixed_point_hides_them(fixed_point):
+    """The attacker counts entries that are values of the noise alone (Mironov 2012)."""
+    sampler, size = games.poisson(8), 32
+    tx = dpoptax.gaussian_noise(
+        noise_multiplier=4.0, batch_size=8, key=jax.random.key(0), fixed_point=fixed_point
+    )
+    normals = jnp.asarray(_float32_normals())
+
+    def reachable(update, canary):
+        del canary
+        draws = 8 * update / 4.0  # exact: powers of two
+        near = jnp.searchsorted(normals, draws)
+        return jnp.sum(normals[jnp.minimum(near, len(normals) - 1)] == draws)[None].astype(float)
+
+    grad_fn = dpoptax.clipped_grad(auditing.linear_loss, dpoptax.l2_clip(1.0))
+    dataset = jnp.full((1, size), 1e3)
+    game = auditing.Game(tx, grad_fn, jnp.zeros(size), dataset, sampler, observe=reachable)
+    result = _audit(game, trials=5_000)
+    assert result.violated is not fixed_point, result
+    if not fixed_point:
+        assert result.epsilon_lower_bound > 5 * result.claimed_epsilon
