@@ -83,7 +83,8 @@ def correlated_noise(
         raise TypeError(f"strategy={strategy!r}: want one of dpoptax.matrix's, as BandedToeplitz")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
     key = check_key(key)
-    noising = strategy.noising_matrix()
+    with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
+        noising = strategy.noising_matrix()
 
     def init_fn(params):
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)

@@ -55,6 +55,19 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
     assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24)
 
 
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+def test_the_factory_may_be_called_under_jit(strategy):
+    def first(key):
+        tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
+        mean, state = tx.update(dpoptax.ClippedSum(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3)))
+        return mean, tx.update(dpoptax.ClippedSum(jnp.zeros(3), CLIP), state)[0]
+
+    many = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3))
+    for i, key in enumerate(jax.random.split(KEY, 3)):
+        for got, want in zip(many, first(key), strict=True):
+            np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6)
+
+
 def test_one_band_is_gaussian_noise():
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = jnp.zeros(5)
