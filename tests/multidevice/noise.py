@@ -85,39 +85,56 @@ def test_standard_deviation_on_split_outputs_and_noise_in_the_wrong_place():
     assert abs(float(jnp.std(naive)) / stddev - 8) < 0.1
 
 
-def test_a_whole_step_of_every_method_on_split_parameters_keeps_state_and_params_split():
-    methods = {
-        "doppler": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
-        "disk": dpoptax.disk(0.7, 0.5),
-        "pmlf": dpoptax.pmlf(2, 0.1, b=[0.5, 0.5], a=[]),
-    }
-    mesh = make_mesh((8,), ("data",), AxisType.Explicit)
-    spec = P("data")
-    params = {"w": jax.random.normal(jax.random.key(0), (8, 4))}
-    split = put(params, mesh, spec)
+METHODS = {
+    "doppler": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
+    "disk": dpoptax.disk(0.7, 0.5),
+    "pmlf": dpoptax.pmlf(2, 0.1, b=[0.5, 0.5], a=[]),
+}
+
+
+def training_loss(params, example):
+    return jnp.sum(jnp.tanh(example @ params["w"]))
+
+
+def train(tx, grad_fn, params, state):
+    """Three steps on a fixed batch."""
     batch = jax.random.normal(jax.random.key(1), (16, 8))
-    loss_fn = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]))  # noqa: E731
 
-    def run(params, tx, grad_fn):
-        @jax.jit
-        def step(params, state):
-            grads = grad_fn(dpoptax.gradient_points(state, params), batch)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+    @jax.jit
+    def step(params, state):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
 
-        state = jax.jit(tx.init)(params)
-        for _ in range(3):
-            params, state = step(params, state)
-        return params, state
+    for _ in range(3):
+        params, state = step(params, state)
+    return params, state
 
-    for name, method in methods.items():
-        noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
-        tx = optax.chain(noise, method)
-        want, _ = run(params, tx, dpoptax.clipped_grad(loss_fn, CLIP))
-        got, state = run(split, tx, dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh))
-        np.testing.assert_allclose(got["w"], want["w"], atol=1e-6, err_msg=name)
-        sharding = NamedSharding(mesh, spec)
-        buffers = [x for x in jax.tree.leaves((got, state)) if jnp.shape(x) == (8, 4)]
-        assert len(buffers) > 1, name
-        for leaf in buffers:
-            assert leaf.sharding.is_equivalent_to(sharding, 2), name
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
+    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
+    tx = optax.chain(noise, METHODS[method])
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 4))}
+    want, _ = train(tx, dpoptax.clipped_grad(training_loss, CLIP), params, tx.init(params))
+
+    mesh = make_mesh((8,), ("data",), kind)
+    specs = {"w": P("data")}
+    with jax.set_mesh(mesh):
+        params = put(params, mesh, specs)
+        shardings = optax.tree.map_params(
+            tx,
+            lambda _, spec: NamedSharding(mesh, spec),
+            jax.eval_shape(tx.init, params),
+            specs,
+            transform_non_params=lambda _: NamedSharding(mesh, P()),
+        )
+        state = jax.jit(tx.init, out_shardings=shardings)(params)
+        grad_fn = dpoptax.clipped_grad(training_loss, CLIP, mesh=mesh, param_specs=specs)
+        got, state = train(tx, grad_fn, params, state)
+    np.testing.assert_allclose(got["w"], want["w"], atol=1e-6)
+    buffers = [x for x in jax.tree.leaves((got, state)) if jnp.shape(x) == (8, 4)]
+    assert len(buffers) > 1
+    for leaf in buffers:
+        assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)

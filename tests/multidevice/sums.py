@@ -112,7 +112,7 @@ def test_auxiliary_outputs_stay_with_their_examples(batch):
 
 
 def test_a_geometry_that_encodes(batch):
-    clip = dpoptax.hyperspherical_clip(0.3, angle_clip_norm=0.5)
+    clip = dpoptax.hyperspherical_clip(0.3, angle_norm=0.5)
     mesh = make_mesh((8,), ("data",), KINDS[1])
     points = dpoptax.gradient_points((), conv_params())
     alone = dpoptax.clipped_grad(conv_loss, clip)(points, batch).sum
