@@ -1,6 +1,6 @@
 """The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,6 +10,7 @@ from optax import microbatching
 from dpoptax._bookkeeping import bookkept_sum
 from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
 from dpoptax._points import GradientPoints
+from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
 
 
 def clipped_grad(
@@ -19,6 +20,9 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     method: Literal["auto", "vmap"] = "auto",
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_name: str | Sequence[str] = "data",
+    param_specs: Any = None,
 ) -> Callable[..., Any]:
     """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
 
@@ -37,13 +41,23 @@ def clipped_grad(
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned
         function is given a key; a scalar, or (scalar, aux) with `has_aux`.
       clip: the geometry, such as `dpoptax.l2_clip(1.0)`.
-      microbatch_size: how many examples are computed at once; `None` for all. Less memory, and
+      microbatch_size: how many examples a device computes at once; `None` for all. Less memory, and
         often more speed on CPU. The result does not depend on it but for rounding. A batch that it
         does not divide is padded.
       has_aux: whether `loss_fn` returns auxiliary outputs.
       method: "auto" computes norms and sums from the operands and cotangents of each layer, without
         per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
         for all, the reference. Equal but for rounding.
+      mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
+        gradients of its own examples, and the sums are added over the devices once. Noise comes
+        after that, so that its standard deviation does not depend on the number of devices. The
+        axes may be automatic or explicit.
+      axis_name: the mesh axis, or axes, over which the examples are split, evenly. Over other axes
+        the work is repeated: to use all devices, name all axes.
+      param_specs: how the parameters are split over the mesh, a `PartitionSpec` or a tree prefix of
+        them. They are gathered for the gradient, and the sum is split like them (but for
+        geometries that encode). `None` for what the types say on explicit axes, and for parameters
+        that are the same everywhere on automatic ones.
 
     Returns:
       `grad_fn(points, batch, mask=None, *, key=None)`, with `points` from
@@ -54,8 +68,11 @@ def clipped_grad(
 
     Raises:
       TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
-      ValueError: an unknown `method`, `microbatch_size` below 1; at the call, leaves of `batch` whose leading axes
-        disagree with each other or with `mask`.
+      ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
+        `param_specs` without a mesh; at the call, leaves of `batch` whose leading axes disagree
+        with each other or with `mask`, a batch that the devices cannot share evenly, or one that
+        is split over devices where no mesh was given (inside `jit` this shows on explicit axes
+        only).
 
     >>> import jax.numpy as jnp
     >>> import dpoptax
@@ -73,12 +90,23 @@ def clipped_grad(
     # What a geometry encodes are whole per-example gradients.
     summed = per_example_sum if method == "vmap" or clip.encodes else bookkept_sum
 
-    @jax.jit
-    def clipped_sum(points, batch, mask, keys):
+    layout = make_layout(mesh, axis_name, param_specs)
+
+    def local_sum(points, batch, mask, key, first):
         def sums(batch, mask, keys):
             return summed(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
 
+        examples = first + jnp.arange(mask.shape[0])
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
         return _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+
+    whole_sum = local_sum
+    if layout is not None:
+        whole_sum = sum_over_devices(local_sum, layout, scatter=not clip.encodes)
+
+    @jax.jit
+    def clipped_sum(points, batch, mask, key):
+        return whole_sum(points, batch, mask, key, 0)
 
     def grad_fn(points, batch, mask=None, *, key=None):
         if not isinstance(points, GradientPoints):
@@ -86,10 +114,10 @@ def clipped_grad(
                 f"points is a {type(points).__name__}: want "
                 "dpoptax.gradient_points(opt_state, params)"
             )
+        if layout is None:
+            check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))
-        examples = jnp.arange(mask.shape[0])
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
-        total, aux = clipped_sum(points, batch, mask, keys)
+        total, aux = clipped_sum(points, batch, mask, key)
         clipped = ClippedSum(total, clip, points.reference)
         return (clipped, aux) if has_aux else clipped
 

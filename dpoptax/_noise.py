@@ -13,6 +13,7 @@ import optax
 from dpoptax import _fixed_point, _random
 from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
 from dpoptax._points import is_masked
+from dpoptax._sharding import out_sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,11 +257,13 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
-    noisy = [
-        leaf + stddev * _random.normal(k, leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
-        for k, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, noisy)
+
+    def noisy(key, leaf):
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        noise = _random.normal(key, leaf.shape, dtype, out_sharding=out_sharding(leaf))
+        return leaf + stddev * noise
+
+    return jax.tree.unflatten(treedef, list(map(noisy, keys, leaves)))
 
 
 def check_clipped_sum(updates: Any) -> ClippedSum:

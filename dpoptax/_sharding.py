@@ -1,0 +1,178 @@
+"""Clipped sums over the devices of a mesh: clip and sum on each device, then one sum over them."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+Sums = Callable[..., tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a computation lies on a mesh.
+
+    Attributes:
+      mesh: the devices.
+      axes: the mesh axes that the examples are split over.
+      param_specs: a tree prefix of `PartitionSpec`s for the parameters; `None` for what the types
+        of explicit axes say.
+    """
+
+    mesh: Any
+    axes: tuple[str, ...]
+    param_specs: Any = None
+
+    @property
+    def shards(self) -> int:
+        """The number of parts that the examples are split into."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    def specs(self, params: Any) -> Any:
+        """A `PartitionSpec` for each leaf of `params`."""
+        if self.param_specs is None:
+            return jax.tree.map(_spec_of_type, params)
+        is_spec = lambda x: isinstance(x, P)  # noqa: E731
+        return jax.tree.map(
+            lambda spec, part: jax.tree.map(lambda _: spec, part),
+            self.param_specs,
+            params,
+            is_leaf=is_spec,
+        )
+
+    def place(self, tree: Any, specs: Any) -> Any:
+        """`tree` as `shard_map` wants it: explicit axes have to be resharded, automatic ones are.
+
+        `specs` is a spec for all leaves, or one for each.
+        """
+        if AxisType.Explicit not in self.mesh.axis_types:
+            return tree
+        if isinstance(specs, P):
+            specs = jax.tree.map(lambda _: specs, tree)
+        return jax.tree.map(
+            lambda x, spec: jax.sharding.reshard(x, jax.sharding.NamedSharding(self.mesh, spec)),
+            tree,
+            specs,
+        )
+
+
+def make_layout(mesh: Any, axis_name: Any, param_specs: Any) -> Layout | None:
+    """The layout that the arguments of `clipped_grad` mean; `None` without a mesh."""
+    if mesh is None:
+        if param_specs is not None:
+            raise ValueError(f"param_specs={param_specs} without a mesh: give mesh too")
+        return None
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    unknown = [axis for axis in axes if axis not in mesh.axis_names]
+    if unknown or not axes or len(set(axes)) < len(axes):
+        raise ValueError(
+            f"axis_name={axis_name!r}: want one or several of the mesh's axes {mesh.axis_names}"
+        )
+    return Layout(mesh, axes, param_specs)
+
+
+def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
+    """Lets `sums(points, batch, mask, key, first)` run on each device's own examples.
+
+    Parameters that are split are gathered first, and the sums are added over `layout.axes` once;
+    with `scatter` each device keeps the part of the sum that belongs to its part of the parameters.
+
+    `check_vma=False` matters. With it set, parameters that are the same on all devices have the
+    sum over devices for their derivative, before anything is clipped: the clip would bound sums of
+    several examples, and the result would have no sensitivity.
+    """
+    rows = P(layout.axes)
+
+    def run(points, batch, mask, key, first):
+        if mask.shape[0] % layout.shards:
+            raise ValueError(
+                f"a batch of {mask.shape[0]} examples cannot be split evenly over the "
+                f"{layout.shards} devices of axis {'+'.join(layout.axes)}: pad it with masked "
+                f"examples, such as a sampler with multiple_of={layout.shards} does"
+            )
+        specs = layout.specs(points.points[0])
+        everywhere = jax.tree.map(lambda _: P(), points)
+        point_specs = dataclasses.replace(
+            everywhere,
+            points=tuple(specs for _ in points.points),
+            tangent=None if points.tangent is None else specs,
+        )
+
+        def local(points, batch, mask, key):
+            points = jax.tree.map(_gather, points, point_specs)
+            start = first + lax.axis_index(layout.axes) * mask.shape[0]
+            total, aux = sums(points, batch, mask, key, start)
+            if scatter:
+                return jax.tree.map(lambda x, s: _scatter(x, s, layout), total, specs), aux
+            return lax.psum(total, layout.axes), aux
+
+        mapped = jax.shard_map(
+            local,
+            mesh=layout.mesh,
+            in_specs=(point_specs, rows, rows, P()),
+            out_specs=(specs if scatter else P(), rows),
+            check_vma=False,
+        )
+        return mapped(
+            layout.place(points, point_specs),
+            layout.place(batch, rows),
+            layout.place(mask, rows),
+            None if key is None else layout.place(key, P()),
+        )
+
+    return run
+
+
+def out_sharding(x: Any) -> Any:
+    """The sharding that an array drawn to be added to `x` needs; `None` where XLA finds it.
+
+    Under explicit axes, what is drawn without it is drawn whole on every device.
+    """
+    sharding = jax.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def check_one_device(batch: Any) -> None:
+    """Raises where the examples of `batch` are split over devices and no mesh was given."""
+    for leaf in jax.tree.leaves(batch):
+        sharding = jax.typeof(leaf).sharding
+        split = any(axis is not None for axis in sharding.spec)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            sharding = leaf.sharding
+            split = not sharding.is_fully_replicated
+        if split:
+            raise ValueError(
+                f"the batch is split over devices ({sharding}): give the mesh to "
+                "dpoptax.clipped_grad(..., mesh=mesh, axis_name=...). Without it the compiler "
+                "splits the work, and gets per-example gradients of convolutions wrong"
+            )
+
+
+def _spec_of_type(leaf: Any) -> P:
+    return P(*jax.typeof(leaf).sharding.spec)
+
+
+def _gather(x: jax.Array, spec: P) -> jax.Array:
+    for axis, names in enumerate(spec):
+        if names is not None:
+            x = lax.all_gather(x, names, axis=axis, tiled=True)
+    return x
+
+
+def _scatter(x: jax.Array, spec: P, layout: Layout) -> jax.Array:
+    """The sum over devices of `x`, of which each keeps what `spec` gives it."""
+    missing = list(layout.axes)
+    for axis, names in enumerate(spec):
+        for name in () if names is None else (names,) if isinstance(names, str) else names:
+            if name in missing:
+                missing.remove(name)
+                x = lax.psum_scatter(x, name, scatter_dimension=axis, tiled=True)
+            else:  # an axis over which all compute the same
+                size = x.shape[axis] // layout.mesh.shape[name]
+                x = lax.dynamic_slice_in_dim(x, lax.axis_index(name) * size, size, axis)
+    return lax.psum(x, tuple(missing)) if missing else x

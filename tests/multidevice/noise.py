@@ -1,0 +1,140 @@
+"""Noise on eight virtual devices: that of one device bit for bit, whatever the layout."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from scipy import stats
+
+import dpoptax
+from tests.multidevice.problem import KINDS, make_mesh, put
+
+CLIP = dpoptax.l2_clip(0.5)
+SHAPES = {"w": (8, 48, 40), "b": (16,)}
+LAYOUTS = {
+    "replicated": {"w": P(), "b": P()},
+    "first axis": {"w": P("data"), "b": P("data")},
+    "last axis": {"w": P(None, None, "data"), "b": P()},
+}
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(")
+
+
+def noise_on(total):
+    """The noisy mean of a sum."""
+    tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
+    return tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(total))[0]
+
+
+def released(total):
+    """The same compiled, and the text of its program."""
+    program = jax.jit(noise_on).lower(total).compile()
+    return program(total), program.as_text()
+
+
+def zeros():
+    return {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The noise on one device."""
+    return released(zeros())[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, devices, layout, alone):
+    mesh = make_mesh((devices,), ("data",), kind)
+    total = put(zeros(), mesh, LAYOUTS[layout])
+    noisy, text = released(total)
+    jax.tree.map(np.testing.assert_array_equal, noisy, alone)
+    assert not COLLECTIVE.search(text)
+    if layout != "replicated":
+        # A device draws its own part only: nothing as large as the whole is in its program.
+        assert not re.search(r"(u32|f32)\[8,48,40\]", text)
+        assert noisy["w"].sharding.is_equivalent_to(total["w"].sharding, 3)
+
+
+def test_standard_deviation_on_split_outputs_and_noise_in_the_wrong_place():
+    mesh = make_mesh((8,), ("data",), AxisType.Auto)
+    total = put(zeros(), mesh, LAYOUTS["first axis"])
+    stddev = dpoptax.release_stddev(CLIP, noise_multiplier=2.0, batch_size=4)
+
+    def rejected(sample, scale):
+        return stats.kstest(np.ravel(sample) / scale, "norm").pvalue < 1e-4
+
+    noisy = released(total)[0]["w"]
+    assert not rejected(noisy, stddev)
+    assert rejected(noisy, stddev * 2 / 3)
+    assert rejected(noisy, stddev * 3 / 2)
+
+    def before_the_sum(x):
+        return lax.psum(noise_on(x)["w"], "data")
+
+    naive = jax.shard_map(before_the_sum, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(
+        zeros()
+    )
+    assert rejected(naive, stddev)
+    assert abs(float(jnp.std(naive)) / stddev - 8) < 0.1
+
+
+METHODS = {
+    "doppler": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
+    "disk": dpoptax.disk(0.7, 0.5),
+    "pmlf": dpoptax.pmlf(2, 0.1, b=[0.5, 0.5], a=[]),
+}
+
+
+def training_loss(params, example):
+    return jnp.sum(jnp.tanh(example @ params["w"]))
+
+
+def train(tx, grad_fn, params, state):
+    """Three steps on a fixed batch."""
+    batch = jax.random.normal(jax.random.key(1), (16, 8))
+
+    @jax.jit
+    def step(params, state):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(3):
+        params, state = step(params, state)
+    return params, state
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
+    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
+    tx = optax.chain(noise, METHODS[method])
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 4))}
+    want, _ = train(tx, dpoptax.clipped_grad(training_loss, CLIP), params, tx.init(params))
+
+    mesh = make_mesh((8,), ("data",), kind)
+    specs = {"w": P("data")}
+    with jax.set_mesh(mesh):
+        params = put(params, mesh, specs)
+        shardings = optax.tree.map_params(
+            tx,
+            lambda _, spec: NamedSharding(mesh, spec),
+            jax.eval_shape(tx.init, params),
+            specs,
+            transform_non_params=lambda _: NamedSharding(mesh, P()),
+        )
+        state = jax.jit(tx.init, out_shardings=shardings)(params)
+        grad_fn = dpoptax.clipped_grad(training_loss, CLIP, mesh=mesh, param_specs=specs)
+        got, state = train(tx, grad_fn, params, state)
+    np.testing.assert_allclose(got["w"], want["w"], atol=1e-6)
+    buffers = [x for x in jax.tree.leaves((got, state)) if jnp.shape(x) == (8, 4)]
+    assert len(buffers) > 1
+    for leaf in buffers:
+        assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)

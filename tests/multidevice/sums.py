@@ -1,0 +1,210 @@
+"""Clipped sums on eight virtual devices: those of one device, in every layout."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import dpoptax
+from dpoptax._gradients import per_example_sum
+from tests.multidevice.problem import (
+    CLIP,
+    FSDP,
+    KINDS,
+    assert_close,
+    conv_loss,
+    conv_params,
+    largest_error,
+    loss_fn,
+    make_batch,
+    make_mesh,
+    make_params,
+    put,
+)
+
+EXAMPLES = 16
+MASK = np.arange(EXAMPLES) % 5 != 2
+KEY = jax.random.key(3)
+
+
+def points_at(params, other):
+    """Two points, as DiSK and DP-PMLF have them."""
+    return dpoptax.GradientPoints((params, other), (1.5, -0.5))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return make_batch(0, EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def want(batch):
+    """The sum on one device, with per-example gradients in one piece."""
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
+    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY).sum
+
+
+LAYOUTS = [(8, 1, "auto", KINDS[0])] + [
+    pytest.param(*case, kind, marks=pytest.mark.slow)
+    for case in [(1, 3, "auto"), (2, None, "auto"), (4, 3, "auto"), (8, 1, "auto"), (8, 2, "vmap")]
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize(("devices", "microbatch_size", "method", "kind"), LAYOUTS, ids=str)
+def test_replicated_parameters(kind, devices, microbatch_size, method, batch, want):
+    mesh = make_mesh((devices,), ("data",), kind)
+    points = put(points_at(make_params(0), make_params(1)), mesh, P())
+    options = {"microbatch_size": microbatch_size, "method": method}
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, **options)
+    split, mask = put((batch, MASK), mesh, P("data"))
+    total = jax.jit(grad_fn)(points, split, mask, key=KEY).sum
+    assert_close(total, want)
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(total))
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        (KINDS[1], ("model", "data")),
+        pytest.param(KINDS[0], ("model", "data"), marks=pytest.mark.slow),
+        pytest.param(KINDS[0], "data", marks=pytest.mark.slow),
+        pytest.param(KINDS[1], "data", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_split_parameters(kind, axes, batch, want):
+    mesh = make_mesh((2, 4), ("model", "data"), kind)
+    specs = FSDP | {"dense": P(("data", "model")), "bias": P("model")}
+    place = lambda seed: put(make_params(seed), mesh, specs)  # noqa: E731
+    points = points_at(place(0), place(1))
+    given = specs if kind == KINDS[0] else None  # explicit axes know by themselves
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=given)
+    total = jax.jit(grad_fn)(points, batch, MASK, key=KEY).sum
+    assert_close(total, want)
+    for name, leaf in total.items():
+        assert leaf.sharding.is_equivalent_to(points.points[0][name].sharding, leaf.ndim), name
+
+
+def test_arrays_of_the_host_and_a_call_without_jit(batch):
+    mesh = make_mesh((8,), ("data",), KINDS[1])
+    points = dpoptax.gradient_points((), conv_params())
+    alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch, MASK).sum
+    assert_close(dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum, alone)
+
+
+def test_auxiliary_outputs_stay_with_their_examples(batch):
+    def with_aux(params, example):
+        loss = conv_loss(params, example)
+        return loss, {"loss": loss, "label": example["label"]}
+
+    mesh = make_mesh((4,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+    options = {"has_aux": True, "microbatch_size": 3}
+    _, aux = dpoptax.clipped_grad(with_aux, CLIP, mesh=mesh, **options)(points, batch)
+    _, alone = dpoptax.clipped_grad(with_aux, CLIP, **options)(points, batch)
+    np.testing.assert_array_equal(aux["label"], batch["label"])
+    np.testing.assert_allclose(aux["loss"], alone["loss"], rtol=1e-6)
+
+
+def test_a_geometry_that_encodes(batch):
+    clip = dpoptax.hyperspherical_clip(0.3, angle_norm=0.5)
+    mesh = make_mesh((8,), ("data",), KINDS[1])
+    points = dpoptax.gradient_points((), conv_params())
+    alone = dpoptax.clipped_grad(conv_loss, clip)(points, batch).sum
+    split = put(points, mesh, P())
+    total = dpoptax.clipped_grad(conv_loss, clip, mesh=mesh)(split, batch).sum
+    assert_close(total, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_tangents_and_references_travel(kind, batch):
+    mesh = make_mesh((4,), ("data",), kind)
+    points = dpoptax.GradientPoints(
+        (conv_params(),), (jnp.float32(1),), jax.tree.map(jnp.cos, conv_params())
+    )
+    alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch).sum
+    total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch).sum
+    assert_close(total, alone)
+
+
+# The three ways to get a wrong sum or wrong noise without any error. Each shows the naive program
+# go wrong, so that the test would notice if its case stopped being one.
+
+
+def test_convolutions_partitioned_by_the_compiler_are_wrong_and_ours_are_right(batch):
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+    naive = dpoptax.clipped_grad(conv_loss, CLIP, method="vmap")
+    ours = dpoptax.clipped_grad(conv_loss, CLIP, method="vmap", mesh=mesh)
+    alone = naive(points, batch).sum
+    split = put(batch, mesh, P("data"))
+    assert largest_error(jax.jit(naive)(points, split).sum, alone) > 1e-2
+    assert largest_error(jax.jit(ours)(points, split).sum, alone) < 1e-6
+    with pytest.raises(ValueError, match="split over devices"):
+        naive(points, split)
+
+
+def test_a_batch_on_explicit_axes_without_the_mesh_is_refused_in_jit_too(batch):
+    mesh = make_mesh((8,), ("data",), KINDS[1])
+    points = dpoptax.gradient_points((), conv_params())
+    with pytest.raises(ValueError, match=r"split over devices.*mesh=mesh"):
+        jax.jit(dpoptax.clipped_grad(conv_loss, CLIP))(points, put(batch, mesh, P("data")))
+
+
+def test_replicated_types_would_clip_whole_shards_and_ours_clips_examples(batch):
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+
+    def local(points, batch, mask):
+        total, _ = per_example_sum(conv_loss, CLIP, points, batch, mask, None, has_aux=False)
+        return lax.psum(total, "data")
+
+    naive = jax.shard_map(
+        local, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(), check_vma=True
+    )
+    alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch, MASK).sum
+    assert largest_error(jax.jit(naive)(points, batch, MASK), alone) > 1e-2
+    ours = dpoptax.clipped_grad(conv_loss, CLIP, method="vmap", mesh=mesh)
+    assert largest_error(ours(points, batch, MASK).sum, alone) < 1e-6
+
+
+def test_batches_that_cannot_be_shared_and_wrong_axes_are_refused():
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+    with pytest.raises(ValueError, match=r"10 examples .* 8 devices .*multiple_of=8"):
+        dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, make_batch(0, 10))
+    with pytest.raises(ValueError, match="axis_name='batch'"):
+        dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh, axis_name="batch")
+    with pytest.raises(ValueError, match="without a mesh"):
+        dpoptax.clipped_grad(conv_loss, CLIP, param_specs=P())
+
+
+@pytest.mark.parametrize("split_params", [False, True])
+def test_collectives_of_the_compiled_sum(split_params, batch):
+    mesh = make_mesh((8,), ("data",), KINDS[1])
+    params = conv_params()
+    if split_params:
+        specs = {"kernel": P(None, None, None, "data"), "dense": P("data")}
+        params = put(params, mesh, specs)
+    points = dpoptax.gradient_points((), params)
+    grad_fn = jax.jit(dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh, microbatch_size=1))
+    split = put(batch, mesh, P("data"))
+    text = grad_fn.lower(points, split).compile().as_text()
+    found = re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(", text)
+    if not split_params:
+        assert found == ["all-reduce"]
+    else:  # a gather for each split parameter, of the parameter itself; sums are scattered
+        counts = {kind: found.count(kind) for kind in set(found)}
+        assert counts.pop("all-gather") <= 2
+        assert counts.pop("reduce-scatter") <= 2
+        assert not counts
+        gathered = [
+            np.prod([int(n) for n in shape.split(",")])
+            for shape in re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
+        ]
+        assert all(size <= max(p.size for p in params.values()) for size in gathered)
