@@ -1,8 +1,10 @@
 """Runs that are stopped, damaged or changed: they go on as if nothing had been, or say why not."""
 
 import dataclasses
+import gc
 import json
 import shutil
+import warnings
 
 import jax
 import numpy as np
@@ -15,6 +17,9 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.main import main
 from dpoptax.training.methods import Disk, NonPrivate
+
+# Reads of missing files that orbax has begun and given up end after their event loop is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CONFIG = TrainConfig(
     method=Disk(),
@@ -29,7 +34,7 @@ CONFIG = TrainConfig(
 )
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The run was stopped on purpose."""
 
 
@@ -44,7 +49,7 @@ def run(workdir, stop_before=None, **changes):
 
                 def limited(*batch):
                     if next(count, None) is None:
-                        raise Stopped
+                        raise StoppedError
                     return step(*batch)
 
                 return limited
@@ -61,6 +66,12 @@ def outcome(result):
     return result.summary["params_sha256"], result.summary["epsilon"], history
 
 
+@pytest.fixture(autouse=True)
+def _collect_here():
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed")
@@ -71,7 +82,7 @@ def undisturbed(tmp_path_factory):
 def stopped(tmp_path_factory):
     """The directory of a run that was stopped before its sixth step."""
     workdir = tmp_path_factory.mktemp("stopped")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(workdir, stop_before=5)
     return workdir
 
@@ -93,7 +104,7 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
 
 
 def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, seed=None)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         seed = checkpoints.newest_record()["seed"]
@@ -141,7 +152,7 @@ def test_the_budget_holds_across_restarts(tmp_path, undisturbed):
     budget = (history[1]["epsilon"] + history[2]["epsilon"]) / 2  # room for 2 or 3 steps
     permitted = run(tmp_path / "whole", epsilon=budget).summary["steps"]
     assert permitted in (2, 3)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(tmp_path / "parts", stop_before=1, epsilon=budget)
     summary = run(tmp_path / "parts", epsilon=budget).summary
     assert summary["steps"] == permitted
@@ -164,10 +175,8 @@ def _damage_remove(path):
 
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
 def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undisturbed, tmp_path):
-    result, workdir = undisturbed
-    params, like = result.params, None
+    workdir, like = undisturbed[1], _state_like()
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        like = _state_like(checkpoints)
         want = checkpoints.restore(like)
     newest = workdir / "checkpoints" / "6"
     files = [path.relative_to(newest) for path in sorted(newest.rglob("*")) if path.is_file()]
@@ -177,13 +186,10 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
         copy = tmp_path / str(number) / "checkpoints"
         shutil.copytree(workdir / "checkpoints", copy)
         damage(copy / "6" / file)
-        with pytest.MonkeyPatch.context() as patch:
-            warned = []
-            patch.setattr(
-                checkpoints_module.warnings, "warn", lambda text, **_: warned.append(text)
-            )
-            with Checkpoints(copy) as checkpoints:
-                state, record = checkpoints.restore(like)
+        with warnings.catch_warnings(record=True) as caught, Checkpoints(copy) as checkpoints:
+            warnings.simplefilter("always")
+            state, record = checkpoints.restore(like)
+        warned = [str(w.message) for w in caught if "unreadable" in str(w.message)]
         fallbacks += bool(warned)
         if warned:
             assert "going on from step 4" in warned[0]
@@ -193,18 +199,14 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
             assert record == want[1]
             jax.tree.map(_assert_same, state, want[0])
     assert fallbacks >= 2
-    del params
 
 
-def _state_like(checkpoints):
-    names = checkpoints.newest_record()["leaves"]
-    del names
-    config = CONFIG
-    dataset = loop.load_dataset(config.dataset)
-    plan = loop.make_plan(config, dataset.train_size)
-    model = loop.models.build_model(config.model, dataset.num_classes)
+def _state_like():
+    """Parameters and optimizer state of the runs here, before any step."""
+    dataset = loop.load_dataset(CONFIG.dataset)
+    model = loop.models.build_model(CONFIG.model, dataset.num_classes)
     params = loop.models.init_params(model, dataset.train["inputs"][0], jax.random.key(0))
-    tx = loop.build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+    tx = loop.build_optimizer(CONFIG, CONFIG.noise_multiplier, jax.random.key(0))
     return params, tx.init(params)
 
 
