@@ -58,7 +58,13 @@ class TrainConfig:
 
     seed: int | None = 0
     """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
-    that is given away needs None, a fresh random seed that no file records."""
+    that is given away needs None, a fresh random seed that only the checkpoints record."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
+    keep_checkpoints: int = 3
+    """Number of checkpoints that stay; more than one outlives damage to the newest."""
+    parallel: Literal["none", "devices", "hosts"] = "none"
+    """What shares the work: one device, all of this process, or all of several hosts."""
     eval_every: int = 10
     """Steps between evaluations on the test split."""
     record_training_metrics: bool = False
@@ -71,7 +77,8 @@ class TrainConfig:
                 f"method={self.method!r} is not a method; give an instance of a Method, such as "
                 "dpoptax.training.methods.DPSGD()"
             )
-        for name in ("steps", "batch_size", "eval_every"):
+        counts = ("steps", "batch_size", "eval_every", "checkpoint_every", "keep_checkpoints")
+        for name in counts:
             _check(self, name, _is_count, "a positive whole number")
         _check(self, "microbatch_size", _is_count, "a positive whole number", optional=True)
         _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
@@ -88,6 +95,8 @@ class TrainConfig:
         )
         if self.accountant not in ("pld", "rdp"):
             raise unknown_name("accountant", self.accountant, ("pld", "rdp"))
+        if self.parallel not in ("none", "devices", "hosts"):
+            raise unknown_name("parallel", self.parallel, ("none", "devices", "hosts"))
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "

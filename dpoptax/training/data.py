@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
-from dpoptax.training.errors import unknown_name
+from dpoptax.training import streaming
+from dpoptax.training.errors import ConfigError, unknown_name
 
 Split = dict[str, np.ndarray]
 """`{"inputs": (N, ...), "labels": (N,)}`: the leading axis counts examples."""
+
+TrainSplit = streaming.Source
+"""A split of which a step reads its batch only: arrays as in `Split`, memory-mapped ones, or a
+source of records `{"inputs": ..., "labels": ...}`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,31 +23,36 @@ class Dataset:
 
     Attributes:
         name: The name it is registered under.
-        train: The private examples.
+        train: The private examples; they may be larger than memory.
         test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1.
     """
 
     name: str
-    train: Split
+    train: TrainSplit
     test: Split
     num_classes: int
 
     @property
     def train_size(self) -> int:
         """Number of training examples."""
-        return len(self.train["labels"])
+        return streaming.source_size(self.train)
 
     def for_selection(self, stride: int = 5) -> "Dataset":
         """Training split only: every `stride`-th example becomes the test split.
 
         What is selected on it, such as a learning rate, has not seen the real test split.
         """
+        if not streaming.in_memory(self.train):
+            raise ConfigError(
+                f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
+            )
+        train = cast(Split, self.train)
         held_out = np.arange(self.train_size) % stride == stride - 1
         return dataclasses.replace(
             self,
-            train={name: values[~held_out] for name, values in self.train.items()},
-            test={name: values[held_out] for name, values in self.train.items()},
+            train={name: values[~held_out] for name, values in train.items()},
+            test={name: values[held_out] for name, values in train.items()},
         )
 
 

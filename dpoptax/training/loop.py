@@ -1,23 +1,26 @@
 """The training loop, for private and non-private runs alike: steps, metrics, budget, summary."""
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from dpoptax import accounting
-from dpoptax.training import models, plots, records
+from dpoptax.training import devices, models, plots, records, resume, streaming
+from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
+from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import build_optimizer
 from dpoptax.training.privacy import PrivacyPlan, make_plan
-from dpoptax.training.step import compile_step
+from dpoptax.training.step import Resident, compile_step
 
 Record = dict[str, Any]
 
@@ -42,36 +45,73 @@ class RunResult:
 def train_and_evaluate(
     config: TrainConfig, workdir: str | Path, *, progress: bool = True
 ) -> RunResult:
-    """Train as `config` says and write the run to `workdir`.
+    """Train as `config` says and write the run to `workdir`, or go on with the run there.
 
-    The files are metrics.jsonl (a line per evaluation, written as it happens), summary.json,
-    params.msgpack and training.png.
+    The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
+    summary.json, params.msgpack and training.png. A run that was stopped, by whatever, goes on from
+    its last checkpoint when called again, and ends as it would have without the stop, bit for bit.
 
     Args:
         config: The run.
-        workdir: Directory for its files; made if missing. Files of an earlier run are replaced.
+        workdir: Directory for its files; made if missing.
         progress: Whether to show a progress bar.
 
     Raises:
-        ValueError: A config that cannot be trained; the message names field, value and remedy.
+        ValueError: A config that cannot be trained, or that is not the one of the run in `workdir`:
+            another mechanism, sampler or data. The message names field, value and remedy.
+        CheckpointError: A checkpoint cannot be written, or there are some and none can be read.
     """
+    place = devices.start(config.parallel)
     dataset = load_dataset(config.dataset)
-    plan = make_plan(config, dataset.train_size)
     workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / "summary.json").unlink(missing_ok=True)
-    with open(workdir / "metrics.jsonl", "w", encoding="utf-8", buffering=1) as metrics:
-        result = train(
-            config,
-            dataset,
-            plan,
-            observe=lambda record: metrics.write(records.to_json(record) + "\n"),
-            progress=progress,
-        )
-    records.save_params(workdir / "params.msgpack", result.params)
-    plots.plot_run(result.summary, result.history, workdir / "training.png")
-    records.write_json(workdir / "summary.json", result.summary)
+    with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
+        begun = checkpoints.newest_record()
+        metrics_path = workdir / "metrics.jsonl"
+        if begun is None and metrics_path.exists():
+            raise CheckpointError(
+                f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
+                "fresh start would forget what was already released: give another workdir, or "
+                "remove these files if they do not matter"
+            )
+        plan = make_plan(resume.with_seed_of(config, begun), dataset.train_size)
+        if begun is not None:
+            resume.check_same_run(config, plan, begun, workdir)
+        main = jax.process_index() == 0
+        if main:
+            (workdir / "summary.json").unlink(missing_ok=True)
+        with _metrics_file(metrics_path if main else None) as observe:
+            result = train(
+                config,
+                dataset,
+                plan,
+                observe=observe,
+                progress=progress and main,
+                checkpoints=checkpoints,
+                place=place,
+            )
+    if main:
+        records.save_params(workdir / "params.msgpack", result.params)
+        plots.plot_run(result.summary, result.history, workdir / "training.png")
+        records.write_json(workdir / "summary.json", result.summary)
     return result
+
+
+@contextlib.contextmanager
+def _metrics_file(path: Path | None) -> Iterator[Callable[[Record], object]]:
+    """A function that writes records; the file is replaced when the first one comes."""
+    with contextlib.ExitStack() as stack:
+        file: TextIO | None = None
+
+        def observe(record: Record) -> None:
+            nonlocal file
+            if path is None:
+                return
+            if file is None:
+                opened = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+                file = stack.enter_context(opened)
+            file.write(records.to_json(record) + "\n")
+
+        yield observe
 
 
 def train(
@@ -81,54 +121,86 @@ def train(
     *,
     observe: Callable[[Record], object] = lambda record: None,
     progress: bool = False,
+    checkpoints: Checkpoints | None = None,
+    place: devices.Devices = devices.Devices(),  # noqa: B008
 ) -> RunResult:
-    """Train on `dataset` within `plan` without writing any file; `observe` gets each record.
+    """Train on `dataset` within `plan`; `observe` gets each record, and nothing else is written.
 
     Steps past `plan.permitted_steps` are refused: the run ends before them, and its summary says
-    `stopped_by_budget`.
+    `stopped_by_budget`. With `checkpoints`, it goes on from the newest and writes new ones, the
+    first before any step: no noise is drawn that a later start would not know of.
     """
+    if config.record_training_metrics and not streaming.in_memory(dataset.train):
+        raise ConfigError(
+            "record_training_metrics=True reads the whole training split, which is streamed from "
+            "files; leave it out"
+        )
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
     model = models.build_model(config.model, dataset.num_classes)
     optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
-    params = models.init_params(model, dataset.train["inputs"][0], init_key)
-    opt_state = optimizer.init(params)
-    splits = jax.device_put({"train": dataset.train, "test": dataset.test})
+    example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
+    params = models.init_params(model, example["inputs"], init_key)
+    params, opt_state = place.replicate((params, optimizer.init(params)))
+    feed = _Feed(dataset, plan, place, config)
+    begun = checkpoints.restore((params, opt_state)) if checkpoints else None
+    start, history, before = 0, [], 0.0
+    if begun is not None:
+        (params, opt_state), saved = begun
+        resume.check_ledger(saved, opt_state)
+        start, history = saved["step"], saved["history"]
+        before = history[-1]["seconds"] if history else 0.0
+        for entry in history:
+            observe(entry)
 
     compiling = time.perf_counter()
     step = compile_step(
-        config,
-        plan.noise_multiplier,
-        model,
-        (params, opt_state, splits["train"], *_draw(plan, 0)),
+        config, plan.noise_multiplier, model, (params, opt_state, *feed(0)), place.mesh
     )
     evaluate = _evaluator(model)
-    jax.block_until_ready(evaluate(params, splits["test"]))
-    started = time.perf_counter()
+    jax.block_until_ready(evaluate(params, feed.splits["test"]))
+    started = time.perf_counter() - before
+    last = max(start, plan.permitted_steps)
 
-    history: list[Record] = []
+    def save(done: int, wait: bool = False) -> None:
+        if checkpoints is not None:
+            described = resume.describe(config, plan, opt_state)
+            checkpoints.save(
+                done, (params, opt_state), {**described, "history": history}, wait=wait
+            )
+
     with tqdm(
-        total=plan.permitted_steps, desc=config.method.name, unit="step", disable=not progress
+        total=last, initial=start, desc=config.method.name, unit="step", disable=not progress
     ) as bar:
 
         def record(done: int) -> None:
-            entry = _measure(config, plan, evaluate, params, splits, done)
+            entry = _measure(config, plan, evaluate, params, feed.splits, done)
             entry["seconds"] = round(time.perf_counter() - started, 4)
             history.append(entry)
             observe(entry)
             bar.set_postfix_str(_progress_text(entry))
 
-        record(0)
-        for index in range(plan.permitted_steps):
-            params, opt_state = step(params, opt_state, splits["train"], *_draw(plan, index))
+        if begun is None:
+            save(0, wait=True)
+        if not history:
+            record(0)
+        for index, batch in zip(
+            range(start, plan.permitted_steps),
+            streaming.prefetch(feed, range(start, plan.permitted_steps)),
+            strict=True,
+        ):
+            params, opt_state = step(params, opt_state, *batch)
+            done = index + 1
             bar.update()
-            if (index + 1) % config.eval_every == 0 or index + 1 == plan.permitted_steps:
-                record(index + 1)
+            if done % config.eval_every == 0 or done == last:
+                record(done)
+            if done % config.checkpoint_every == 0 or done == last:
+                save(done, wait=done == last)
 
     summary = {
         **_guarantee(config, plan, opt_state),
-        "steps": plan.permitted_steps,
+        "steps": last,
         "steps_requested": config.steps,
-        "stopped_by_budget": plan.permitted_steps < config.steps,
+        "stopped_by_budget": last < config.steps,
         "dataset": dataset.name,
         "test_loss": history[-1]["test_loss"],
         "test_accuracy": history[-1]["test_accuracy"],
@@ -142,9 +214,27 @@ def train(
     return RunResult(summary, history, params)
 
 
-def _draw(plan: PrivacyPlan, index: int) -> tuple[np.ndarray, np.ndarray]:
-    sample = plan.sampler.sample(index)
-    return sample.indices.astype(np.int32), sample.mask
+class _Feed:
+    """Batch and mask of each step, from the training split on the device or from where it is.
+
+    Attributes:
+        splits: What evaluations read, on the device.
+    """
+
+    def __init__(
+        self, dataset: Dataset, plan: PrivacyPlan, place: devices.Devices, config: TrainConfig
+    ) -> None:
+        self._sampler, self._source, self._place = plan.sampler, dataset.train, place
+        self._resident = place.mesh is None and streaming.in_memory(dataset.train)
+        self.splits = {"test": place.replicate(dataset.test)}
+        if self._resident or config.record_training_metrics:
+            self.splits["train"] = place.replicate(dataset.train)
+
+    def __call__(self, step: int) -> tuple[Any, Any]:
+        sample = self._sampler.sample(step)
+        if self._resident:
+            return Resident(self.splits["train"], sample.indices.astype(np.int32)), sample.mask
+        return streaming.load_batch(self._source, sample, self._place.rows)
 
 
 def _measure(

@@ -42,7 +42,8 @@ commands:
 class _TrainArguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
-    """Directory for metrics.jsonl, summary.json, params.msgpack and training.png."""
+    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/; the
+    same command goes on with a run that was stopped."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-import secrets
 from typing import Any
 
 from dpoptax import accounting, sampling
+from dpoptax.training import devices
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 
@@ -59,7 +59,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     sampler = SAMPLERS[config.sampling](
         dataset_size,
         config.batch_size,
-        seed=secrets.randbits(63) if config.seed is None else config.seed,
+        seed=devices.fresh_seed() if config.seed is None else config.seed,
         multiple_of=config.microbatch_size or 1,
     )
     if not config.method.private:

@@ -1,5 +1,6 @@
 """One compiled training step, shared by all seeds and learning rates of a config."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
@@ -25,48 +28,83 @@ _COMPILED_IN = (
 )
 
 
-def compile_step(
-    config: TrainConfig, noise_multiplier: float, model: nn.Module, example_args: tuple[Any, ...]
-) -> Callable[..., tuple[Any, Any]]:
-    """`step(params, opt_state, split, indices, mask) -> (params, opt_state)`, compiled.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """A batch as rows of a split that is on the device already.
 
-    The arrays of `params` and `opt_state` are donated. Key and learning rate are in `opt_state`,
-    so that runs that differ in seed and learning rate alone get the same executable.
+    Attributes:
+        split: Leaves (N, ...).
+        indices: (B,), int32.
+    """
+
+    split: Any
+    indices: Any
+
+
+def compile_step(
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    example_args: tuple[Any, ...],
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """`step(params, opt_state, batch, mask) -> (params, opt_state)`, compiled.
+
+    `batch` is a tree of arrays (B, ...), or a `Resident`. The arrays of `params` and `opt_state`
+    are donated. Key and learning rate are in `opt_state`, so that runs that differ in seed and
+    learning rate alone get the same executable.
 
     Args:
         config: The run.
         noise_multiplier: Noise standard deviation relative to the clip norm.
         model: Maps one example's inputs to logits.
         example_args: Arguments of the step; only their shapes and types are used.
+        mesh: Devices along an axis "data" that share the examples; None: one device.
     """
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
     # Fields that the step does not depend on, such as the data set, do not split the cache.
     shared = TrainConfig(**{name: getattr(config, name) for name in _COMPILED_IN})
-    return _compile(shared, noise_multiplier, model, tuple(leaves), structure)
+    return _compile(shared, noise_multiplier, model, tuple(leaves), structure, mesh)
 
 
 @functools.lru_cache(maxsize=64)
 def _compile(
-    config: TrainConfig, noise_multiplier: float, model: nn.Module, leaves: Any, structure: Any
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    leaves: Any,
+    structure: Any,
+    mesh: jax.sharding.Mesh | None,
 ) -> Callable[..., tuple[Any, Any]]:
     optimizer = build_optimizer(config, noise_multiplier, jax.random.key(0))
-    gradient = (_private_gradient if config.method.private else _plain_gradient)(config, model)
+    build_gradient = _private_gradient if config.method.private else _plain_gradient
+    gradient = build_gradient(config, model, mesh)
 
-    def step(params: Any, opt_state: Any, split: Any, indices: jax.Array, mask: jax.Array):
-        batch = jax.tree.map(lambda values: values[indices], split)
+    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array):
+        if isinstance(batch, Resident):
+            indices = batch.indices
+            batch = jax.tree.map(lambda values: values[indices], batch.split)
         grads = gradient(params, opt_state, batch, mask)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
+    shardings: dict[str, Any] = {}
+    if mesh is not None:
+        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        shardings = {"in_shardings": (whole, whole, rows, rows), "out_shardings": whole}
     args = jax.tree.unflatten(structure, leaves)
-    return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
+    return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
 
 
-def _private_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]:
+def _private_gradient(
+    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+) -> Callable[..., Any]:
     clipped_grad = dpoptax.clipped_grad(
         example_loss(model),
         config.method.clip(config.l2_clip_norm),
         microbatch_size=config.microbatch_size,
+        mesh=mesh,
     )
 
     def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
@@ -75,14 +113,27 @@ def _private_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., An
     return gradient
 
 
-def _plain_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]:
+def _plain_gradient(
+    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+) -> Callable[..., Any]:
     loss = example_loss(model)
 
     def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
         return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
+    whole = _in_microbatches(jax.grad(total_loss), config.microbatch_size)
+    if mesh is not None:
+        local = whole
+        whole = jax.shard_map(
+            lambda *args: jax.lax.psum(local(*args), "data"),
+            mesh=mesh,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
+
     def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
-        total = _in_microbatches(jax.grad(total_loss), config.microbatch_size)(params, batch, mask)
+        total = whole(params, batch, mask)
         # Divided by the expected size like the private gradient, not by the realised one.
         return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
 
@@ -92,12 +143,17 @@ def _plain_gradient(config: TrainConfig, model: nn.Module) -> Callable[..., Any]
 def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
     """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time.
 
-    The samplers pad every batch to a multiple of `size`.
+    The samplers pad every batch to a multiple of `size`; a device's share of it need not be one.
     """
 
     def run(params: Any, batch: Any, mask: jax.Array) -> Any:
         if size is None or size >= len(mask):
             return function(params, batch, mask)
+        missing = -len(mask) % size
+        if missing:
+            batch, mask = jax.tree.map(
+                lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), (batch, mask)
+            )
         kind = optax.microbatching.AccumulationType.SUM
         return optax.microbatching.microbatch(
             function, argnums=(1, 2), microbatch_size=size, accumulator=kind

@@ -1,0 +1,68 @@
+"""The devices of a run: one, all of this process, or all of several hosts."""
+
+import dataclasses
+import os
+import secrets
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Where a run computes.
+
+    Attributes:
+        mesh: Its devices along one axis, "data", that batches are split over; None: one device.
+    """
+
+    mesh: Mesh | None = None
+
+    @property
+    def rows(self) -> NamedSharding | None:
+        """The sharding of what has the examples as its leading axis."""
+        return None if self.mesh is None else NamedSharding(self.mesh, P("data"))
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """The sharding of what is the same on all devices."""
+        return None if self.mesh is None else NamedSharding(self.mesh, P())
+
+    def replicate(self, tree: Any) -> Any:
+        """`tree`, which all hosts must have alike, on every device."""
+        if self.mesh is None:
+            return jax.device_put(tree)
+        return jax.device_put(tree, self.everywhere)
+
+
+def start(parallel: str) -> Devices:
+    """The devices that a config's `parallel` means.
+
+    With "hosts" this process joins the others first, by `jax.distributed.initialize`: on TPU pods,
+    under Slurm and under Open MPI it finds them by itself; elsewhere the environment variables
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them.
+    """
+    if parallel == "none":
+        return Devices()
+    if parallel == "hosts" and not jax.distributed.is_initialized():
+        number, rank = (os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        jax.distributed.initialize(
+            num_processes=None if number is None else int(number),
+            process_id=None if rank is None else int(rank),
+        )
+    devices = jax.devices()
+    return Devices(jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,)))
+
+
+def fresh_seed() -> int:
+    """A seed of 63 random bits, the same on all hosts."""
+    seed = secrets.randbits(63)
+    if jax.process_count() == 1:
+        return seed
+    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    high, low = multihost_utils.broadcast_one_to_all(words)
+    return int(high) << 32 | int(low)

@@ -1,0 +1,125 @@
+"""Records from wherever they are: arrays, files larger than memory, random-access sources.
+
+A step reads the records of its own sample and nothing else. On several hosts, each draws the same
+sample, a function of (seed, step), and reads only the rows that its own devices hold.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from dpoptax.sampling import Sample
+from dpoptax.training.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class RandomAccessSource(Protocol):
+    """Records by their number, as `grain`'s data sources have them: each a tree of arrays."""
+
+    def __len__(self) -> int:
+        """The number of records."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One record."""
+
+
+Source = Mapping[str, np.ndarray] | RandomAccessSource
+"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
+
+
+def source_size(source: Source) -> int:
+    """The number of records."""
+    if isinstance(source, Mapping):
+        return len(next(iter(source.values())))
+    return len(source)
+
+
+def in_memory(source: Source) -> bool:
+    """Whether all records are in memory already, as arrays that are no views of a file."""
+    return isinstance(source, Mapping) and not any(
+        isinstance(array, np.memmap) for array in source.values()
+    )
+
+
+def read(source: Source, indices: np.ndarray) -> Any:
+    """The records at `indices`, stacked: leaves (len(indices), ...), in memory of that size."""
+    if isinstance(source, Mapping):
+        return {name: np.asarray(array[indices]) for name, array in source.items()}
+    records = [source[int(index)] for index in indices]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *records)
+
+
+def load_batch(
+    source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
+) -> tuple[Any, Any]:
+    """The batch and the mask of a sample, split over devices if `sharding` is given.
+
+    Args:
+        source: The records.
+        sample: What a sampler drew. It is padded to an even number of rows for each device.
+        sharding: How the leading axis is split, such as `NamedSharding(mesh, P("data"))`. Every
+            host reads the rows of its own devices only.
+    """
+    if sharding is None:
+        return read(source, sample.indices), sample.mask
+    shards = len(set(sharding.devices_indices_map((sharding.mesh.size,)).values()))
+    indices, mask = _padded(sample, shards)
+    parts: Mapping[Any, Any] = sharding.addressable_devices_indices_map(mask.shape)
+    # Devices that hold the same rows get them from one read.
+    rows: dict[tuple[int, int], Any] = {}
+    pieces = []
+    for device, (part,) in parts.items():
+        bounds = part.indices(len(mask))[:2]
+        if bounds not in rows:
+            rows[bounds] = read(source, indices[slice(*bounds)]), mask[slice(*bounds)]
+        pieces.append(jax.device_put(rows[bounds], device))
+    return jax.tree.map(
+        lambda *leaves: jax.make_array_from_single_device_arrays(
+            (len(mask), *leaves[0].shape[1:]), sharding, list(leaves)
+        ),
+        *pieces,
+    )
+
+
+def prefetch(load: Callable[[int], T], steps: Iterable[int], depth: int = 2) -> Iterator[T]:
+    """`load(step)` for each step, up to `depth` of them ahead in a thread: reading overlaps."""
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
+        pending: deque[Future[T]] = deque()
+        try:
+            for step in steps:
+                pending.append(pool.submit(load, step))
+                if len(pending) > depth:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def open_memory_mapped(directory: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of all `.npy` files of a directory, by file name, memory-mapped and read-only.
+
+    Raises:
+        ConfigError: No such files, or arrays that are not of one length.
+    """
+    paths = sorted(Path(directory).glob("*.npy"))
+    arrays = {path.stem: np.load(path, mmap_mode="r") for path in paths}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise ConfigError(
+            f"{directory}: want .npy files of one length, an entry for each record; found "
+            f"{lengths or 'none'}"
+        )
+    return arrays
+
+
+def _padded(sample: Sample, multiple: int) -> Sample:
+    missing = -len(sample.mask) % multiple
+    return Sample(np.pad(sample.indices, (0, missing)), np.pad(sample.mask, (0, missing)))
