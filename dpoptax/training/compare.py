@@ -72,7 +72,8 @@ def compare(
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    dataset = load_dataset(next(iter(configs.values())).dataset)
+    first = next(iter(configs.values()))
+    dataset = load_dataset(first.dataset, first.data_dir)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # every bad value shows before the first long run
@@ -151,7 +152,9 @@ def _on_one_footing(
     if epsilon is None and private:
         epsilon = _common("epsilon", private, "--epsilon")
     delta = _common("delta", private, "the same delta in each config") if private else None
-    _common("dataset", configs, "configs of one data set")
+    if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
+        _common("dataset", configs, "configs of one data set")
+        raise ConfigError("the configs have several data_dir; give --data-dir")
     changes: dict[str, Any] = {"record_training_metrics": False}
     for field in _SHARED:
         if getattr(comparison, field) is not None:

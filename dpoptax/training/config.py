@@ -26,7 +26,9 @@ class TrainConfig:
     """Where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = "digits"
-    """Name of a registered data set."""
+    """Name of a data set: digits, or one of files, mnist, fashion_mnist, cifar10 or cifar100."""
+    data_dir: Path | None = None
+    """Directory with the files of the data set as they are published; digits needs none."""
     model: str = "mlp"
     """Name of a registered model."""
 
@@ -105,7 +107,12 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, the method with its name, for summary.json."""
-        return {**dataclasses.asdict(self), "method": self.method.to_dict()}
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        return {
+            **dataclasses.asdict(self),
+            "method": self.method.to_dict(),
+            "data_dir": data_dir,
+        }
 
 
 def load_config(path: str | Path) -> TrainConfig:

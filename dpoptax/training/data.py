@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -65,11 +66,49 @@ def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
     return load
 
 
-def load_dataset(name: str) -> Dataset:
-    """The data set registered under `name`."""
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, DATASETS)
-    return DATASETS[name]()
+@dataclasses.dataclass(frozen=True)
+class FileDataset:
+    """A data set that is read from files in a directory of the user's.
+
+    Attributes:
+        load: From that directory to the data set.
+        train_size: Number of training examples as published.
+        input_shape: Shape of one example's inputs.
+        num_classes: Number of classes.
+    """
+
+    load: Callable[[Path], Dataset]
+    train_size: int
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+
+FILE_DATASETS: dict[str, FileDataset] = {}
+
+
+def register_file_dataset(name: str, dataset: FileDataset) -> None:
+    """Makes `dataset` available as a config's `dataset`, with its `data_dir`."""
+    FILE_DATASETS[name] = dataset
+
+
+def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """The data set registered under `name`; one of files is read from `data_dir`.
+
+    Raises:
+        ConfigError: No such name, no directory for one of files, or a file missing or damaged.
+    """
+    if name in DATASETS:
+        return DATASETS[name]()
+    if name not in FILE_DATASETS:
+        raise unknown_name("dataset", name, (*DATASETS, *FILE_DATASETS))
+    if data_dir is None:
+        raise ConfigError(
+            f"data_dir=None, and dataset={name!r} is read from files; give --data-dir, the "
+            "directory that holds them as they are published"
+        )
+    if not Path(data_dir).is_dir():
+        raise ConfigError(f"data_dir={str(data_dir)!r} is not a directory; give an existing one")
+    return FILE_DATASETS[name].load(Path(data_dir))
 
 
 @register_dataset

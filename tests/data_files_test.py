@@ -1,0 +1,135 @@
+"""Data sets from files in their published formats, and what is said of files that are not."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.main import main
+from tests.published_data import write_cifar, write_mnist
+
+TRAIN_CONFIG = """
+from dpoptax.training.config import TrainConfig
+
+def get_config():
+    return TrainConfig(dataset="mnist", model="linear", steps=1, batch_size=4, epsilon=None,
+                       noise_multiplier=1.0, accountant="rdp")
+"""
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("mnist", "."), ("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")],
+)
+def test_idx_files(tmp_path, zipped, name, folder):
+    splits = write_mnist(tmp_path / folder, zipped=zipped)
+    dataset = load_dataset(name, tmp_path)
+    assert (dataset.name, dataset.num_classes, dataset.train_size) == (name, 10, 20)
+    for split, (images, labels) in zip((dataset.train, dataset.test), splits.values(), strict=True):
+        assert split["inputs"].dtype == np.float32
+        np.testing.assert_allclose(split["inputs"], images[..., None] / 255, rtol=1e-6)
+        np.testing.assert_array_equal(split["labels"], labels)
+
+
+def test_one_directory_holds_both_data_sets_of_the_same_file_names(tmp_path):
+    write_mnist(tmp_path / "mnist", train=3)
+    write_mnist(tmp_path / "fashion_mnist", train=4)
+    assert load_dataset("mnist", tmp_path).train_size == 3
+    assert load_dataset("fashion_mnist", tmp_path).train_size == 4
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("num_classes", [10, 100])
+def test_cifar(tmp_path, num_classes, binary, archive):
+    splits = write_cifar(tmp_path, num_classes, binary=binary, archive=archive)
+    dataset = load_dataset(f"cifar{num_classes}", tmp_path)
+    assert dataset.num_classes == num_classes
+    for split, (images, labels) in zip((dataset.train, dataset.test), splits.values(), strict=True):
+        np.testing.assert_allclose(split["inputs"], (images / 255 - 0.5) / 0.25, atol=1e-6)
+        np.testing.assert_array_equal(split["labels"], labels)
+
+
+@pytest.mark.parametrize("name", sorted(FILE_DATASETS))
+def test_what_is_missing_is_named_with_the_remedy(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"data_dir=None.*{name}.*--data-dir"):
+        load_dataset(name)
+    with pytest.raises(ConfigError, match=r"data_dir='.*nowhere' is not a directory"):
+        load_dataset(name, tmp_path / "nowhere")
+    file = r"train-images-idx3-ubyte" if "mnist" in name else r"cifar-10+-python.tar.gz"
+    with pytest.raises(ConfigError, match=rf"{name}.* needs {file}.*--data-dir"):
+        load_dataset(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], r"announces shape \(20,\) and holds 19 values"),
+        (lambda content: content + b"\0", r"holds 21 values"),
+        (lambda content: content[:5], r"no IDX file of bytes in 1 dimension"),
+        (lambda content: b"<html>" + content, r"no IDX file"),
+        (lambda content: content[:-1] + b"\x0a", r"labels from 0 to 10, want 0 to 9"),
+        (lambda content: content[:7] + b"\x13" + content[8:-1], r"19 labels for 20 images"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(tmp_path, damage, message):
+    write_mnist(tmp_path, zipped=False)
+    path = tmp_path / "train-labels-idx1-ubyte"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=rf"(?s)train-labels.*{message}"):
+        load_dataset("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"])
+def test_a_cut_off_gzip_file_is_named(tmp_path, name):
+    write_mnist(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read.*no whole gzip file"):
+        load_dataset("mnist", tmp_path)
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    write_cifar(tmp_path, 10)
+    path = tmp_path / "cifar-10-python.tar.gz"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ConfigError, match=r"cifar-10-python.tar.gz cannot be read.*whole archive"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_a_missing_or_cut_off_batch_is_named(tmp_path):
+    write_cifar(tmp_path, 10, binary=True, archive=False)
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"data_batch_3.bin.*30729 bytes .*3073-byte records"):
+        load_dataset("cifar10", tmp_path)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"cifar-10-batches-bin cannot.*data_batch_3.bin is miss"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('ran')",))
+
+    write_cifar(tmp_path, 100, archive=False)
+    (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(Payload(), protocol=2))
+    with pytest.raises(ConfigError, match=r"train cannot be read.*exec has no place"):
+        load_dataset("cifar100", tmp_path)
+
+
+def test_the_command_line_takes_the_directory(tmp_path, capsys):
+    config = tmp_path / "config.py"
+    config.write_text(TRAIN_CONFIG)
+    workdir = str(tmp_path / "run")
+    assert main(["train", str(config), "--workdir", workdir]) == 2
+    assert "--data-dir" in capsys.readouterr().err
+    write_mnist(tmp_path / "data", train=40)
+    arguments = ["train", str(config), "--workdir", workdir, "--delta", "1e-3"]
+    assert main([*arguments, "--data-dir", str(tmp_path / "data")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["dataset"], summary["dataset_size"]) == ("mnist", 40)
