@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -205,13 +205,13 @@ def _digits() -> dict[str, Any]:
     from dpoptax.training.data import load_dataset
 
     data = load_dataset("digits")
-    flat = {"train": data.train, "test": data.test}
+    splits = {"train": cast(dict[str, np.ndarray], data.train), "test": data.test}
     return {
         name: {
             "inputs": jnp.asarray(split["inputs"].reshape(len(split["labels"]), -1) - 0.3),
             "labels": jnp.asarray(split["labels"]),
         }
-        for name, split in flat.items()
+        for name, split in splits.items()
     }
 
 
