@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpoptax import _products
-from dpoptax._clipping import Clip, scaled_factors, sum_clipped
+from dpoptax._clipping import Clip, scaled_factors, square_sum, unit_gradients
 from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
 from dpoptax._plan import Plan, Product, make_plan
 from dpoptax._points import GradientPoints
@@ -330,18 +331,30 @@ def _sum(params: Any, plan: Plan, pieces: _Pieces, weights: list, kept: list) ->
 
 
 def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array) -> Any:
-    """The same sum, with one example's gradient formed after the other."""
+    """The same sum, with one example's gradient formed after the other, a vector for each group."""
+    leaves, structure = jax.tree.flatten(params)
+    groups = clip.groups(params)
+    members = [[i for i, g in enumerate(groups) if g == group] for group in range(1 + max(groups))]
     weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
     kept = [None] * len(pieces.products)
 
-    def add(total: Any, inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
+    def add(total: list[jax.Array], inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
         example, used = jax.tree.map(lambda x: x[None], inputs)
-        gradient = _sum(params, plan, example, weights, kept)
-        clipped = sum_clipped(clip, jax.tree.map(lambda g: g[None], gradient), used)
-        return jax.tree.map(jnp.add, total, clipped), None
+        gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
+        vectors = [jnp.concatenate([gradient[i].ravel() for i in m])[None] for m in members]
+        units, scale, _ = unit_gradients(vectors, used)
+        norms = jnp.sqrt(jnp.stack([square_sum(unit) for unit in units], axis=-1))
+        factors = scaled_factors(clip, scale, norms)[0]
+        return [t + f * u[0] for t, f, u in zip(total, factors, units, strict=True)], None
 
-    total, _ = lax.scan(add, jax.tree.map(_zeros, params), (pieces, mask))
-    return total
+    zeros = [jnp.concatenate([_zeros(leaves[i]).ravel() for i in m]) for m in members]
+    total, _ = lax.scan(add, zeros, (pieces, mask))
+    sums = list(leaves)
+    for vector, member in zip(total, members, strict=True):
+        ends = np.cumsum([leaves[i].size for i in member])
+        for i, part in zip(member, jnp.split(vector, ends[:-1]), strict=True):
+            sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
+    return jax.tree.unflatten(structure, sums)
 
 
 def _zeros(leaf: Any) -> jax.Array:

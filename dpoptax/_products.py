@@ -17,6 +17,8 @@ from jax import lax
 
 # Sums of squares outside this range may have lost small terms, or be about to overflow.
 _TRUSTED = (2.0**-90, 2.0**120)
+# So may sums of products, of factors that were scaled to at most 1, below this.
+_LEAST = 2.0**-80
 # One number written to memory and read back costs as much time as about this many multiply-adds.
 _MEMORY = 60
 
@@ -145,7 +147,8 @@ def _combine(rows: jax.Array, columns: jax.Array, grams: list, *, exact: bool) -
     else:
         terms = jnp.sqrt(rows * unit[0][:, None, None]) * jnp.sqrt(columns * unit[1][:, None, None])
         bound = roots * jnp.sqrt(jnp.sum(jnp.square(jnp.sum(terms, axis=2)), axis=1))
-    return Size(norm, bound, _trust(largest[0]) & _trust(largest[1]))
+    # Where one use has large rows and another large columns, the scaled terms can all be tiny.
+    return Size(norm, bound, _trust(largest[0]) & _trust(largest[1]) & (total >= _LEAST))
 
 
 def _trust(square: jax.Array) -> jax.Array:
