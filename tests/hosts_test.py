@@ -90,6 +90,7 @@ def _run(processes, devices, config, workdir, *options):
     finally:
         for process in running:
             process.kill()
+            process.communicate()
     params = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
     return params, json.loads((workdir / "summary.json").read_text())
 
@@ -109,7 +110,8 @@ def _assert_close(got, want, atol=1e-6):
 
 
 def _reads(log, process):
-    return [int(line) for line in open(f"{log}-{process}")]
+    with open(f"{log}-{process}") as lines:
+        return [int(line) for line in lines]
 
 
 @pytest.mark.slow
