@@ -55,6 +55,7 @@ from dpoptax._points import TrackIteratesState as TrackIteratesState
 from dpoptax._points import gradient_points as gradient_points
 from dpoptax._points import track_iterates as track_iterates
 from dpoptax._quantile import AdaptiveNoiseState as AdaptiveNoiseState
+from dpoptax._quantile import CountedGradient as CountedGradient
 from dpoptax._quantile import adaptive_clip as adaptive_clip
 from dpoptax._quantile import adaptive_gaussian_noise as adaptive_gaussian_noise
 from dpoptax._reference import track_reference as track_reference

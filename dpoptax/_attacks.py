@@ -1,6 +1,7 @@
 """How an attacker decides: scores of what was seen, learned on runs that are spent on it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -34,8 +35,9 @@ def learn(
     time, and noise that is shared among leaves or steps cancels. The scores of whitened features z,
     which the canary moves by m when it is drawn, are
 
-        likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2))
-        largest step       max_t Σ_f z_tf m_tf, for draws that depend on each other
+        likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2)), also with m averaged
+                           over the steps
+        largest step       max_t Σ_f z_tf m_f, for draws that depend on each other
         largest            max_tf |z_tf|, for what is moved, but not on the average
 
     Args:
@@ -67,21 +69,24 @@ def _scores(inside, outside, probability):
         return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
 
     moved = whiten(inside).mean(axis=0) / probability
+    # Where few runs and rare draws leave each step's estimate too noisy.
+    pooled = np.broadcast_to(moved.mean(axis=0), shape)
 
-    def likelihood_ratio(features):
+    def likelihood_ratio(moved, features):
         exponents = np.sum(whiten(features) * moved - moved**2 / 2, axis=-1)
         if probability == 1.0:
             return exponents.sum(axis=-1)
         return np.logaddexp(np.log1p(-probability), np.log(probability) + exponents).sum(axis=-1)
 
+    def largest_step(features):
+        return np.sum(whiten(features) * pooled, axis=-1).max(axis=-1)
+
     def largest(features):
         return np.abs(whiten(features)).max(axis=(-1, -2))
 
-    def largest_step(features):
-        return np.sum(whiten(features) * moved, axis=-1).max(axis=-1)
-
     return {
-        "likelihood ratio": likelihood_ratio,
+        "likelihood ratio": functools.partial(likelihood_ratio, moved),
+        "likelihood ratio, pooled": functools.partial(likelihood_ratio, pooled),
         "largest step": largest_step,
         "largest": largest,
     }

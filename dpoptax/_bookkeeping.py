@@ -263,7 +263,7 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: ja
 
     finite = jnp.isfinite(largest)
     padding = ~mask & finite
-    sound = finite & jnp.all(jnp.square(norms) >= _CANCELLED * jnp.square(bounds), axis=1)
+    sound = finite & jnp.all(norms >= _CANCELLED**0.5 * bounds, axis=1)
     in_range = jnp.stack([s.trusted for s in sizes])
     trusted = jnp.all((jnp.all(in_range, axis=0) & sound) | padding)
     # Gradients that are exactly zero (dead units, blank inputs) are no reason for doubt.
@@ -282,11 +282,17 @@ def _rescale(size: Size, scale: float) -> Size:
 
 
 def _group(values: list[jax.Array], groups: list[int], count: int) -> jax.Array:
-    """Root of the sum of squares by group, (B, groups)."""
-    squares = [jnp.zeros_like(values[0])] * count
+    """Root of the sum of squares by group, (B, groups), where squares alone would underflow."""
+    members: list[list[jax.Array]] = [[jnp.zeros_like(values[0])] for _ in range(count)]
     for value, group in zip(values, groups, strict=True):
-        squares[group] = squares[group] + jnp.square(value)
-    return jnp.sqrt(jnp.stack(squares, axis=-1))
+        members[group].append(value)
+    stacked = [jnp.stack(member) for member in members]
+    tops = [jnp.max(member, axis=0) for member in stacked]
+    roots = [
+        top * jnp.sqrt(jnp.sum(jnp.square(member / jnp.where(top > 0, top, 1.0)), axis=0))
+        for member, top in zip(stacked, tops, strict=True)
+    ]
+    return jnp.stack(roots, axis=-1)
 
 
 def _vanishes(pieces: _Pieces) -> jax.Array:

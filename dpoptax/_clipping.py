@@ -185,7 +185,10 @@ def sum_clipped(
     treedef = jax.tree.structure(grads)
     units, scale, _ = unit_gradients(grads, mask)
     groups = clip.groups(grads)
-    squares = [jnp.zeros(batch, jnp.float32)] * (1 + max(groups, default=0))
+    count = 1 + max(groups, default=0)
+    if count > 1:
+        units, scale = _units_by_group(units, scale, groups, count)
+    squares = [jnp.zeros(batch, jnp.float32)] * count
     for group, unit in zip(groups, units, strict=True):
         squares[group] += square_sum(unit)
     coefficients = scaled_factors(clip, scale, jnp.sqrt(jnp.stack(squares, axis=-1)))
@@ -226,13 +229,13 @@ def scaled_factors(clip: Clip, scale: chex.Array, norms: chex.Array) -> chex.Arr
 
     Args:
       clip: the geometry.
-      scale: (B,), positive.
+      scale: (B,), or (B, groups) where the groups have scales of their own.
       norms: (B, groups), the norms of g/scale.
 
     Returns:
       c of shape (B, groups), finite, such that c · (g/scale) is the clipped gradient.
     """
-    scale = jnp.minimum(scale, _LARGEST)[:, None]
+    scale = jnp.minimum(scale if scale.ndim == 2 else scale[:, None], _LARGEST)
     present = norms > 0
     factors = clip.factors(jnp.where(present, scale * norms, 1.0))
     return jnp.where(present, scale * factors, 0.0)
@@ -248,6 +251,22 @@ def batch_axis(tree: Any) -> int:
             + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
         )
     return next(iter(sizes.values()))[0]
+
+
+def _units_by_group(units, scale, groups, count):
+    """The same with a scale for each group, (B, groups).
+
+    A group that is 1e-19 times shorter than the longest has squares that underflow, some and not
+    others, and a norm that is too small.
+    """
+    largest = [jnp.zeros_like(scale)] * count
+    for group, unit in zip(groups, units, strict=True):
+        if unit.size:
+            top = jnp.max(jnp.abs(unit), axis=tuple(range(1, unit.ndim)))
+            largest[group] = jnp.maximum(largest[group], top)
+    tops = [jnp.where(top > 0, jnp.clip(top, *_SCALES), 1.0) for top in largest]
+    units = [u / _rows(tops[group], u) for group, u in zip(groups, units, strict=True)]
+    return units, jnp.minimum(scale, _LARGEST)[:, None] * jnp.stack(tops, axis=-1)
 
 
 def square_sum(leaf):

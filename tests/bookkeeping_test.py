@@ -11,33 +11,33 @@ from dpoptax._gradients import per_example_sum
 from tests.networks import NETWORKS
 
 SIZE = 5
+# These networks together meet every rule, so they stand for all where one is enough.
+FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
+# Compiling is what these tests wait for.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def both(network, clip, points, batch, mask=None, has_aux=False):
+def both(network, clip, points, batch, mask=None):
     """The sum by book-keeping, and by per-example gradients."""
-    mask = jnp.ones(SIZE, bool) if mask is None else mask
+    mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
-    return [
-        jax.jit(
-            lambda points, batch, mask, keys, m=method: m(
-                network.loss, clip, points, batch, mask, keys, has_aux=has_aux
-            )
-        )(points, batch, mask, keys)
-        for method in (bookkept_sum, per_example_sum)
-    ]
+
+    def by(method):
+        def total(points, batch, mask, keys):
+            return method(network.loss, clip, points, batch, mask, keys, has_aux=False)[0]
+
+        return jax.jit(total, compiler_options=_QUICK)(points, batch, mask, keys)
+
+    return by(bookkept_sum), by(per_example_sum)
 
 
 def points_of(network, count, tangent=False):
-    """Gradient points near each other, as iterates are, with weights that cancel."""
+    """Gradient points near each other, as iterates are, with weights that partly cancel."""
     params = network.params(jax.random.key(0))
     other = network.params(jax.random.key(1))
-    move = lambda j: jax.tree.map(lambda p, q: p + 0.1 * j * q, params, other)  # noqa: E731
-    weights = {1: (1.0,), 2: (3.0, -2.0), 4: (0.4, 0.3, 0.2, 0.1)}[count]
-    return dpoptax.GradientPoints(
-        tuple(move(j) for j in range(count)),
-        tuple(jnp.asarray(weights)) if count == 2 else weights,
-        other if tangent else None,
-    )
+    points = [jax.tree.map(lambda p, q, j=j: p + 0.1 * j * q, params, other) for j in range(count)]
+    weights = {1: (1.0,), 2: tuple(jnp.array([3.0, -2.0])), 4: (0.4, 0.3, 0.2, 0.1)}[count]
+    return dpoptax.GradientPoints(tuple(points), weights, other if tangent else None)
 
 
 def close(got, want, tolerance=1e-5):
@@ -46,24 +46,180 @@ def close(got, want, tolerance=1e-5):
     largest = max(np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(want))
     assert largest > 0
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert g.dtype == w.dtype and g.shape == w.shape
+        assert (g.dtype, g.shape) == (w.dtype, w.shape)
         np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * largest)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_equals_per_example_gradients(name, count):
-    network = NETWORKS[name]
-    batch = network.batch(jax.random.key(2), SIZE)
-    got, want = both(network, dpoptax.l2_clip(0.3), points_of(network, count), batch)
-    close(got[0], want[0])
+def _batch(network, size=SIZE):
+    return network.batch(jax.random.key(2), size)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equals_per_example_gradients_with_a_tangent(name):
-    if name == "custom_rules":
-        pytest.skip("a function with a custom vjp has no second derivatives of that kind")
+def test_equals_per_example_gradients_at_two_points(name):
     network = NETWORKS[name]
-    batch = network.batch(jax.random.key(2), SIZE)
-    got, want = both(network, dpoptax.l2_clip(0.3), points_of(network, 1, tangent=True), batch)
-    close(got[0], want[0])
+    close(*both(network, dpoptax.l2_clip(0.3), points_of(network, 2), _batch(network)))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", FEW)
+def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
+    network = NETWORKS[name]
+    close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
+
+
+@pytest.mark.parametrize("name", [*FEW, "weight_standardisation", "lookups"])
+def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
+    network = NETWORKS[name]
+    points = points_of(network, 1, tangent=True)
+    close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - set(FEW)))
+def test_equals_per_example_gradients_at_other_points_everywhere(name):
+    network = NETWORKS[name]
+    for points in (points_of(network, 1), points_of(network, 1, True), points_of(network, 4)):
+        close(*both(network, dpoptax.l2_clip(0.3), points, _batch(network)))
+
+
+CLIPS = {
+    "automatic": dpoptax.automatic_clip(0.3),
+    "psac": dpoptax.psac_clip(0.3),
+    "normalized": dpoptax.normalized_clip(0.3),
+    "per layer": dpoptax.per_layer_clip(0.3),
+    "per named layer": dpoptax.per_layer_clip({"w": 0.1, "b": 0.2, "v": 0.3, "c": 0.4}),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+def test_every_clip(clip):
+    network = NETWORKS["mlp"]
+    close(*both(network, clip, points_of(network, 2), _batch(network)))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_one_normalised_example_adds_exactly_the_bound(name):
+    network = NETWORKS[name]
+    got, _ = both(network, dpoptax.normalized_clip(0.3), points_of(network, 2), _batch(network, 1))
+    norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
+    np.testing.assert_allclose(norm, dpoptax.normalized_clip(0.3).sensitivity, rtol=1e-5)
+
+
+def test_masked_and_non_finite_examples_add_exactly_zero():
+    network = NETWORKS["cnn"]
+    points = points_of(network, 2)
+    x, y = _batch(network, 6)
+    clip = dpoptax.l2_clip(0.3)
+    mask = jnp.array([True, True, False, True, True, False])
+    bad = x.at[1].set(jnp.nan).at[2].set(jnp.inf).at[4, 0, 0, 0].set(-jnp.inf)
+    got, want = both(network, clip, points, (bad, y), mask)
+    close(got, want)
+    alone, _ = both(network, clip, points, (x[jnp.array([0, 3])], y[jnp.array([0, 3])]))
+    close(got, alone)
+    nothing, _ = both(network, clip, points, (bad, y), jnp.zeros(6, bool))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e-8, 1e8, 1e18, 1e30])
+def test_gradients_of_any_magnitude(size):
+    network = NETWORKS["tied_embeddings"]
+    loss = lambda params, example: size * network.loss(params, example)  # noqa: E731
+    clip = dpoptax.automatic_clip(0.3, gamma=0.0)
+    close(*both(network._replace(loss=loss), clip, points_of(network, 1), _batch(network)))
+
+
+def test_norms_that_are_what_is_left_of_large_terms():
+    # The rows are all but equal and the columns sum to zero: inner products cancel to 1e-8 of
+    # their size, which is below the rounding of float32.
+    def loss(params, example):
+        x, c = example
+        return jnp.sum((x @ params["w"]) * c)
+
+    key = jax.random.key(0)
+    x = 1.0 + 1e-4 * jax.random.normal(key, (3, 6, 8))
+    c = jax.random.normal(jax.random.key(1), (3, 6, 9))
+    c = c - c.mean(1, keepdims=True)
+    network = NETWORKS["mlp"]._replace(loss=loss)
+    points = dpoptax.GradientPoints(({"w": jnp.zeros((8, 9))},), (1.0,))
+    clip = dpoptax.normalized_clip(1.0)
+    got, want = both(network, clip, points, (x, c))
+    close(got, want, 1e-4)
+
+
+def test_large_weights_that_cancel():
+    network = NETWORKS["cnn"]
+    params = network.params(jax.random.key(0))
+    near = jax.tree.map(lambda p: p * (1 + 1e-3), params)
+    points = dpoptax.GradientPoints((params, near), tuple(jnp.array([400.0, -399.0])))
+    close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
+
+
+def test_low_precision_parameters():
+    network = NETWORKS["transformer"]
+    points = points_of(network, 1)
+    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), points.points)
+    points = dpoptax.GradientPoints(low, (1.0,))
+    got, want = both(network, dpoptax.l2_clip(0.3), points, _batch(network))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got))
+    close(got, want, tolerance=3e-2)
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        network = NETWORKS["vit"]
+        points = points_of(network, 2)
+        double = jax.tree.map(lambda p: p.astype(jnp.float64), points.points)
+        points = dpoptax.GradientPoints(double, points.weights)
+        x, y = _batch(network)
+        close(*both(network, dpoptax.l2_clip(0.3), points, (x.astype(jnp.float64), y)))
+
+
+def test_auxiliary_outputs_and_microbatches():
+    network = NETWORKS["transformer"]
+
+    def loss(params, example):
+        value = network.loss(params, example)
+        return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
+
+    points, batch = points_of(network, 2), _batch(network, 7)
+    results = [
+        dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.3), has_aux=True, method=m, microbatch_size=3)(
+            points, batch
+        )
+        for m in ("auto", "vmap")
+    ]
+    (got, got_aux), (want, want_aux) = results
+    close(got.sum, want.sum)
+    close(got_aux, want_aux)
+
+
+def test_inside_shard_map():
+    network = NETWORKS["tied_embeddings"]
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    points, batch = points_of(network, 2), _batch(network)
+    spec = jax.sharding.PartitionSpec("data")
+
+    def total(points, batch):
+        ones = jnp.ones(len(batch), bool)
+        own = bookkept_sum(
+            network.loss, dpoptax.l2_clip(0.3), points, batch, ones, None, has_aux=False
+        )
+        return jax.lax.psum(own[0], "data")
+
+    sharded = jax.shard_map(
+        total, mesh=mesh, in_specs=(None, spec), out_specs=None, check_vma=False
+    )
+    _, want = both(network, dpoptax.l2_clip(0.3), points, batch)
+    close(jax.jit(sharded)(points, batch), want)
+
+
+def test_a_loss_that_is_no_scalar():
+    network = NETWORKS["mlp"]
+    loss = lambda params, example: example[0] @ params["w"]  # noqa: E731
+    with pytest.raises(TypeError, match=r"scalar for one example.*shape \(4,\)"):
+        both(
+            network._replace(loss=loss),
+            dpoptax.l2_clip(1.0),
+            points_of(network, 1),
+            _batch(network),
+        )

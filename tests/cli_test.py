@@ -191,7 +191,12 @@ def compared(tmp_path_factory):
         paths[name].write_text(CONFIG.format(method=method, more=""))
     configs = {name: load_config(path) for name, path in paths.items()}
     comparison = Comparison(
-        workdir=workdir / "out", seeds=2, epsilon=4.0, learning_rates=(1e-3, 1.0)
+        workdir=workdir / "out",
+        seeds=2,
+        epsilon=4.0,
+        learning_rates=(1e-3, 1.0),
+        l2_clip_norm=0.5,
+        optimizer="momentum",
     )
     return paths, workdir / "out", compare(configs, comparison, progress=False)
 
@@ -209,6 +214,8 @@ def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
         "Non-private",
     ]
     assert "∞ (not private)" in rows[3]
+    assert private["runs"][0]["l2_clip_norm"] == 0.5
+    assert {m["runs"][0]["config"]["optimizer"] for m in results["methods"]} == {"momentum"}
     assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
 
 

@@ -12,12 +12,16 @@ import dpoptax
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
+ADAPTIVE = dpoptax.adaptive_clip(0.1)
 FILTER = dpoptax.filters.preset("doppler-second-order")
 
 # Transforms of the noise stage take a ClippedSum, all others take privatized gradients.
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
     "geodp": lambda: dpoptax.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
+    "adaptive_gaussian_noise": lambda: dpoptax.adaptive_gaussian_noise(
+        ADAPTIVE, noise_multiplier=1.0, batch_size=4, key=KEY
+    ),
     "correlated_noise": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
     ),
@@ -60,6 +64,9 @@ def _params(dtype=jnp.float32):
 
 def _inputs(name, params, step):
     tree = jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), params)
+    if name == "adaptive_gaussian_noise":
+        pair = dpoptax.CountedGradient(tree, jnp.float32(0.3))
+        return dpoptax.ClippedSum(pair, ADAPTIVE, jnp.float32(0.1))
     return dpoptax.ClippedSum(tree, CLIP) if name in NOISE else tree
 
 

@@ -4,6 +4,11 @@ Nothing here is private or needs to be: the gradients are made up. Plots go to t
 they are given, and Matplotlib is not imported.
 """
 
+from dpoptax.studies._correlated_noise import Arm as Arm
+from dpoptax.studies._correlated_noise import ArmResult as ArmResult
+from dpoptax.studies._correlated_noise import compare_correlated_noise as compare_correlated_noise
+from dpoptax.studies._correlated_noise import digits_arms as digits_arms
+from dpoptax.studies._correlated_noise import iterate_noise as iterate_noise
 from dpoptax.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
 from dpoptax.studies._filter_responses import DOPPLER_TABLE_4 as DOPPLER_TABLE_4
 from dpoptax.studies._filter_responses import FilterResponses as FilterResponses

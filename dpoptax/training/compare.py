@@ -18,6 +18,8 @@ from dpoptax.training.privacy import make_plan
 
 FACTORS = (0.5, 1.0, 2.0)
 """The default grid: these multiples of each config's own learning rate."""
+_SHARED = ("steps", "batch_size", "l2_clip_norm", "optimizer", "schedule", "model")
+"""The fields of every config that a comparison can set."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,17 @@ class Comparison:
     learning_rates: tuple[float, ...] | None = None
     """Grid of learning rates for every config; None: half, once and twice the config's own."""
     steps: int | None = None
-    """Number of steps of every config; None: the configs' own."""
+    """Number of steps of every config; None: the configs' own, as for all that follow."""
+    batch_size: int | None = None
+    """Expected batch size of every config."""
+    l2_clip_norm: float | None = None
+    """Clip norm of every private config."""
+    optimizer: str | None = None
+    """Optimizer of every config: sgd, momentum or adam."""
+    schedule: str | None = None
+    """Course of the learning rate of every config."""
+    model: str | None = None
+    """Model of every config."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -144,8 +156,9 @@ def _on_one_footing(
         _common("dataset", configs, "configs of one data set")
         raise ConfigError("the configs have several data_dir; give --data-dir")
     changes: dict[str, Any] = {"record_training_metrics": False}
-    if comparison.steps is not None:
-        changes["steps"] = comparison.steps
+    for field in _SHARED:
+        if getattr(comparison, field) is not None:
+            changes[field] = getattr(comparison, field)
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = {
         name: dataclasses.replace(config, **changes, **(calibrated if name in private else {}))

@@ -30,8 +30,12 @@ class Method:
         """Geometry of the clip of each example's gradient."""
         return dpoptax.l2_clip(l2_clip_norm)
 
-    def filter(self) -> optax.GradientTransformation:
-        """Gradient points and filter: what stands between the noise and the optimizer."""
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Gradient points and filter: what stands between the noise and the optimizer.
+
+        `stddev` is the standard deviation of the noise in the gradient that it gets.
+        """
+        del stddev
         return optax.identity()
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,8 +71,9 @@ class Doppler(Method):
     a: tuple[float, ...] = ()
     """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
 
-    def filter(self) -> optax.GradientTransformation:
+    def filter(self, stddev: float) -> optax.GradientTransformation:
         """The bias-corrected filter."""
+        del stddev
         return dpoptax.doppler(*_coefficients(self))
 
 
@@ -84,8 +89,9 @@ class Disk(Method):
     """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
     is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
 
-    def filter(self) -> optax.GradientTransformation:
+    def filter(self, stddev: float) -> optax.GradientTransformation:
         """Its gradient points and its filter."""
+        del stddev
         return dpoptax.disk(self.kappa, self.gamma)
 
 
@@ -106,9 +112,61 @@ class PMLF(Method):
     a: tuple[float, ...] = ()
     """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
 
-    def filter(self) -> optax.GradientTransformation:
+    def filter(self, stddev: float) -> optax.GradientTransformation:
         """Its gradient points and its bias-corrected filter."""
+        del stddev
         return dpoptax.pmlf(self.length, self.beta, *_coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerOuter(Method):
+    """Per-example momentum and outer momentum, neither normalised (Xiao et al., 2023)."""
+
+    name: ClassVar[str] = "Inner-outer"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = 0.1
+    """Inner momentum, in [0, 1]."""
+    momentum: float = 0.9
+    """Outer momentum, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Its gradient points and its momentum."""
+        del stddev
+        return dpoptax.inner_outer(self.length, self.beta, self.momentum)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveKalman(Method):
+    """A Kalman filter that finds its gain from the released gradients and the known noise."""
+
+    name: ClassVar[str] = "Adaptive Kalman"
+
+    decay: float = 0.95
+    """Of the running mean that estimates the gradient's drift, in [0, 1)."""
+    per_leaf: bool = False
+    """Whether every array of parameters has a gain of its own."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The filter, told the noise."""
+        return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveFir(Method):
+    """DOPPLER's finite filter, its coefficients estimated from the released gradients."""
+
+    name: ClassVar[str] = "Adaptive FIR"
+
+    length: int = 4
+    """Number of coefficients, at least 2."""
+    decay: float = 0.95
+    """Of the running means that estimate the gradients' correlation, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The filter, told the noise."""
+        return dpoptax.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
 def _coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -144,8 +202,12 @@ def build_optimizer(
         raise unknown_name("optimizer", config.optimizer, DIRECTIONS)
     if config.schedule not in SCHEDULES:
         raise unknown_name("schedule", config.schedule, SCHEDULES)
-    boundary = []
+    boundary, stddev = [], 0.0
     if config.method.private:
+        clip = config.method.clip(config.l2_clip_norm)
+        stddev = dpoptax.release_stddev(
+            clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
+        )
         boundary = [
             dpoptax.gaussian_noise(
                 noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
@@ -153,7 +215,7 @@ def build_optimizer(
         ]
     return optax.chain(
         *boundary,
-        config.method.filter(),
+        config.method.filter(stddev),
         DIRECTIONS[config.optimizer](),
         optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
         optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 _NOT_PRIVATE = {"color": "#666666", "linestyle": "--", "marker": "x"}
 
 

@@ -1,0 +1,123 @@
+"""Book-keeping on random small programs, and on models of flax."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen, nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpoptax
+from tests.bookkeeping_test import both, close
+from tests.networks import Network
+
+_DIM = 4
+
+
+def _use(kind, w, x):
+    """One way for a 4×4 parameter to meet (T, 4) data; linear, so that nothing saturates."""
+
+    def conv(x, w, **options):
+        numbers = ("NCW", "OIW", "NCW")
+        out = jax.lax.conv_general_dilated(
+            x.T[None], w, (1,), "SAME", dimension_numbers=numbers, **options
+        )
+        return out[0].T
+
+    return {
+        "dot": lambda: x @ w,
+        "dot of transpose": lambda: x @ w.T,
+        "from the left": lambda: (w @ x.T).T,
+        "reshaped": lambda: jnp.einsum("tab,abc->tc", x.reshape(-1, 2, 2), w.reshape(2, 2, _DIM)),
+        "batched": lambda: jnp.einsum(
+            "tha,hac->thc", x.reshape(-1, 2, 2), w.reshape(2, 2, _DIM)
+        ).sum(1),
+        "halves": lambda: x[:, :2] @ w[:2] - x[:, 2:] @ w[2:],
+        "overlapping": lambda: x[:, :3] @ w[:3] + x[:, 1:] @ w[1:],
+        "lookup": lambda: x + w[jnp.argmax(x, axis=-1)],
+        "scaled": lambda: x * w[0] + w[:, 1],
+        "pointwise convolution": lambda: conv(x, 0.5 * w[:, :, None]),
+        "depthwise convolution": lambda: conv(x, w[:, None, :3], feature_group_count=_DIM),
+        "normalised": lambda: x @ (w / jnp.linalg.norm(w)),
+        "scan": lambda: jax.lax.scan(lambda c, r: (jnp.tanh(c @ w + r),) * 2, x[0], x)[1],
+        "scan of rows": lambda: jax.lax.scan(lambda c, r: (c + r, None), x, w)[0],
+        "remat": lambda: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x),
+        "product": lambda: x @ w @ w,
+        "param product": lambda: x @ (w @ w),
+    }[kind]()
+
+
+_KINDS = (
+    "dot", "dot of transpose", "from the left", "reshaped", "batched", "halves", "overlapping",
+    "lookup", "scaled", "pointwise convolution", "depthwise convolution", "normalised", "scan",
+    "scan of rows", "remat", "product", "param product",
+)  # fmt: skip
+_layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
+def test_random_programs(layers, length, count, seed):
+    def loss(params, x):
+        for kind, which in layers:
+            x = jnp.sin(_use(kind, params[which], x))
+        return jnp.sum(x**2)
+
+    keys = jax.random.split(jax.random.key(seed), 5)
+    params = [[jax.random.normal(k, (_DIM, _DIM)) for k in keys[2 * j : 2 * j + 2]] for j in (0, 1)]
+    points = dpoptax.GradientPoints(tuple(params[:count]), (0.7, 0.3)[:count])
+    batch = jax.random.normal(keys[4], (3, length, _DIM))
+    close(*both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
+def test_many_random_programs(layers, length, count, seed):
+    test_random_programs.hypothesis.inner_test(layers, length, count, seed)
+
+
+class _Linen(linen.Module):
+    @linen.compact
+    def __call__(self, tokens, *, deterministic):
+        x = linen.Embed(7, 8)(tokens)
+        x = x + linen.MultiHeadDotProductAttention(2)(linen.LayerNorm()(x))
+        x = linen.Dropout(0.3)(x, deterministic=deterministic)
+        x = linen.RNN(linen.OptimizedLSTMCell(4))(linen.relu(linen.Dense(6)(x)))
+        x = linen.Conv(5, (3,))(x)
+        return linen.Dense(3)(linen.GroupNorm(1)(x).mean(0))
+
+
+def test_linen():
+    module = _Linen()
+    tokens = jax.random.randint(jax.random.key(0), (3, 5), 0, 7)
+    params = module.init(jax.random.key(1), tokens[0], deterministic=True)["params"]
+
+    def loss(params, tokens, key):
+        out = module.apply({"params": params}, tokens, deterministic=False, rngs={"dropout": key})
+        return jnp.sum(jnp.sin(out))
+
+    network = Network(loss, None, None, keyed=True)
+    close(*both(network, dpoptax.l2_clip(0.3), dpoptax.gradient_points((), params), tokens))
+    explanation = dpoptax.explain(loss, params, tokens[0], key=jax.random.key(0))
+    assert explanation.fallbacks == ()
+
+
+def test_nnx():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)
+            self.norm = nnx.GroupNorm(4, num_groups=2, rngs=rngs)
+            self.head = nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(nnx.silu(self.norm(self.conv(x))).mean((0, 1)))
+
+    graph, params = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+
+    def loss(params, x):
+        return jnp.sum(nnx.merge(graph, params)(x) ** 2)
+
+    batch = jax.random.normal(jax.random.key(0), (3, 6, 6, 2))
+    points = dpoptax.gradient_points((), nnx.as_pure(params))
+    close(*both(Network(loss, None, None), dpoptax.l2_clip(0.3), points, batch))

@@ -1,0 +1,114 @@
+"""`explain`: what it says of each network, and that no gradient per example is formed unsaid."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpoptax
+from dpoptax._bookkeeping import bookkept_sum
+from dpoptax._gradients import per_example_sum
+from tests.networks import NETWORKS
+
+# The parameters that need per-example gradients because no rule covers how they are used.
+FALLBACKS = {
+    "vit": {"e": "meets data in concatenate, add"},
+    "lstm": {"h": "meets data in the carry of scan"},
+    "nested_scans": {"h": "meets data in the carry of scan"},
+    "weight_standardisation": {
+        name: "computed on before it meets data in conv_general_dilated" for name in ("a", "b")
+    }
+    | {"gain": "computed on before it meets data in conv_general_dilated"},
+    "lora": {name: "computed on before it meets data in dot_general" for name in ("c", "d", "v")},
+    "control_flow": {"w": "meets data in cond"},
+    "custom_rules": {
+        "w": "meets data in custom_jvp_call",
+        "v": "computed on before it meets data in dot_general",
+        "b": "meets data in custom_vjp_call",
+    },
+    "penalised": {"w": "meets data in add"},
+    "lookups": {"rows": "meets data in gather", "w": "its uses overlap in different layouts"},
+}
+
+
+def _explain(network, **options):
+    params = network.params(jax.random.key(0))
+    example = jax.tree.map(lambda x: x[0], network.batch(jax.random.key(1), 1))
+    key = jax.random.key(2) if network.keyed else None
+    return dpoptax.explain(network.loss, params, example, key=key, **options)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_falls_back(name):
+    explanation = _explain(NETWORKS[name])
+    found = {row.parameter.strip("[']"): row.why for row in explanation.fallbacks}
+    assert found == FALLBACKS.get(name, {})
+
+
+def test_uses_are_counted_and_rules_named():
+    rows = {row.parameter: row for row in _explain(NETWORKS["shared_layers"]).rows}
+    assert rows["['w']"].uses == "6 × dot_general"
+    assert rows["['w']"].rule == "inner products"
+    assert rows["['v']"].rule == "product of two norms"
+    assert (rows["['b']"].rule, rows["['b']"].why) == ("elementwise", "")
+    rows = {row.parameter: row for row in _explain(NETWORKS["cnn"]).rows}
+    assert rows["['a']"].rule.startswith("formed")
+    assert rows["['a']"].formed
+    rows = {row.parameter: row for row in _explain(NETWORKS["penalised"]).rows}
+    assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
+
+
+def test_the_choice_follows_the_cost():
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["w"]))
+
+    def rule(length, width):
+        struct = jax.ShapeDtypeStruct
+        params = {"w": struct((width, width), jnp.float32)}
+        return dpoptax.explain(loss, params, struct((length, width), jnp.float32)).rows[0].rule
+
+    assert rule(1, 256) == "product of two norms"
+    assert rule(16, 256) == "inner products"
+    assert rule(1024, 32).startswith("formed")
+
+
+def test_the_table_is_aligned():
+    lines = str(_explain(NETWORKS["transformer"])).splitlines()
+    column = lines[0].index("shape")
+    assert all(line[column] == "(" and line[column - 1] == " " for line in lines[1:])
+
+
+def _sizes(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield from (v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
+        for sub in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns")
+        ):
+            if hasattr(sub, "jaxpr") or hasattr(sub, "eqns"):
+                yield from _sizes(getattr(sub, "jaxpr", sub))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
+    batch, width, length = 16, 64, 4
+    struct = jax.ShapeDtypeStruct
+    params = {
+        "e": struct((1000, width), jnp.float32),
+        "w": struct((width, width), jnp.float32),
+        "b": struct((width,), jnp.float32),
+    }
+
+    def loss(params, tokens):
+        x = params["e"][tokens] + params["b"]
+        x = jnp.tanh(x @ params["w"]) @ params["w"].T
+        return jnp.mean(jax.nn.logsumexp(jax.vmap(jnp.sin)(x)))
+
+    def largest(method):
+        points = dpoptax.GradientPoints((params,) * count, (1.0,) * count)
+        args = points, struct((batch, length), jnp.int32), struct((batch,), bool)
+        jaxpr = jax.make_jaxpr(
+            lambda p, b, m: method(loss, dpoptax.l2_clip(1.0), p, b, m, None, has_aux=False)[0]
+        )(*args)
+        return max(_sizes(jaxpr.jaxpr))
+
+    assert largest(per_example_sum) >= batch * 1000 * width
+    assert largest(bookkept_sum) < batch * width * width

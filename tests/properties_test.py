@@ -1,0 +1,159 @@
+"""The privacy boundary under hostile input: no example moves the sum by more than its bound."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpoptax
+from dpoptax._clipping import sum_clipped
+from tests import helpers
+
+EXAMPLES = 5
+CLIPS = {
+    "l2": dpoptax.l2_clip(1.0),
+    "l2 tiny": dpoptax.l2_clip(1e-8),
+    "l2 huge": dpoptax.l2_clip(1e6),
+    "automatic": dpoptax.automatic_clip(0.7),
+    "AUTO-V": dpoptax.automatic_clip(0.7, gamma=0.0),
+    "psac": dpoptax.psac_clip(2.0),
+    "normalized": dpoptax.normalized_clip(3.0),
+    "per layer": dpoptax.per_layer_clip([0.3, 2.0, 1e-3]),
+    "per leaf": dpoptax.per_layer_clip(1.0),
+    "per leaf, tiny": dpoptax.per_layer_clip(1e-8),
+    "hyperspherical": dpoptax.hyperspherical_clip(1.0, angle_norm=0.5),
+    "hyperspherical box": dpoptax.hyperspherical_clip(1.0, beta=0.3),
+}
+SHAPES = [[(3, 2), (4,), ()], [(1,), (2, 1, 3), (7,)], [(64,), (1, 1), (0, 2)]]
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, 3.4e38, -3.4e38, 1e-45, 6e-8, 65504.0]
+
+# Exponents of ten for whole examples and for single leaves of them, and a few entries of any value.
+exponents = st.lists(st.integers(-45, 38), min_size=EXAMPLES, max_size=EXAMPLES)
+spreads = st.lists(st.integers(-30, 0), min_size=3, max_size=3)
+specials = st.lists(
+    st.tuples(st.integers(0, EXAMPLES - 1), st.integers(0, 2), st.sampled_from(SPECIAL)),
+    max_size=4,
+)
+masks = st.lists(st.booleans(), min_size=EXAMPLES, max_size=EXAMPLES)
+seeds = st.integers(0, 2**32 - 1)
+hostile = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def _values(shapes, dtype, draw):
+    """Per-example leaves (EXAMPLES, …) of the drawn magnitudes."""
+    exponents, spreads, specials, seed = draw
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** np.array(exponents, np.float64)
+    leaves = []
+    with np.errstate(all="ignore"):
+        for shape, spread in zip(shapes, spreads, strict=True):
+            leaf = rng.normal(size=(EXAMPLES, *shape)) * 10.0**spread
+            leaf = leaf * scale.reshape(-1, *[1] * len(shape))
+            leaves.append(np.array(leaf.astype(np.float32).astype(dtype)))
+        for example, index, value in specials:
+            flat = leaves[index].reshape(EXAMPLES, -1)
+            if flat.shape[1]:
+                flat[example, rng.integers(flat.shape[1])] = np.float32(value)
+    return [jnp.asarray(leaf) for leaf in leaves]
+
+
+def _moved(total, mask, index):
+    """How far example `index` moves the sum over the others that `mask` holds, in float64."""
+    with_it, without = mask.copy(), mask.copy()
+    with_it[index], without[index] = True, False
+    sums = [jax.tree.leaves(total(jnp.asarray(m))) for m in (with_it, without)]
+    for leaf in sums[0] + sums[1]:
+        assert np.isfinite(np.asarray(leaf)).all()
+    pairs = zip(*sums, strict=True)
+    return helpers.global_norm([np.asarray(a, np.float64) - np.asarray(b) for a, b in pairs])
+
+
+@functools.cache
+def _summed(name):
+    return jax.jit(lambda grads, mask: sum_clipped(CLIPS[name], grads, mask))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CLIPS)
+@hostile
+@given(
+    shapes=st.sampled_from(SHAPES),
+    draw=st.tuples(exponents, spreads, specials, seeds),
+    mask=masks,
+    index=st.integers(0, EXAMPLES - 1),
+)
+def test_one_example_moves_the_sum_by_at_most_the_bound(name, dtype, shapes, draw, mask, index):
+    grads = _values(shapes, DTYPES[dtype], draw)
+    moved = _moved(lambda m: _summed(name)(grads, m), np.array(mask), index)
+    assert moved <= CLIPS[name].sensitivity * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
+@pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
+def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large):
+    """Next to a large layer, one whose entries are 1e-19 times as large."""
+    layer = np.full((1, 10_000), 1.07e-19)
+    layer[0, 0] = 1.26e-19
+    grads = [jnp.full((1, 1), large), jnp.asarray((large * layer).astype(np.float32))]
+    total = sum_clipped(dpoptax.per_layer_clip([1.0, small]), grads)
+    assert helpers.global_norm(total[1]) <= small * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", CLIPS)
+@hostile
+@given(shapes=st.sampled_from(SHAPES), draw=st.tuples(exponents, spreads, specials, seeds))
+def test_padding_and_order_do_not_matter(name, shapes, draw):
+    """What is masked adds exactly zero, whatever it holds."""
+    grads = _values(shapes, np.float32, draw)
+    nothing = _summed(name)(grads, jnp.zeros(EXAMPLES, bool))
+    assert all((leaf == 0).all() for leaf in nothing)
+
+
+def _point_sets(params, other):
+    """The points of every method at parameters that moved from `other` to `params`."""
+    minus = jax.tree.map(jnp.subtract, params, other)
+    ahead = jax.tree.map(lambda p, d: p + 0.1 * d, params, minus)
+    return {
+        "DP-SGD": dpoptax.GradientPoints((params,), (1.0,)),
+        "DiSK": dpoptax.GradientPoints((params, ahead), (-3.29, 4.29)),
+        "DiSK, Hessian": dpoptax.GradientPoints((params,), (1.0,), tangent=minus),
+        "DP-PMLF": dpoptax.GradientPoints((params, other, ahead), (0.5, 0.3, 0.2)),
+    }
+
+
+@functools.cache
+def _paths(method, microbatch_size):
+    clip = dpoptax.l2_clip(0.5)
+    return jax.jit(
+        dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=microbatch_size)
+    )
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("points", ["DP-SGD", "DiSK", "DiSK, Hessian", "DP-PMLF"])
+@hostile
+@given(
+    draw=st.tuples(exponents, spreads, specials, seeds),
+    sizes=st.tuples(st.integers(-20, 18), st.integers(-20, 18)),
+    mask=masks,
+    index=st.integers(0, EXAMPLES - 1),
+)
+def test_every_path_and_every_methods_points_keep_the_bound(
+    method, microbatch_size, points, draw, sizes, mask, index
+):
+    params, other = (
+        jax.tree.map(lambda p, s=s: p * 10.0**s, helpers.mlp_params(jax.random.key(i)))
+        for i, s in enumerate(sizes)
+    )
+    x, _, _ = _values([(5,), (), ()], np.float32, draw)
+    batch = x, jnp.arange(EXAMPLES) % 3
+    grad_fn, where = _paths(method, microbatch_size), _point_sets(params, other)[points]
+    moved = _moved(lambda m: grad_fn(where, batch, m).sum, np.array(mask), index)
+    assert moved <= 0.5 * (1 + 1e-5)
