@@ -253,7 +253,7 @@ def test_delta_of_one_over_n_warns():
     ("changes", "message"),
     [
         ({"dataset": "digit"}, r"dataset='digit' is unknown; available: .*digits"),
-        ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, linear, mlp"),
+        ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, cnn_2, .*linear, mlp"),
         ({"optimizer": "sdg"}, r"optimizer='sdg' is unknown; available: adam, momentum, sgd"),
         ({"schedule": "step"}, r"schedule='step' is unknown; available: constant, cosine, linear"),
         ({"sampling": "all"}, r"sampling='all' is unknown; .*poisson"),

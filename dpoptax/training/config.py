@@ -30,7 +30,8 @@ class TrainConfig:
     data_dir: Path | None = None
     """Directory with the files of the data set as they are published; digits needs none."""
     model: str = "mlp"
-    """Name of a registered model."""
+    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, wrn_16_4, vit_tiny,
+    vit_small or vit_small_16."""
 
     steps: int = 120
     """Number of optimizer steps."""

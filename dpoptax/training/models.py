@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax.training import networks
 from dpoptax.training.errors import unknown_name
 
 Params = Any
@@ -55,6 +56,14 @@ def register_model(name: str, build: Callable[[int], nn.Module]) -> None:
 register_model("linear", lambda num_classes: MLP(num_classes, widths=()))
 register_model("mlp", MLP)
 register_model("cnn", CNN)
+register_model("cnn_2", networks.TwoLayerCNN)
+register_model("cnn_5", networks.FiveLayerCNN)
+register_model("resnet_3", lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1))
+register_model("resnet_18", networks.ResNet)
+register_model("wrn_16_4", networks.WideResNet)
+register_model("vit_tiny", lambda n: networks.VisionTransformer(n, width=64, depth=4, heads=2))
+register_model("vit_small", networks.VisionTransformer)
+register_model("vit_small_16", lambda n: networks.VisionTransformer(n, patch=16))
 
 
 def build_model(name: str, num_classes: int) -> nn.Module:

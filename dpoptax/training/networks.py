@@ -1,0 +1,203 @@
+"""The image models of the papers. Each maps one image (height, width, channels) to logits.
+
+None has batch normalisation, which mixes examples; group normalisation stands in its place. Where
+a paper leaves a width open, the docstring says which was taken.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class TwoLayerCNN(nn.Module):
+    """GeoDP's CNN: 21,840 parameters on 28x28 grey images, as its section VI-D states.
+
+    Two 5x5 convolutions of 10 and 20 channels without padding, each with 2x2 max-pooling and ReLU,
+    then 50 hidden units: the layers are not in the paper, but this is the usual network of its
+    size.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits (num_classes,) of one image, at least 16x16."""
+        hidden = inputs
+        for channels in (10, 20):
+            hidden = nn.Conv(channels, (5, 5), padding="VALID")(hidden)
+            hidden = nn.relu(nn.max_pool(hidden, (2, 2), strides=(2, 2)))
+        hidden = nn.relu(nn.Dense(50)(hidden.reshape(-1)))
+        return nn.Dense(self.num_classes)(hidden)
+
+
+class FiveLayerCNN(nn.Module):
+    """The 5-layer CNN of DOPPLER, DiSK and DP-PMLF.
+
+    Five 3x3 convolutions, each followed by tanh and 2x2 max-pooling (DP-PMLF, appendix), then a
+    linear layer. The papers state no widths; these are taken from the usual small CNNs of
+    differentially private training.
+    """
+
+    num_classes: int
+    channels: tuple[int, ...] = (32, 64, 64, 128, 128)
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits (num_classes,) of one image."""
+        hidden = inputs
+        for channels in self.channels:
+            hidden = nn.tanh(nn.Conv(channels, (3, 3))(hidden))
+            # Padded, so that 28x28 images outlive five poolings too.
+            hidden = nn.max_pool(hidden, (2, 2), strides=(2, 2), padding="SAME")
+        return nn.Dense(self.num_classes)(hidden.reshape(-1))
+
+
+class _StandardisedConv(nn.Module):
+    """A 3x3 or 1x1 convolution whose kernel has mean 0 and variance 1/fan-in per output channel."""
+
+    channels: int
+    size: int = 3
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        shape = (self.size, self.size, inputs.shape[-1], self.channels)
+        kernel = self.param(
+            "kernel", nn.initializers.variance_scaling(1.0, "fan_in", "normal"), shape
+        )
+        centred = kernel - jnp.mean(kernel, axis=(0, 1, 2))
+        fan_in = self.size * self.size * inputs.shape[-1]
+        variance = jnp.mean(centred**2, axis=(0, 1, 2)) * fan_in
+        kernel = centred * jax.lax.rsqrt(jnp.maximum(variance, 1e-4))
+        return jax.lax.conv_general_dilated(
+            inputs[None],
+            kernel,
+            (self.stride, self.stride),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )[0]
+
+
+def _conv(channels: int, size: int, stride: int, standardised: bool) -> nn.Module:
+    if standardised:
+        return _StandardisedConv(channels, size, stride)
+    return nn.Conv(channels, (size, size), strides=(stride, stride), use_bias=False)
+
+
+def _group_norm(hidden: jax.Array, groups: int) -> jax.Array:
+    # One example has no batch axis: all its positions and a group's channels are averaged over.
+    groups = groups if hidden.shape[-1] % groups == 0 else 1
+    return nn.GroupNorm(num_groups=groups, reduction_axes=(-3, -2, -1))(hidden)
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut; ReLU after the sum, or `preactivated` before each."""
+
+    channels: int
+    stride: int = 1
+    groups: int = 16
+    preactivated: bool = False
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        changes = self.stride != 1 or inputs.shape[-1] != self.channels
+        shortcut = hidden = inputs
+        if self.preactivated:
+            hidden = nn.relu(_group_norm(hidden, self.groups))
+            if changes:
+                shortcut = _conv(self.channels, 1, self.stride, True)(hidden)
+            hidden = _conv(self.channels, 3, self.stride, True)(hidden)
+            hidden = nn.relu(_group_norm(hidden, self.groups))
+            return shortcut + _conv(self.channels, 3, 1, True)(hidden)
+        hidden = _conv(self.channels, 3, self.stride, False)(hidden)
+        hidden = nn.relu(_group_norm(hidden, self.groups))
+        hidden = _group_norm(_conv(self.channels, 3, 1, False)(hidden), self.groups)
+        if changes:
+            shortcut = _conv(self.channels, 1, self.stride, False)(inputs)
+            shortcut = _group_norm(shortcut, self.groups)
+        return nn.relu(shortcut + hidden)
+
+
+class ResNet(nn.Module):
+    """A residual network of basic blocks for small images, with group normalisation.
+
+    Attributes:
+        num_classes: Number of logits.
+        channels: Width of each stage; every stage but the first halves height and width.
+        blocks: Number of blocks in a stage.
+    """
+
+    num_classes: int
+    channels: tuple[int, ...] = (64, 128, 256, 512)
+    blocks: int = 2
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits (num_classes,) of one image."""
+        hidden = nn.relu(_group_norm(_conv(self.channels[0], 3, 1, False)(inputs), 16))
+        for stage, channels in enumerate(self.channels):
+            for block in range(self.blocks):
+                stride = 2 if stage and not block else 1
+                hidden = _ResidualBlock(channels, stride)(hidden)
+        return nn.Dense(self.num_classes)(hidden.mean((0, 1)))
+
+
+class WideResNet(nn.Module):
+    """WRN-`depth`-`width` of De et al. (2022): group normalisation and weight standardisation.
+
+    Attributes:
+        num_classes: Number of logits.
+        depth: Number of layers, 6n + 4 for n blocks in each of the three stages.
+        width: Multiple of 16, 32 and 64 channels.
+    """
+
+    num_classes: int
+    depth: int = 16
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits (num_classes,) of one image."""
+        hidden = _StandardisedConv(16)(inputs)
+        for stage in range(3):
+            for block in range((self.depth - 4) // 6):
+                stride = 2 if stage and not block else 1
+                channels = 16 * self.width * 2**stage
+                hidden = _ResidualBlock(channels, stride, preactivated=True)(hidden)
+        hidden = nn.relu(_group_norm(hidden, 16))
+        return nn.Dense(self.num_classes)(hidden.mean((0, 1)))
+
+
+class VisionTransformer(nn.Module):
+    """ViT (Dosovitskiy et al., 2020) with a class token and learnt positions.
+
+    Attributes:
+        num_classes: Number of logits.
+        patch: Height and width of a patch; it divides those of the image.
+        width: Features of a token.
+        depth: Number of blocks.
+        heads: Number of attention heads; it divides `width`.
+    """
+
+    num_classes: int
+    patch: int = 4
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits (num_classes,) of one image."""
+        size = (self.patch, self.patch)
+        tokens = nn.Conv(self.width, size, strides=size, padding="VALID")(inputs)
+        tokens = tokens.reshape(-1, self.width)
+        small = nn.initializers.normal(0.02)
+        token = self.param("class_token", nn.initializers.zeros_init(), (1, self.width))
+        tokens = jnp.concatenate([token, tokens])
+        tokens += self.param("positions", small, tokens.shape)
+        for _ in range(self.depth):
+            normed = nn.LayerNorm()(tokens)
+            tokens += nn.MultiHeadDotProductAttention(self.heads)(normed, normed)
+            hidden = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(tokens)))
+            tokens += nn.Dense(self.width)(hidden)
+        return nn.Dense(self.num_classes)(nn.LayerNorm()(tokens[0]))

@@ -1,0 +1,100 @@
+"""The papers' models: their sizes, and what makes them fit for per-example gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax.training import networks
+from dpoptax.training.models import MODELS, build_model, example_loss, init_params
+
+GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
+TINY = {
+    "cnn_2": (networks.TwoLayerCNN(4), (16, 16, 1)),
+    "cnn_5": (networks.FiveLayerCNN(4, channels=(4, 4, 4, 8, 8)), (12, 12, 3)),
+    "resnet": (networks.ResNet(4, channels=(16, 32), blocks=1), (8, 8, 3)),
+    "wrn": (networks.WideResNet(4, depth=10, width=1), (8, 8, 3)),
+    "vit": (networks.VisionTransformer(4, width=8, depth=1, heads=2), (8, 8, 1)),
+}
+"""The same layers at sizes that compile in seconds."""
+
+
+def shapes(model, shape):
+    init = functools.partial(init_params, model, key=jax.random.key(0))
+    return jax.eval_shape(init, jnp.zeros(shape))
+
+
+def size(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("linear", GREY, 10, 7_850),
+        ("cnn_2", GREY, 10, 21_840),  # GeoDP, section VI-D
+        ("cnn_5", COLOUR, 10, 279_050),
+        ("resnet_18", COLOUR, 10, 11_173_962),  # of the batch-normalised one too
+        ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
+        ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
+    ],
+)
+def test_sizes(name, shape, classes, count):
+    assert size(shapes(build_model(name, classes), shape)) == count
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("shape", [GREY, COLOUR])
+def test_every_model_takes_every_small_image(name, shape):
+    if name == "vit_small_16":
+        shape = LARGE
+    model = build_model(name, 7)
+    params = shapes(model, shape)
+    logits = jax.eval_shape(model.apply, {"params": params}, jnp.zeros(shape))
+    assert logits.shape == (7,)
+
+
+@pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
+def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
+    conv = networks._StandardisedConv(64)
+    inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
+    params = conv.init(jax.random.key(1), inputs)
+    scaled = jax.tree.map(lambda kernel: 3.0 + standardised_scale * kernel, params)
+    if standardised_scale < 1:  # below the floor of the variance: no division by almost zero
+        assert jnp.std(conv.apply(scaled, inputs)) < 1
+        return
+    inside = conv.apply(scaled, inputs)[1:-1, 1:-1]
+    assert float(jnp.std(inside)) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_one_private_step_of_exact_clipped_gradients(name):
+    model, shape = TINY[name]
+    rng = np.random.default_rng(0)
+    batch = {
+        "inputs": jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32),
+        "labels": jnp.asarray([0, 1, 3]),
+    }
+    params = init_params(model, batch["inputs"][0], jax.random.key(0))
+    loss = example_loss(model)
+    per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
+    squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]
+    norms = jnp.sqrt(sum(squares))
+    bound = float(jnp.median(norms))  # one gradient is clipped, one is not
+    factors = jnp.minimum(1.0, bound / norms)
+    expected = jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1), per_example)
+    points = dpoptax.GradientPoints((params,), (1.0,))
+    clipped = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(bound)))(points, batch)
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, atol=2e-5 * bound),
+        clipped.sum,
+        expected,
+    )
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=3, key=jax.random.key(1))
+    updates, state = tx.update(clipped, tx.init(params), params)
+    assert dpoptax.ledgers(state)[0].releases == 1
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(updates))
