@@ -36,17 +36,33 @@ class Segment:
         return Segment(self.columns, self.rows)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Size:
-    """Per example: a norm, an upper bound of the terms it was summed from, and whether to trust it.
+class Terms:
+    """What the squared norm of products is summed from.
+
+    Attributes:
+      rows, columns: squared norms of the positions, (B, K, T).
+      inner: (times, inner products of rows, of columns), each (B, K, ...).
+      exact: whether nothing can cancel in the sum.
+    """
+
+    rows: jax.Array
+    columns: jax.Array
+    inner: list[tuple[float, jax.Array, jax.Array]]
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Norms of gradients, (pieces, B), upper bounds of the terms that they were summed from, and
+    whether to trust them.
 
     The bound is ΣΣ‖rows_t‖‖columns_t‖: rounding errors are small against it, so a norm far below
     it may be all error.
     """
 
-    norm: jax.Array
-    bound: jax.Array
+    norms: jax.Array
+    bounds: jax.Array
     trusted: jax.Array
 
 
@@ -102,53 +118,75 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def size_of(gradient: jax.Array) -> Size:
-    """The size of formed gradients, (B, ...)."""
+def squares(gradient: jax.Array) -> jax.Array:
+    """Squared norms (B,) of formed gradients, (B, ...)."""
     gradient = gradient.astype(wide(gradient))
     square = jnp.sum(jnp.square(gradient), axis=tuple(range(1, gradient.ndim)))
-    square = square.astype(jnp.float32)
-    norm = jnp.sqrt(square)
-    return Size(norm, norm, _trust(square))
+    return square.astype(jnp.float32)
 
 
-def measure(segments: list[Segment], method: str, sizes: tuple[int, int, int]) -> Size:
-    """The size of products, by "outer", "gram" or "form"."""
-    if method == "form":
-        return size_of(form(segments, sizes))
+def terms(segments: list[Segment], method: str) -> Terms:
+    """The terms of products, by "outer" or "gram"."""
     if method == "outer":
         (segment,) = segments
         rows, columns = (_squares(x) for x in (segment.rows, segment.columns))
-        return _combine(rows, columns, [(1.0, rows, columns)], exact=True)
-    grams = []
+        return Terms(rows, columns, [(1.0, rows, columns)], exact=True)
+    inner, rows_of, columns_of = [], [], []
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            twice = 1.0 if i == j else 2.0
-            grams.append((twice, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
-    squares = [(_squares(s.rows), _squares(s.columns)) for s in segments]
-    rows = jnp.concatenate([r for r, _ in squares], axis=-1)
-    columns = jnp.concatenate([c for _, c in squares], axis=-1)
-    return _combine(rows, columns, grams, exact=False)
+            rows, columns = _inner(a.rows, b.rows), _inner(a.columns, b.columns)
+            inner.append((1.0 if i == j else 2.0, rows, columns))
+            if i == j:
+                rows_of.append(jnp.diagonal(rows, axis1=-2, axis2=-1))
+                columns_of.append(jnp.diagonal(columns, axis1=-2, axis2=-1))
+    return Terms(
+        jnp.concatenate(rows_of, axis=-1), jnp.concatenate(columns_of, axis=-1), inner, exact=False
+    )
 
 
-def _combine(rows: jax.Array, columns: jax.Array, grams: list, *, exact: bool) -> Size:
-    """Size from squared norms (B, K, T) and inner products; scaled, since squares multiply."""
-    largest = [jnp.max(x, axis=(1, 2)) for x in (rows, columns)]
-    safe = [jnp.where(x > 0, x, 1.0) for x in largest]
-    unit = [1 / x for x in safe]
-    roots = jnp.sqrt(safe[0]) * jnp.sqrt(safe[1])
-    total = jnp.zeros(rows.shape[0], jnp.float32)
-    for times, inner_rows, inner_columns in grams:
-        scale = [u.reshape(-1, *(1,) * (inner_rows.ndim - 1)) for u in unit]
-        product = (inner_rows * scale[0]) * (inner_columns * scale[1])
-        total += times * jnp.sum(product, axis=tuple(range(1, product.ndim)))
-    norm = roots * jnp.sqrt(jnp.maximum(total, 0.0))
-    if exact:
-        bound = norm
-    else:
-        terms = jnp.sqrt(rows * unit[0][:, None, None]) * jnp.sqrt(columns * unit[1][:, None, None])
-        bound = roots * jnp.sqrt(jnp.sum(jnp.square(jnp.sum(terms, axis=2)), axis=1))
-    # Where one use has large rows and another large columns, the scaled terms can all be tiny.
-    return Size(norm, bound, _trust(largest[0]) & _trust(largest[1]) & (total >= _LEAST))
+def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
+    """Sizes of products, by their terms, and then of formed gradients, by their squared norms.
+
+    Terms are scaled before they are multiplied. All pieces go through each operation together,
+    since a program of many small operations takes long to compile.
+    """
+    norms, bounds, trusted = [], [], []
+    if terms:
+        largest = jnp.stack(
+            [jnp.stack([jnp.max(x, axis=(1, 2)) for x in (t.rows, t.columns)]) for t in terms]
+        )
+        safe = jnp.where(largest > 0, largest, 1.0)
+        units = 1 / safe
+        totals, spreads = [], []
+        for t, unit in zip(terms, units, strict=True):
+            total = jnp.zeros(unit.shape[1:], jnp.float32)
+            for times, *inner in t.inner:
+                row, column = (
+                    x * u.reshape(-1, *(1,) * (x.ndim - 1))
+                    for x, u in zip(inner, unit, strict=True)
+                )
+                total += times * jnp.sum(row * column, axis=tuple(range(1, row.ndim)))
+            totals.append(total)
+            if t.exact:
+                spreads.append(total)
+                continue
+            row, column = (
+                jnp.sqrt(x * u[:, None, None])
+                for x, u in zip((t.rows, t.columns), unit, strict=True)
+            )
+            spreads.append(jnp.sum(jnp.square(jnp.sum(row * column, axis=2)), axis=1))
+        roots = jnp.sqrt(safe[:, 0]) * jnp.sqrt(safe[:, 1])
+        total = jnp.stack(totals)
+        norms.append(roots * jnp.sqrt(jnp.maximum(total, 0.0)))
+        bounds.append(roots * jnp.sqrt(jnp.stack(spreads)))
+        # Where one use has large rows and another large columns, the scaled terms can be tiny.
+        trusted.append(jnp.all(_trust(largest), axis=1) & (total >= _LEAST))
+    if formed:
+        square = jnp.stack(formed)
+        norms.append(jnp.sqrt(square))
+        bounds.append(norms[-1])
+        trusted.append(_trust(square))
+    return Sizes(jnp.concatenate(norms), jnp.concatenate(bounds), jnp.concatenate(trusted))
 
 
 def _trust(square: jax.Array) -> jax.Array:

@@ -233,6 +233,7 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
 def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     paths, _, results = compared
     options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
+    options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
     assert main(["train", str(paths["dp_sgd"]), *options, "--workdir", str(tmp_path)]) == 0
     repeated = json.loads((tmp_path / "summary.json").read_text())
     reported = results["methods"][0]["runs"][1]
@@ -284,6 +285,6 @@ def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "load_dataset", lambda name: 1 / 0)
+    monkeypatch.setattr(loop, "load_dataset", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])
