@@ -276,15 +276,18 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: ja
 
     scale = np.array([scales[i] for i in order], np.float32)[:, None]
     largest = jnp.max(sizes.norms * scale, axis=0)
-    relative = scale / jnp.where(largest > 0, largest, 1.0)
+    unit = jnp.where(largest > 0, largest, 1.0)
+    relative = scale / unit
 
     def grouped(values: jax.Array) -> jax.Array:
-        """Root of the sum of squares by group, (B, groups)."""
-        square = jnp.square(values * relative)
-        return jnp.sqrt(jnp.einsum("gp,pb->bg", membership, square, precision="highest"))
+        """Root of the sum of squares by group, (B, groups), where squares alone would underflow."""
+        values = values * relative
+        tops = jnp.max(jnp.where(membership[:, :, None] > 0, values, 0.0), axis=1)
+        tops = jnp.where(tops > 0, tops, 1.0)
+        square = jnp.square(values / tops[member_of])
+        return tops.T * jnp.sqrt(jnp.einsum("gp,pb->bg", membership, square, precision="highest"))
 
     norms, bounds = grouped(sizes.norms), grouped(sizes.bounds)
-    unit = jnp.where(largest > 0, largest, 1.0)
     coefficients = scaled_factors(clip, unit, norms) / unit[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
     keep = [g if p.method == "keep" else None for g, p in zip(kept, plan.products, strict=True)]
@@ -292,41 +295,7 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: ja
 
     finite = jnp.isfinite(largest)
     padding = ~mask & finite
-<<<<<<< HEAD
     sound = finite & jnp.all(norms >= _CANCELLED**0.5 * bounds, axis=1)
-    in_range = jnp.stack([s.trusted for s in sizes])
-    trusted = jnp.all((jnp.all(in_range, axis=0) & sound) | padding)
-    # Gradients that are exactly zero (dead units, blank inputs) are no reason for doubt.
-    trusted = lax.cond(
-        trusted,
-        lambda: trusted,
-        lambda: jnp.all((jnp.all(in_range | _vanishes(pieces), axis=0) & sound) | padding),
-    )
-    return lax.cond(trusted, lambda: fast, lambda: _one_by_one(clip, params, plan, pieces, mask))
-
-
-def _rescale(size: Size, scale: float) -> Size:
-    if scale == 1.0:
-        return size
-    return Size(size.norm * scale, size.bound * scale, size.trusted)
-
-
-def _group(values: list[jax.Array], groups: list[int], count: int) -> jax.Array:
-    """Root of the sum of squares by group, (B, groups), where squares alone would underflow."""
-    members: list[list[jax.Array]] = [[jnp.zeros_like(values[0])] for _ in range(count)]
-    for value, group in zip(values, groups, strict=True):
-        members[group].append(value)
-    stacked = [jnp.stack(member) for member in members]
-    tops = [jnp.max(member, axis=0) for member in stacked]
-    roots = [
-        top * jnp.sqrt(jnp.sum(jnp.square(member / jnp.where(top > 0, top, 1.0)), axis=0))
-        for member, top in zip(stacked, tops, strict=True)
-    ]
-    return jnp.stack(roots, axis=-1)
-
-
-=======
-    sound = finite & jnp.all(jnp.square(norms) >= _CANCELLED * jnp.square(bounds), axis=1)
     trusted = jnp.all((jnp.all(sizes.trusted, axis=0) & sound) | padding)
 
     def apart_from_zeros() -> jax.Array:
@@ -338,7 +307,6 @@ def _group(values: list[jax.Array], groups: list[int], count: int) -> jax.Array:
     return lax.cond(trusted, lambda: fast, lambda: _one_by_one(clip, params, plan, pieces, mask))
 
 
->>>>>>> bookkeeping
 def _vanishes(pieces: _Pieces) -> jax.Array:
     """Which gradients are exactly zero, (pieces, B)."""
     found = []

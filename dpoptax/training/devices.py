@@ -39,7 +39,7 @@ class Devices:
         return jax.tree.map(lambda x: _put(x, self.everywhere), tree)
 
 
-def _put(x: Any, sharding: NamedSharding | None) -> jax.Array:
+def _put(x: Any, sharding: Any) -> jax.Array:
     # Not `device_put`: it refuses devices of other hosts for arrays that are on one of ours.
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _put(jax.random.key_data(x), sharding)
