@@ -41,7 +41,7 @@ class Terms:
     """What the squared norm of products is summed from.
 
     Attributes:
-      rows, columns: squared norms of the positions, (B, K, T).
+      rows, columns: squared norms of the factors, over all positions, (B, K).
       inner: (times, inner products of rows, of columns), each (B, K, ...).
       exact: whether nothing can cancel in the sum.
     """
@@ -57,8 +57,8 @@ class Sizes:
     """Norms of gradients, (pieces, B), upper bounds of the terms that they were summed from, and
     whether to trust them.
 
-    The bound is ΣΣ‖rows_t‖‖columns_t‖: rounding errors are small against it, so a norm far below
-    it may be all error.
+    The bound is the product of the factors' norms: rounding errors are small against it, so a norm
+    far below it may be all error.
     """
 
     norms: jax.Array
@@ -131,17 +131,14 @@ def terms(segments: list[Segment], method: str) -> Terms:
         (segment,) = segments
         rows, columns = (_squares(x) for x in (segment.rows, segment.columns))
         return Terms(rows, columns, [(1.0, rows, columns)], exact=True)
-    inner, rows_of, columns_of = [], [], []
+    inner = []
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            rows, columns = _inner(a.rows, b.rows), _inner(a.columns, b.columns)
-            inner.append((1.0 if i == j else 2.0, rows, columns))
-            if i == j:
-                rows_of.append(jnp.diagonal(rows, axis1=-2, axis2=-1))
-                columns_of.append(jnp.diagonal(columns, axis1=-2, axis2=-1))
-    return Terms(
-        jnp.concatenate(rows_of, axis=-1), jnp.concatenate(columns_of, axis=-1), inner, exact=False
-    )
+            times = 1.0 if i == j else 2.0
+            inner.append((times, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
+    rows = sum(_squares(s.rows) for s in segments)
+    columns = sum(_squares(s.columns) for s in segments)
+    return Terms(rows, columns, inner, exact=False)
 
 
 def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
@@ -152,14 +149,12 @@ def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
     """
     norms, bounds, trusted = [], [], []
     if terms:
-        largest = jnp.stack(
-            [jnp.stack([jnp.max(x, axis=(1, 2)) for x in (t.rows, t.columns)]) for t in terms]
-        )
-        safe = jnp.where(largest > 0, largest, 1.0)
-        units = 1 / safe
+        largest = [[jnp.max(x, axis=1) for x in (t.rows, t.columns)] for t in terms]
+        safe = [[jnp.where(x > 0, x, 1.0) for x in pair] for pair in largest]
         totals, spreads = [], []
-        for t, unit in zip(terms, units, strict=True):
-            total = jnp.zeros(unit.shape[1:], jnp.float32)
+        for t, pair in zip(terms, safe, strict=True):
+            unit = [1 / x for x in pair]
+            total = jnp.zeros_like(unit[0])
             for times, *inner in t.inner:
                 row, column = (
                     x * u.reshape(-1, *(1,) * (x.ndim - 1))
@@ -170,17 +165,15 @@ def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
             if t.exact:
                 spreads.append(total)
                 continue
-            row, column = (
-                jnp.sqrt(x * u[:, None, None])
-                for x, u in zip((t.rows, t.columns), unit, strict=True)
-            )
-            spreads.append(jnp.sum(jnp.square(jnp.sum(row * column, axis=2)), axis=1))
-        roots = jnp.sqrt(safe[:, 0]) * jnp.sqrt(safe[:, 1])
+            row, column = (x * u[:, None] for x, u in zip((t.rows, t.columns), unit, strict=True))
+            spreads.append(jnp.sum(row * column, axis=1))
+        roots = jnp.stack([jnp.sqrt(r) * jnp.sqrt(c) for r, c in safe])
         total = jnp.stack(totals)
         norms.append(roots * jnp.sqrt(jnp.maximum(total, 0.0)))
         bounds.append(roots * jnp.sqrt(jnp.stack(spreads)))
         # Where one use has large rows and another large columns, the scaled terms can be tiny.
-        trusted.append(jnp.all(_trust(largest), axis=1) & (total >= _LEAST))
+        in_range = jnp.stack([_trust(r) & _trust(c) for r, c in largest])
+        trusted.append(in_range & (total >= _LEAST))
     if formed:
         square = jnp.stack(formed)
         norms.append(jnp.sqrt(square))
@@ -194,10 +187,10 @@ def _trust(square: jax.Array) -> jax.Array:
 
 
 def _squares(factor: jax.Array) -> jax.Array:
-    """Squared norms (B, K, T) of the positions of a factor."""
+    """Squared norms (B, K) of a factor."""
     if indexed(factor):
-        return jnp.ones(factor.shape, jnp.float32)
-    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1).astype(jnp.float32)
+        return jnp.full(factor.shape[:2], factor.shape[2], jnp.float32)
+    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=(2, 3)).astype(jnp.float32)
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
