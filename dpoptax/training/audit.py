@@ -29,10 +29,12 @@ class Audited:
     """One row of the table.
 
     Attributes:
+        method: Of the config.
         name: What was audited.
         result: What was found.
     """
 
+    method: str
     name: str
     result: auditing.AuditResult
 
@@ -71,25 +73,30 @@ def audit_config(
     runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
     rows = [
         Audited(
+            config.method.name,
             "one full-batch release",
             auditing.audit(_full_batch(config, plan), trials=10 * trials, **settings),
         )
     ]
-    for threat_model, build in (("white-box", build_release), ("last-iterate", build_optimizer)):
+    views: tuple[tuple[auditing.ThreatModel, Any], ...] = (
+        ("white-box", build_release),
+        ("last-iterate", build_optimizer),
+    )
+    for threat_model, build in views:
         game = _whole_run(config, plan, build(config, plan.noise_multiplier, jax.random.key(0)))
         result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
-        rows.append(Audited(f"{plan.permitted_steps} steps", result))
+        rows.append(Audited(config.method.name, f"{plan.permitted_steps} steps", result))
     if streaming.in_memory(dataset.train):
         result = auditing.audit_one_run(
             _model(config, plan, dataset),
             canaries=min(_CANARIES, dataset.train_size),
             **settings,
         )
-        rows.append(Audited(f"one training of {config.model}", result))
+        rows.append(Audited(config.method.name, f"one training of {config.model}", result))
     return rows
 
 
-def table(rows: list[Audited], config: TrainConfig) -> str:
+def table(rows: list[Audited]) -> str:
     """The audits as a Markdown table."""
     lines = [
         "| method | audited | threat model | trials | claimed ε | audited ε ≥ | seconds |",
@@ -99,7 +106,7 @@ def table(rows: list[Audited], config: TrainConfig) -> str:
         found = row.result
         verdict = " **VIOLATED**" if found.violated else ""
         lines.append(
-            f"| {config.method.name} | {row.name} | {found.threat_model} | {found.trials} | "
+            f"| {row.method} | {row.name} | {found.threat_model} | {found.trials} | "
             f"{found.claimed_epsilon:.3f} | {found.epsilon_lower_bound:.3f}{verdict} | "
             f"{found.seconds:.1f} |"
         )

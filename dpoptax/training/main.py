@@ -1,6 +1,7 @@
-"""The command line: `dpoptax train CONFIG`, `compare CONFIG...` and `audit CONFIG`."""
+"""The command line: `dpoptax train CONFIG`, `compare CONFIG...` and `audit CONFIG...`."""
 
 import dataclasses
+import itertools
 import logging
 import sys
 import warnings
@@ -33,9 +34,9 @@ commands:
         one run; CONFIG is a Python file with get_config(), any of its fields can be overridden
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
         several configs at one ε: a table and a figure
-  audit CONFIG [--trials N] [--confidence C] [--FIELD VALUE ...]
-        attacks on the training that CONFIG says: a table of claimed ε and audited lower bound;
-        exit code 1 if a bound exceeds its claim
+  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
+        attacks on the training that each CONFIG says: a table of claimed ε and audited lower
+        bound; exit code 1 if a bound exceeds its claim
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -161,20 +162,28 @@ def _audit(arguments: list[str]) -> int:
         raise ConfigError(
             f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
         ) from error
-    path, config = _config_of("audit", arguments)
-    given = tyro.cli(
-        _AuditArguments,
-        default=_AuditArguments(config),
-        args=arguments[1:],
-        prog=f"dpoptax audit {path}",
-        description=f"Attack the training that {path} says; every field can be overridden.",
-    )
-    rows = audit.audit_config(
-        given.config, trials=given.trials, confidence=given.confidence, seed=given.attack_seed
-    )
-    print(audit.table(rows, given.config))
-    confidence = 100 * given.confidence
-    print(f"\nEach bound holds with {confidence:g} % confidence, at δ = {given.config.delta:g}.")
+    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(paths) :]
+    jobs = [
+        tyro.cli(
+            _AuditArguments,
+            default=_AuditArguments(load_config(path)),
+            args=options,
+            prog=f"dpoptax audit {path}",
+            description=f"Attack the training that {path} says; every field can be overridden.",
+        )
+        for path in paths or [_config_of("audit", arguments)[0]]
+    ]
+    rows = [
+        row
+        for job in jobs
+        for row in audit.audit_config(
+            job.config, trials=job.trials, confidence=job.confidence, seed=job.attack_seed
+        )
+    ]
+    print(audit.table(rows))
+    confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
+    print(f"\nEach bound holds with {confidence:g} % confidence, at δ = {delta:g}.")
     return 1 if any(row.result.violated for row in rows) else 0
 
 
