@@ -202,6 +202,18 @@ def build_optimizer(
         raise unknown_name("optimizer", config.optimizer, DIRECTIONS)
     if config.schedule not in SCHEDULES:
         raise unknown_name("schedule", config.schedule, SCHEDULES)
+    return optax.chain(
+        build_release(config, noise_multiplier, key),
+        DIRECTIONS[config.optimizer](),
+        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
+        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
+    )
+
+
+def build_release(
+    config: "TrainConfig", noise_multiplier: float, key: jax.Array
+) -> optax.GradientTransformation:
+    """The chain noise, filter: what becomes public of each step."""
     boundary, stddev = [], 0.0
     if config.method.private:
         clip = config.method.clip(config.l2_clip_norm)
@@ -213,10 +225,4 @@ def build_optimizer(
                 noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
             )
         ]
-    return optax.chain(
-        *boundary,
-        config.method.filter(stddev),
-        DIRECTIONS[config.optimizer](),
-        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
-        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
-    )
+    return optax.chain(*boundary, config.method.filter(stddev))
