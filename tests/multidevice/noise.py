@@ -1,5 +1,6 @@
 """Noise on eight virtual devices: that of one device bit for bit, whatever the layout."""
 
+import itertools
 import re
 
 import jax
@@ -47,9 +48,17 @@ def alone():
     return released(zeros())[0]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("devices", [2, 8])
-@pytest.mark.parametrize("layout", LAYOUTS)
+QUICK = [(kind, 8, "first axis") for kind in KINDS] + [(KINDS[0], 8, "replicated")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "layout"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(KINDS, (2, 8), LAYOUTS)
+    ],
+    ids=str,
+)
 def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, devices, layout, alone):
     mesh = make_mesh((devices,), ("data",), kind)
     total = put(zeros(), mesh, LAYOUTS[layout])
@@ -112,7 +121,10 @@ def train(tx, grad_fn, params, state):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["disk", *(pytest.param(m, marks=pytest.mark.slow) for m in ("doppler", "pmlf"))],
+)
 def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
     tx = optax.chain(noise, METHODS[method])

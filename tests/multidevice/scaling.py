@@ -7,7 +7,7 @@ from benchmarks.scaling import Problem, measure, table
 PROBLEM = Problem(devices=(2, 8, 16), width=512, batch_size=4096)
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_step_does_what_the_arithmetic_says(split):
     for devices in (2, 8):
         cost = measure(PROBLEM, devices, split)
@@ -21,6 +21,7 @@ def test_a_compiled_step_does_what_the_arithmetic_says(split):
     assert lowered.sent == pytest.approx(PROBLEM.traffic(16), rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_table_says_what_was_not_compiled():
     rows = [line for line in table(PROBLEM).splitlines() if line.startswith("| 16 ")]
     assert len(rows) == 2
