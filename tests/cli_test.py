@@ -174,7 +174,7 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--learning-rates" in output
-    assert "command='tarin' is unknown; available: compare, train" in error_of(capsys, "tarin")
+    assert "command='tarin' is unknown; available: compare, plan, train" in error_of(capsys, "tarin")
 
 
 def test_the_console_script_is_installed():
@@ -284,6 +284,6 @@ def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "load_dataset", lambda name: 1 / 0)
+    monkeypatch.setattr(loop, "load_dataset", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])
