@@ -59,9 +59,7 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey, step: float) -> Any:
         # Division by a power of two is exact, and so is everything from here to the last line.
         total = jnp.clip(jnp.rint(leaf / step), -_LARGEST, _LARGEST).astype(jnp.int32)
         for i in range(_DRAWS):
-            draw = _random.normal(
-                keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf)
-            )
+            draw = _random.normal(keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf))
             total += jnp.rint(scale * draw).astype(jnp.int32)
         return step * total.astype(leaf.dtype)
 

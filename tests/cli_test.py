@@ -174,7 +174,9 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--learning-rates" in output
-    assert "command='tarin' is unknown; available: compare, train" in error_of(capsys, "tarin")
+    assert "command='tarin' is unknown; available: compare, plan, train" in error_of(
+        capsys, "tarin"
+    )
 
 
 def test_the_console_script_is_installed():

@@ -14,7 +14,7 @@ from dpoptax.training import models, streaming
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import build_optimizer, build_release
+from dpoptax.training.methods import build_clip, build_optimizer, build_release
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -119,14 +119,14 @@ def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
         dataclasses.replace(config, batch_size=records), plan.noise_multiplier, jax.random.key(0)
     )
     sampler = sampling.PoissonSampler(records, records, seed=0)
-    return auditing.canary_gradient(transform, _clip(config), jnp.zeros(_SMALL), sampler)
+    return auditing.canary_gradient(transform, build_clip(config), jnp.zeros(_SMALL), sampler)
 
 
 def _whole_run(
     config: TrainConfig, plan: PrivacyPlan, transform: optax.GradientTransformation
 ) -> auditing.Game:
     return auditing.canary_gradient(
-        transform, _clip(config), jnp.zeros(_SMALL), plan.sampler, steps=plan.permitted_steps
+        transform, build_clip(config), jnp.zeros(_SMALL), plan.sampler, steps=plan.permitted_steps
     )
 
 
@@ -137,7 +137,7 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
     grad_fn = dpoptax.clipped_grad(
-        models.example_loss(model), _clip(config), microbatch_size=config.microbatch_size
+        models.example_loss(model), build_clip(config), microbatch_size=config.microbatch_size
     )
     return auditing.Game(
         build_release(config, plan.noise_multiplier, jax.random.key(0)),
@@ -147,7 +147,3 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
         plan.sampler,
         plan.permitted_steps,
     )
-
-
-def _clip(config: TrainConfig) -> dpoptax.Clip:
-    return config.method.clip(config.l2_clip_norm)

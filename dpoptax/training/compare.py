@@ -120,6 +120,7 @@ def _one_method(
     accuracies = [run.summary["test_accuracy"] for run in runs]
     return {
         "private": runs[0].summary["private"],
+        "unproven": runs[0].summary["unproven"],
         "epsilon": runs[0].summary["epsilon"],
         "learning_rate": best["learning_rate"],
         "test_accuracy_mean": statistics.fmean(accuracies),
@@ -147,7 +148,11 @@ def _on_one_footing(
     """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
     if not configs:
         raise ConfigError("no config given; give the path of at least one")
-    private = {name: config for name, config in configs.items() if config.method.private}
+    private = {
+        name: config
+        for name, config in configs.items()
+        if config.method.private and config.method.unproven() is None
+    }
     epsilon = comparison.epsilon
     if epsilon is None and private:
         epsilon = _common("epsilon", private, "--epsilon")
@@ -202,6 +207,7 @@ def _notes(methods: list[dict[str, Any]]) -> list[str]:
             "ε is that of one run at the selected learning rate. It covers neither the runs that "
             "selected the rate nor the repetitions over seeds."
         )
+    notes += [f"{m['name']}: {m['unproven']}." for m in methods if m["unproven"]]
     for method in methods:
         rates = [point["learning_rate"] for point in method["grid"]]
         if len(rates) > 1 and method["learning_rate"] in (min(rates), max(rates)):
@@ -219,7 +225,9 @@ def table(results: dict[str, Any]) -> str:
         accuracy = f"{100 * method['test_accuracy_mean']:.2f}"
         if method["test_accuracy_std"] is not None:
             accuracy += f" ± {100 * method['test_accuracy_std']:.2f}"
-        epsilon = f"{method['epsilon']:.3f}" if method["private"] else "∞ (not private)"
+        epsilon = "none proven" if method["unproven"] else "∞ (not private)"
+        if method["private"]:
+            epsilon = f"{method['epsilon']:.3f}"
         seconds = f"{method['seconds_per_run']:.2f}"
         rows.append((method["name"], epsilon, f"{method['learning_rate']:g}", accuracy, seconds))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -1,6 +1,7 @@
 """What a training run is: one frozen dataclass, read from a Python file and checked at once."""
 
 import dataclasses
+import fnmatch
 import math
 import runpy
 from pathlib import Path
@@ -44,7 +45,8 @@ class TrainConfig:
     learning_rate: float = 1.0
     """Peak learning rate."""
     schedule: str = "constant"
-    """Course of the learning rate: constant, linear or cosine decay to zero."""
+    """Course of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
+    which rises over the first twentieth of the steps."""
 
     epsilon: float | None = 3.0
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
@@ -52,6 +54,8 @@ class TrainConfig:
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
     noise_multiplier: float | None = None
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
+    clip: str = "l2"
+    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; a method may have its own."""
     l2_clip_norm: float = 1.0
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = "poisson"
@@ -116,27 +120,51 @@ class TrainConfig:
         }
 
 
-def load_config(path: str | Path) -> TrainConfig:
-    """The value of `get_config()` in the Python file at `path`.
+def load_configs(path: str | Path) -> dict[str, TrainConfig]:
+    """The configs of a Python file, by name, or those whose name matches a pattern.
+
+    A file defines `get_config()`, for one run named like the file, or `get_configs()`, for a
+    table's rows by name. `FILE:PATTERN` chooses among them, such as `table1.py:mnist/*`.
 
     Raises:
-        ConfigError: No such file, an error inside it, no `get_config`, or another type of result.
+        ConfigError: No such file, an error inside it, nothing of these types, or no match.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"config {str(path)!r} is not a file; give a Python file's path")
+    path, pattern = str(path), "*"
+    if ":" in path and not Path(path).is_file():
+        path, pattern = path.rsplit(":", 1)
+    if not Path(path).is_file():
+        raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
     try:
-        get_config = runpy.run_path(str(path)).get("get_config")
-        config = get_config() if callable(get_config) else None
+        defined = runpy.run_path(path)
+        one, several = defined.get("get_config"), defined.get("get_configs")
+        found = {Path(path).stem: one()} if callable(one) else several() if several else None
     except Exception as error:  # whatever the user's own code raises
         raise ConfigError(f"config {path}: {type(error).__name__}: {error}") from error
-    if get_config is None:
+    if found is None:
         raise ConfigError(f"config {path} defines no get_config(); it has to return a TrainConfig")
-    if not isinstance(config, TrainConfig):
+    for config in found.values():
+        if not isinstance(config, TrainConfig):
+            kind = type(config).__name__
+            raise ConfigError(f"config {path}: its functions returned {kind}; return a TrainConfig")
+    chosen = {name: found[name] for name in found if fnmatch.fnmatchcase(name, pattern)}
+    if not chosen:
+        raise unknown_name("config", pattern, found)
+    return chosen
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """The one config that `path` names; see `load_configs`.
+
+    Raises:
+        ConfigError: As there, or several configs.
+    """
+    configs = load_configs(path)
+    if len(configs) > 1:
         raise ConfigError(
-            f"config {path}: get_config() returned {type(config).__name__}; return a TrainConfig"
+            f"config {path} names {len(configs)} runs; give one as FILE:NAME, of "
+            f"{', '.join(configs)}"
         )
-    return config
+    return next(iter(configs.values()))
 
 
 def _check(config: TrainConfig, name: str, valid: Any, remedy: str, optional: bool = False) -> None:

@@ -269,6 +269,7 @@ def _guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> Record
     return {
         "method": config.method.name,
         "private": epsilon is not None,
+        "unproven": plan.unproven,
         "epsilon": epsilon,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier if config.method.private else None,

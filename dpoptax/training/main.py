@@ -1,4 +1,4 @@
-"""The command line: `dpoptax train CONFIG`, `compare CONFIG...` and `audit CONFIG...`."""
+"""The command line: `dpoptax train`, `plan`, `compare` and `audit`, each with CONFIG."""
 
 import dataclasses
 import itertools
@@ -15,8 +15,9 @@ from dpoptax.training.errors import ConfigError, unknown_name
 try:
     import tyro
 
+    from dpoptax.training import planning
     from dpoptax.training.compare import Comparison, compare, table
-    from dpoptax.training.config import TrainConfig, load_config
+    from dpoptax.training.config import TrainConfig, load_config, load_configs
     from dpoptax.training.loop import train_and_evaluate
 except ModuleNotFoundError as error:
     raise SystemExit(
@@ -31,7 +32,10 @@ Differentially private training in JAX.
 
 commands:
   train CONFIG --workdir DIR [--FIELD VALUE ...]
-        one run; CONFIG is a Python file with get_config(), any of its fields can be overridden
+        one run; CONFIG is a Python file with get_config(), or FILE:NAME for one of the runs of
+        its get_configs(); any field can be overridden
+  plan CONFIG [--FIELD VALUE ...]
+        noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
         several configs at one ε: a table and a figure
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
@@ -48,6 +52,13 @@ class _TrainArguments:
     workdir: Path
     """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/; the
     same command goes on with a run that was stopped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlanArguments:
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    compile: bool = False
+    """Also compile the step, which can take minutes, for the working memory that it needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +135,36 @@ def _train(arguments: list[str]) -> int:
             f"Stopped by the budget: step {summary['steps'] + 1} of {summary['steps_requested']} "
             f"would exceed ε = {given.config.epsilon:g}."
         )
-    spent = "not private"
+    spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
         spent = f"({summary['epsilon']:.3f}, {summary['delta']:g})-differentially private"
     print(
         f"{summary['method']}: test accuracy {100 * summary['test_accuracy']:.2f} % after "
         f"{summary['steps']} steps, {spent}; written to {given.workdir}"
     )
+    return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if arguments else 2
+    path, *rest = arguments
+    configs = load_configs(path)
+    if len(configs) > 1:
+        if rest:
+            raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
+        print(planning.table(configs))
+        return 0
+    (name, config), *_ = configs.items()
+    given = tyro.cli(
+        _PlanArguments,
+        default=_PlanArguments(config),
+        args=rest,
+        prog=f"dpoptax plan {path}",
+        description=f"What {path} would cost; every field can be overridden.",
+    )
+    print(planning.text(name, planning.plan_run(given.config, compiled=given.compile)))
     return 0
 
 
@@ -141,12 +175,7 @@ def _compare(arguments: list[str]) -> int:
         prog="dpoptax compare",
         description="Train several configs at one ε and compare them: a table and a figure.",
     )
-    paths = given.configs
-    stems = [path.stem for path in paths]
-    names = [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
-    configs = {name: load_config(path) for name, path in zip(names, paths, strict=True)}
+    configs = _by_name(given.configs)
     print(table(compare(configs, given.comparison)))
     print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
     return 0
@@ -196,8 +225,23 @@ def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     return path, load_config(path)
 
 
+def _by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
+    """The configs of all paths by name, with the path before a name that two paths have."""
+    loaded = [(str(path), load_configs(path)) for path in paths]
+    names = [name for _, configs in loaded for name in configs]
+    given = {
+        name if names.count(name) == 1 else f"{path}:{name}": config
+        for path, configs in loaded
+        for name, config in configs.items()
+    }
+    if len(given) < len(names):
+        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+    return given
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "plan": _plan,
     "compare": _compare,
     "audit": _audit,
 }

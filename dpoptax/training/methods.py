@@ -1,6 +1,7 @@
 """The methods a config can name, and the optax chain that a config means."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,9 +27,13 @@ class Method:
     name: ClassVar[str]
     private: ClassVar[bool] = True
 
-    def clip(self, l2_clip_norm: float) -> Any:
-        """Geometry of the clip of each example's gradient."""
-        return dpoptax.l2_clip(l2_clip_norm)
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
+        """Clip of a geometry of the method's own; None: the one that the config names."""
+        return None
+
+    def noise(self, **release: Any) -> optax.GradientTransformation:
+        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`."""
+        return dpoptax.gaussian_noise(**release)
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """Gradient points and filter: what stands between the noise and the optimizer.
@@ -37,6 +42,14 @@ class Method:
         """
         del stddev
         return optax.identity()
+
+    def unproven(self) -> str | None:
+        """Why no ε may be stated for the method, from its own ledger; None where one may."""
+        if not self.private:
+            return None
+        noise = self.noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+        reasons = [ledger.mechanism.unproven for ledger in dpoptax.ledgers(noise.init({}))]
+        return next((reason for reason in reasons if reason is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters as plain values."""
@@ -169,6 +182,38 @@ class AdaptiveFir(Method):
         return dpoptax.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
+@dataclasses.dataclass(frozen=True)
+class GeoDP(Method):
+    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
+
+    name: ClassVar[str] = "GeoDP"
+
+    beta: float = 0.1
+    """Factor of the noise on the angles, in (0, 1]."""
+
+    def noise(self, **release: Any) -> optax.GradientTransformation:
+        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
+        return dpoptax.geodp(self.beta, **release)
+
+
+@dataclasses.dataclass(frozen=True)
+class HypersphericalClip(Method):
+    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
+
+    name: ClassVar[str] = "Hyperspherical"
+
+    angle_norm: float = 2.0
+    """Bound on the l2 norm of one example's angles from the equator, in radians."""
+    magnitude_weight: float = 0.1
+    """Share of the magnitude in the bounded vector, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """The geometry, whatever clip the config names."""
+        return dpoptax.hyperspherical_clip(
+            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
+        )
+
+
 def _coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if method.b or method.a:
         return method.b, method.a
@@ -186,8 +231,28 @@ SCHEDULES: dict[str, Callable[[int], optax.Schedule]] = {
     "constant": lambda steps: optax.constant_schedule(1.0),
     "linear": lambda steps: optax.linear_schedule(1.0, 0.0, steps),
     "cosine": lambda steps: optax.cosine_decay_schedule(1.0, steps),
+    "warmup_cosine": lambda steps: optax.warmup_cosine_decay_schedule(
+        0.0, 1.0, max(1, steps // 20), max(2, steps)
+    ),
 }
 """Course of the learning rate by name, as a fraction of the peak."""
+
+CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
+    "l2": dpoptax.l2_clip,
+    "auto_s": dpoptax.automatic_clip,
+    "auto_v": lambda l2_clip_norm: dpoptax.automatic_clip(l2_clip_norm, gamma=0.0),
+    "psac": dpoptax.psac_clip,
+    "normalized": dpoptax.normalized_clip,
+}
+"""Clip geometries by name, from the clip norm."""
+
+
+def build_clip(config: "TrainConfig") -> dpoptax.Clip:
+    """The method's own clip, or the one that the config names."""
+    if config.clip not in CLIPS:
+        raise unknown_name("clip", config.clip, CLIPS)
+    own = config.method.clip(config.l2_clip_norm)
+    return CLIPS[config.clip](config.l2_clip_norm) if own is None else own
 
 
 def build_optimizer(
@@ -216,12 +281,14 @@ def build_release(
     """The chain noise, filter: what becomes public of each step."""
     boundary, stddev = [], 0.0
     if config.method.private:
-        clip = config.method.clip(config.l2_clip_norm)
-        stddev = dpoptax.release_stddev(
-            clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
-        )
+        clip = build_clip(config)
+        stddev = math.nan  # of noise that is decoded there is no single one
+        if not clip.encodes:
+            stddev = dpoptax.release_stddev(
+                clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
+            )
         boundary = [
-            dpoptax.gaussian_noise(
+            config.method.noise(
                 noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
             )
         ]

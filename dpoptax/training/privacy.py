@@ -26,6 +26,7 @@ class PrivacyPlan:
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld" or "rdp".
+        unproven: Why no ε may be stated although there is noise; None where one may.
     """
 
     sampler: sampling.Sampler
@@ -33,6 +34,7 @@ class PrivacyPlan:
     permitted_steps: int
     delta: float | None
     accountant: accounting.Accountant
+    unproven: str | None = None
 
     def epsilon(self, steps: int) -> float | None:
         """ε after `steps` steps; None where nothing is promised."""
@@ -64,6 +66,15 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     )
     if not config.method.private:
         return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
+    if (unproven := config.method.unproven()) is not None:
+        if config.noise_multiplier is None:
+            raise ConfigError(
+                f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
+                f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
+            )
+        return PrivacyPlan(
+            sampler, config.noise_multiplier, config.steps, None, config.accountant, unproven
+        )
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     noise_multiplier, permitted = _noise_and_steps(
         dataclasses.replace(sampler, seed=0),

@@ -20,6 +20,7 @@ FREE = frozenset(
         "checkpoint_every",
         "keep_checkpoints",
         "parallel",
+        "data_dir",
     )
 )
 """What may change between two parts of a run: nothing here changes what a step releases."""

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import build_optimizer
+from dpoptax.training.methods import build_clip, build_optimizer
 from dpoptax.training.models import example_loss
 
 _COMPILED_IN = (
@@ -24,6 +24,7 @@ _COMPILED_IN = (
     "microbatch_size",
     "optimizer",
     "schedule",
+    "clip",
     "l2_clip_norm",
 )
 
@@ -77,6 +78,22 @@ def _compile(
     structure: Any,
     mesh: jax.sharding.Mesh | None,
 ) -> Callable[..., tuple[Any, Any]]:
+    step = build_step(config, noise_multiplier, model, mesh)
+    shardings: dict[str, Any] = {}
+    if mesh is not None:
+        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        shardings = {"in_shardings": (whole, whole, rows, rows), "out_shardings": whole}
+    args = jax.tree.unflatten(structure, leaves)
+    return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
+
+
+def build_step(
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """The step of `compile_step` as a function to trace."""
     optimizer = build_optimizer(config, noise_multiplier, jax.random.key(0))
     build_gradient = _private_gradient if config.method.private else _plain_gradient
     gradient = build_gradient(config, model, mesh)
@@ -89,12 +106,7 @@ def _compile(
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    shardings: dict[str, Any] = {}
-    if mesh is not None:
-        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-        shardings = {"in_shardings": (whole, whole, rows, rows), "out_shardings": whole}
-    args = jax.tree.unflatten(structure, leaves)
-    return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
+    return step
 
 
 def _private_gradient(
@@ -102,7 +114,7 @@ def _private_gradient(
 ) -> Callable[..., Any]:
     clipped_grad = dpoptax.clipped_grad(
         example_loss(model),
-        config.method.clip(config.l2_clip_norm),
+        build_clip(config),
         microbatch_size=config.microbatch_size,
         mesh=mesh,
     )

@@ -1,0 +1,24 @@
+"""DOPPLER, Figures 3 (data sets) and 7 (models on CIFAR-10) at ε = 8: DPSGD against LP-DPSGD.
+
+Names are DATASET/MODEL/METHOD. EfficientNet, and the ResNet-50 of Figure 7, are not among the
+models here; the ResNet is of 18 layers.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD, Doppler
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """The first-order filter of Table 2."""
+    rows = {}
+    for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
+        models = ["cnn_5", "vit_small", "resnet_18"] if dataset == "cifar10" else ["cnn_5"]
+        for model in models:
+            for name, method in (("dp_sgd", DPSGD()), ("lp_dp_sgd", Doppler())):
+                rows[f"{dataset}/{model}/{name}"] = dataclasses.replace(
+                    base, model=model, method=method
+                )
+    return rows

@@ -1,0 +1,29 @@
+"""DOPPLER, Figures 8 (filters of Tables 2 and 4) and 9 (clipping): 5-layer CNN, CIFAR-10, ε = 8."""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import Doppler
+
+FILTERS = (
+    "none",
+    "momentum",
+    "doppler-first-order-1",
+    "doppler-first-order-2",
+    "doppler-second-order",
+    *(f"doppler-f{row}" for row in range(1, 7)),
+)
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """Figure 8 by filter, Figure 9 by clip; of the latter the flat ones, automatic and vanilla."""
+    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    filters = {
+        f"filter/{name}": dataclasses.replace(base, method=Doppler(preset=name)) for name in FILTERS
+    }
+    clips = {
+        f"clip/{clip}": dataclasses.replace(base, method=Doppler(), clip=clip)
+        for clip in ("auto_s", "l2")
+    }
+    return filters | clips

@@ -1,0 +1,25 @@
+"""DP-PMLF, Figures 6 and 7: weight and length of the per-sample momentum on the 5-layer CNN.
+
+Names are DATASET/eps-E/beta-B (Figure 6, at k = 2) and DATASET/eps-E/k-K (Figure 7, at β = 0.1).
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import PMLF
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """β of 0.1, 0.3 … 0.9, and k of 2 … 6."""
+    base = load_configs(Path(__file__).with_name("base.py"))
+    rows = {}
+    for dataset, preset in (("mnist", "pmlf-mnist"), ("cifar10", "pmlf-cifar")):
+        sweep = {f"beta-{b:g}": PMLF(2, b, preset) for b in (0.1, 0.3, 0.5, 0.7, 0.9)}
+        sweep |= {f"k-{k}": PMLF(k, 0.1, preset) for k in range(2, 7)}
+        for epsilon in (2.0, 4.0, 6.0, 8.0):
+            for name, method in sweep.items():
+                rows[f"{dataset}/eps-{epsilon:g}/{name}"] = dataclasses.replace(
+                    base[dataset], epsilon=epsilon, method=method
+                )
+    return rows

@@ -1,0 +1,159 @@
+"""The papers' tables as configs: all load, state what the papers state, and train."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpoptax.training.config import load_config, load_configs
+from dpoptax.training.data import FILE_DATASETS
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.main import main
+from dpoptax.training.methods import (
+    CLIPS,
+    DIRECTIONS,
+    DPSGD,
+    SCHEDULES,
+    GeoDP,
+    HypersphericalClip,
+    build_optimizer,
+)
+from dpoptax.training.models import MODELS
+from tests.published_data import write_cifar, write_mnist
+
+PAPERS = Path(__file__).parents[1] / "configs" / "papers"
+ROWS = {
+    f"{path.parent.name}/{path.stem}:{name}": config
+    for path in sorted(PAPERS.glob("*/*.py"))
+    for name, config in load_configs(path).items()
+}
+GEODP = PAPERS / "geodp" / "tables_2_3.py"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_mnist(folder / "mnist")
+    write_mnist(folder / "fashion_mnist")
+    write_cifar(folder, 10, per_file=4)
+    write_cifar(folder, 100, per_file=20)
+    return folder
+
+
+def shortened(config, data_dir, **changes):
+    """Two steps of a config on a handful of examples; the noise of a config that calibrates it."""
+    return dataclasses.replace(
+        config,
+        data_dir=data_dir,
+        steps=2,
+        batch_size=4,
+        microbatch_size=None,
+        epsilon=None,
+        delta=1e-3,
+        noise_multiplier=config.noise_multiplier or 1.0,
+        accountant="rdp",
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in ROWS}))
+def test_every_row_is_whole(file):
+    for name, config in ROWS.items():
+        if name.startswith(f"{file}:"):
+            check_row(config)
+
+
+def check_row(config):
+    assert config.dataset in FILE_DATASETS
+    assert config.batch_size < FILE_DATASETS[config.dataset].train_size
+    assert config.model in MODELS
+    assert config.clip in CLIPS
+    assert config.optimizer in DIRECTIONS
+    assert config.schedule in SCHEDULES
+    config.method.filter(1.0)  # raises at an unknown preset or a coefficient out of range
+    # What calibrates has an ε of the paper; what states a σ promises none that the paper has not.
+    assert (config.epsilon is None) == (config.noise_multiplier is not None)
+
+
+def test_steps_are_the_epochs_that_the_papers_state():
+    steps = {name: ROWS[name].steps for name in ROWS}
+    assert steps["pmlf/base:mnist"] == 25 * 60
+    assert steps["pmlf/base:cifar100"] == 50 * 50
+    assert steps["disk/base:cifar10"] == 80 * 10
+    assert steps["geodp/tables_2_3:table_2/sigma-1/dp-16384"] == 73
+    deltas = {
+        name: round(ROWS[f"disk/base:{name}"].delta * 1e6, 1) for name in ("mnist", "cifar10")
+    }
+    assert deltas == {"mnist": 5.5, "cifar10": 6.8}  # DiSK, Table 7
+
+
+SMALL = {
+    (type(row.method), row.clip, row.optimizer, row.schedule): name for name, row in ROWS.items()
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SMALL.values()))
+def test_every_method_and_clip_trains_two_steps(name, data_dir, tmp_path):
+    config = shortened(ROWS[name], data_dir, model="linear")
+    assert train_and_evaluate(config, tmp_path, progress=False).summary["steps"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", sorted({(row.dataset, row.model): name for name, row in ROWS.items()}.values())
+)
+def test_every_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
+    config = shortened(ROWS[name], data_dir, method=DPSGD())
+    summary = train_and_evaluate(config, tmp_path, progress=False).summary
+    assert np.isfinite(summary["test_loss"])
+
+
+def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
+    row = f"{GEODP}:figure_5/sigma-0.1/geodp_1-2048"
+    options = ["--data-dir", str(data_dir), "--steps", "2", "--batch-size", "4"]
+    assert main(["train", row, *options, "--workdir", str(tmp_path)]) == 0
+    assert "without a proven guarantee" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["private"], summary["epsilon"], summary["delta"]) == (False, None, None)
+    assert "one example can turn" in summary["unproven"]
+    assert summary["config"]["method"] == {"name": "GeoDP", "beta": 1.0}
+    assert summary["noise_multiplier"] == 0.1
+
+
+def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
+    config = dataclasses.replace(config, method=HypersphericalClip())
+    summary = train_and_evaluate(config, tmp_path, progress=False).summary
+    assert summary["private"]
+    assert summary["unproven"] is None
+
+
+def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, method=GeoDP())
+    config = dataclasses.replace(config, epsilon=1.0, noise_multiplier=None)
+    with pytest.raises(ConfigError, match=r"noise_multiplier=None.*GeoDP.*no ε will be stated"):
+        train_and_evaluate(config, tmp_path, progress=False)
+
+
+def test_a_pattern_chooses_rows():
+    table = PAPERS / "pmlf" / "table_4.py"
+    assert len(load_configs(table)) == 64
+    assert list(load_configs(f"{table}:mnist/eps-2/filter-[12]")) == [
+        "mnist/eps-2/filter-1",
+        "mnist/eps-2/filter-2",
+    ]
+    assert load_config(f"{table}:cifar10/eps-8/filter-8").epsilon == 8.0
+    with pytest.raises(ConfigError, match=r"names 64 runs; give one as FILE:NAME, of mnist/eps-2/"):
+        load_config(table)
+    with pytest.raises(ConfigError, match=r"config='svhn/\*' is unknown; available: cifar10/eps-2"):
+        load_configs(f"{table}:svhn/*")
+
+
+def test_an_unknown_clip_is_named(data_dir):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")
+    with pytest.raises(ConfigError, match=r"clip='automatic' is unknown; available: auto_s"):
+        build_optimizer(config, 1.0, None)

@@ -1,0 +1,114 @@
+"""`dpoptax plan`: what it says of a run is what the run then is."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.main import main
+from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
+from dpoptax.training.planning import plan_run, text
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")
+
+
+def test_the_plan_is_what_the_run_becomes(tmp_path):
+    cost = plan_run(TINY, count_flops=False)
+    summary = train_and_evaluate(TINY, tmp_path, progress=False).summary
+    assert cost.epsilon == pytest.approx(summary["epsilon"])
+    assert cost.noise_multiplier == summary["noise_multiplier"]
+    assert (cost.steps, cost.num_params) == (summary["steps"], summary["num_params"])
+    assert cost.promise == summary["neighbouring_relation"]
+    assert cost.sampling_probability == 64 / summary["dataset_size"]
+
+
+def test_memory_is_that_of_the_states():
+    count = 64 * 10 + 10
+    plain, disk, pmlf = (
+        plan_run(dataclasses.replace(TINY, method=method), count_flops=False)
+        for method in (NonPrivate(), Disk(), PMLF(length=3, beta=0.5, b=(1.0,)))
+    )
+    assert plain.params_bytes == 4 * count
+    assert plain.state_bytes < 100  # counts and the learning rate
+    assert disk.state_bytes == pytest.approx(2 * 4 * count, abs=100)  # filter, last iterate
+    assert pmlf.state_bytes == pytest.approx(2 * 4 * count, abs=100)  # two iterates, no filter
+
+
+def test_flops_grow_with_the_batch_whatever_the_microbatch():
+    def flops(**changes):
+        cost = plan_run(dataclasses.replace(TINY, method=NonPrivate(), **changes))
+        return cost.flops / cost.batch_bytes
+
+    assert flops(batch_size=512) == pytest.approx(flops(), rel=0.05)
+    assert flops(microbatch_size=8) == pytest.approx(flops(), rel=0.2)
+    # Forward and weight gradient: four operations a weight and example, and the softmax.
+    per_example = flops() * (64 * 4 + 4)
+    assert 4 * 640 < per_example < 8 * 640
+
+
+def test_the_compiled_step_tells_its_working_memory():
+    small, large = (
+        plan_run(dataclasses.replace(TINY, batch_size=size), compiled=True).working_bytes
+        for size in (32, 512)
+    )
+    assert 0 < small < large
+
+
+def test_a_stated_noise_that_does_not_give_the_stated_epsilon_shows_both():
+    config = dataclasses.replace(TINY, steps=100)
+    calibrated = plan_run(config, count_flops=False)
+    agreed = dataclasses.replace(config, noise_multiplier=round(calibrated.noise_multiplier, 3))
+    assert plan_run(agreed, count_flops=False).stated is None
+    low = dataclasses.replace(config, noise_multiplier=0.8 * calibrated.noise_multiplier)
+    cost = plan_run(low, count_flops=False)
+    spent, needed = cost.stated
+    assert spent > 1.2 * config.epsilon
+    assert needed == pytest.approx(calibrated.noise_multiplier, rel=1e-3)
+    assert cost.steps < config.steps  # the budget stops it
+    assert f"spends ε = {spent:.4g}" in text("low", cost)
+
+
+def test_what_is_not_proven_is_said():
+    unproven = dataclasses.replace(TINY, method=GeoDP(), noise_multiplier=1.0)
+    assert "ε           none: GeoDP's noise" in text("geodp", plan_run(unproven))
+    open_run = dataclasses.replace(TINY, method=NonPrivate())
+    assert "ε" not in text("plain", plan_run(open_run))
+
+
+def test_a_paper_is_planned_without_its_data(capsys):
+    row = f"{CONFIGS}/papers/pmlf/table_1_3.py:mnist/eps-8/cnn/dp_sgd"
+    assert main(["plan", row, "--accountant", "rdp", "--delta", "1e-5"]) == 0
+    out = capsys.readouterr().out
+    assert "1,000 expected of 60,000" in out
+    assert "1,500 of 1,500, 25 epochs" in out
+    assert "ε           8 at" in out or "ε           7.99" in out
+
+
+def test_several_runs_are_a_table(tmp_path, capsys):
+    config = tmp_path / "two.py"
+    config.write_text(
+        "from dpoptax.training.config import TrainConfig\n"
+        "from dpoptax.training.methods import DPSGD, NonPrivate\n"
+        "def get_configs():\n"
+        "    methods = (DPSGD(), NonPrivate())\n"
+        "    return {m.name: TrainConfig(method=m, accountant='rdp') for m in methods}\n"
+    )
+    assert main(["plan", str(config)]) == 0
+    header, private, plain = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "steps", "q", "σ", "ε", "parameters", "state"]
+    assert private.split()[:3] == ["DP-SGD", "120", "0.178"]
+    assert "not private" in plain
+    assert main(["plan", str(config), "--steps", "3"]) == 2
+    assert "names 2 runs; give FILE:NAME" in capsys.readouterr().err
+    assert main(["plan", f"{config}:DP-SGD", "--steps", "3"]) == 0
+    assert "3 of 3" in capsys.readouterr().out
+
+
+def test_the_published_size_is_that_of_the_config():
+    config = load_config(f"{CONFIGS}/papers/disk/base.py:cifar100")
+    cost = plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
+    assert cost.num_params == 2_772_020  # WRN-16-4 with a hundred classes
+    assert cost.steps * config.batch_size == 80 * 50_000
