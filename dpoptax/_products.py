@@ -136,8 +136,8 @@ def terms(segments: list[Segment], method: str) -> Terms:
         for j, b in enumerate(segments[i:], i):
             times = 1.0 if i == j else 2.0
             inner.append((times, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
-    rows = sum(_squares(s.rows) for s in segments)
-    columns = sum(_squares(s.columns) for s in segments)
+    rows = sum((_squares(s.rows) for s in segments[1:]), _squares(segments[0].rows))
+    columns = sum((_squares(s.columns) for s in segments[1:]), _squares(segments[0].columns))
     return Terms(rows, columns, inner, exact=False)
 
 
