@@ -83,7 +83,7 @@ class _Linen(linen.Module):
         x = linen.Embed(7, 8)(tokens)
         x = x + linen.MultiHeadDotProductAttention(2)(linen.LayerNorm()(x))
         x = linen.Dropout(0.3)(x, deterministic=deterministic)
-        x = linen.RNN(linen.LSTMCell(4))(linen.relu(linen.Dense(6)(x)))
+        x = linen.RNN(linen.OptimizedLSTMCell(4))(linen.relu(linen.Dense(6)(x)))
         x = linen.Conv(5, (3,))(x)
         return linen.Dense(3)(linen.GroupNorm(1)(x).mean(0))
 
