@@ -160,6 +160,7 @@ def _segments(product: Product, passes: _Passes) -> list[Segment]:
                 operand, _weigh(cotangent, member.scale)
             )
             segment = Segment(rows, columns)
+            segment = segment if member.cut is None else member.cut(segment)
             segments.append(segment.swapped if member.swapped else segment)
     return segments
 
@@ -258,7 +259,9 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: ja
         return jax.tree.map(_zeros, params)
     groups = clip.groups(params)
     kept = [
-        _products.form(segments, product.sizes) if product.method in ("keep", "form") else None
+        _products.form(segments, product.layout.sizes)
+        if product.method in ("keep", "form")
+        else None
         for product, segments in zip(plan.products, pieces.products, strict=True)
     ]
     scales = [abs(p.view.scale) for p in plan.products] + [1.0] * len(pieces.formed)
@@ -327,9 +330,8 @@ def _sum(params: Any, plan: Plan, pieces: _Pieces, weights: list, kept: list) ->
         if gradient is not None:
             part = jnp.tensordot(weight, gradient, 1)
         else:
-            part = _products.weighted_sum(segments, weight, product.sizes)
-        layout = product.members[0].use.layout
-        part = layout.fold(part, layout.split)
+            part = _products.weighted_sum(segments, weight, product.layout.sizes)
+        part = product.layout.fold(part, product.layout.split)
         total[product.leaf] += product.view.scatter(part, product.shape)
     for bundle, gradient, weight in zip(
         pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True

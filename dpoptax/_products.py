@@ -19,8 +19,8 @@ from jax import lax
 _TRUSTED = (2.0**-90, 2.0**120)
 # So may sums of products, of factors that were scaled to at most 1, below this.
 _LEAST = 2.0**-80
-# One number written to memory and read back costs as much time as about this many multiply-adds.
-_MEMORY = 60
+# A number written to memory and read back twice takes the time of about this many multiply-adds.
+_MEMORY = 120
 
 
 @jax.tree_util.register_dataclass
@@ -77,16 +77,17 @@ def wide(*arrays: jax.Array) -> jnp.dtype:
     return jnp.result_type(jnp.float32, *floats)
 
 
-def choose(batch: int, positions: int, rows: int, columns: int, *, single: bool) -> str:
+def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
 
     Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
     contract again for the sum) or "keep" (form them and keep them for the sum).
     """
-    if positions == 1 and single:
+    if positions == 1 and segments == 1:
         return "outer"
     size, work = rows * columns, positions * rows * columns
-    cost = {"gram": positions**2 * (rows + columns) + work, "form": 2 * work + _MEMORY * size / 2}
+    pairs = positions**2 * (segments + 1) / (2 * segments)
+    cost = {"gram": pairs * (rows + columns) + work, "form": 2 * work + 0.75 * _MEMORY * size}
     if size <= 2 * positions * (rows + columns) or batch * size <= 2**16:
         cost["keep"] = work + _MEMORY * size
     return min(cost, key=cost.__getitem__)
@@ -136,8 +137,8 @@ def terms(segments: list[Segment], method: str) -> Terms:
         for j, b in enumerate(segments[i:], i):
             times = 1.0 if i == j else 2.0
             inner.append((times, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
-    rows = jnp.asarray(sum(_squares(s.rows) for s in segments))
-    columns = jnp.asarray(sum(_squares(s.columns) for s in segments))
+    rows = sum((_squares(s.rows) for s in segments[1:]), _squares(segments[0].rows))
+    columns = sum((_squares(s.columns) for s in segments[1:]), _squares(segments[0].columns))
     return Terms(rows, columns, inner, exact=False)
 
 
