@@ -48,6 +48,22 @@ def alone():
     return released(zeros())[0]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_fixed_point_noise_has_the_same_bits_too(kind):
+    noise = dpoptax.gaussian_noise(
+        noise_multiplier=2.0, batch_size=4, key=jax.random.key(5), fixed_point=True
+    )
+
+    @jax.jit
+    def release(total):
+        return noise.update(dpoptax.ClippedSum(total, CLIP), noise.init(total))[0]
+
+    total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
+    noisy = release(total)
+    jax.tree.map(np.testing.assert_array_equal, noisy, release(zeros()))
+    assert not COLLECTIVE.search(release.lower(total).compile().as_text())
+
+
 QUICK = [(kind, 8, "first axis") for kind in KINDS] + [(KINDS[0], 8, "replicated")]
 
 
