@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
+from dpoptax import _fixed_point
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 CLIP = dpoptax.l2_clip(0.5)
@@ -46,6 +47,27 @@ def zeros():
 def alone():
     """The noise on one device."""
     return released(zeros())[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_fixed_point_noise_is_the_same_but_for_single_steps_of_the_grid(kind):
+    """Where the compiler scales a draw otherwise, it may round to the next integer."""
+    noise = dpoptax.gaussian_noise(
+        noise_multiplier=2.0, batch_size=4, key=jax.random.key(5), fixed_point=True
+    )
+
+    @jax.jit
+    def release(total):
+        return noise.update(dpoptax.ClippedSum(total, CLIP), noise.init(total))[0]
+
+    total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
+    step = _fixed_point.grid(CLIP.sensitivity, 2.0, 4) / 4
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2.5 * step),
+        release(total),
+        release(zeros()),
+    )
+    assert not COLLECTIVE.search(release.lower(total).compile().as_text())
 
 
 QUICK = [(kind, 8, "first axis") for kind in KINDS] + [(KINDS[0], 8, "replicated")]
