@@ -10,6 +10,7 @@ import optax
 
 import dpoptax
 from dpoptax.training.errors import unknown_name
+from dpoptax.training.recording import recorder
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig
@@ -269,21 +270,32 @@ def build_optimizer(
         raise unknown_name("schedule", config.schedule, SCHEDULES)
     boundary, stddev = [], 0.0
     if config.method.private:
-        clip = build_clip(config)
-        stddev = math.nan  # of noise that is decoded there is no single one
-        if not clip.encodes:
-            stddev = dpoptax.release_stddev(
-                clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
-            )
+        stddev = noise_stddev(config, noise_multiplier)
         boundary = [
             config.method.noise(
                 noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
             )
         ]
+
+    def record(stage: str) -> list[optax.GradientTransformation]:
+        return [recorder(stage, config.steps, config.record)] if config.record else []
+
     return optax.chain(
         *boundary,
+        *record("released"),
         config.method.filter(stddev),
+        *record("filtered"),
         DIRECTIONS[config.optimizer](),
         optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
         optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
+    )
+
+
+def noise_stddev(config: "TrainConfig", noise_multiplier: float) -> float:
+    """Standard deviation of the noise in each coordinate of a release; NaN where it has no one."""
+    clip = build_clip(config)
+    if clip.encodes or config.method.unproven() is not None:
+        return math.nan  # the noise is on magnitude and angles
+    return dpoptax.release_stddev(
+        clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
     )
