@@ -74,6 +74,9 @@ class TrainConfig:
     """What shares the work: one device, all of this process, or all of several hosts."""
     eval_every: int = 10
     """Steps between evaluations on the test split."""
+    record: int = 0
+    """Number of coordinates of the released and of the filtered gradient to keep of every step, for
+    dpoptax.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = False
     """Also record loss and accuracy on the training split. They are computed from private
     data without noise: the stated ε does not cover them."""
@@ -100,6 +103,12 @@ class TrainConfig:
             "a finite number that is not negative",
             optional=True,
         )
+        _check(self, "record", _is_seed, "a whole number, 0 for none")
+        if self.record and (not self.method.private or self.noise_multiplier == 0):
+            raise ConfigError(
+                f"record={self.record} keeps released gradients, and without noise none is "
+                "released; give record=0, or a private method with noise"
+            )
         if self.accountant not in ("pld", "rdp"):
             raise unknown_name("accountant", self.accountant, ("pld", "rdp"))
         if self.parallel not in ("none", "devices", "hosts"):

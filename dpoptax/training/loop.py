@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dpoptax import accounting
-from dpoptax.training import devices, models, plots, records, resume, streaming
+from dpoptax import accounting, spectrum
+from dpoptax.training import devices, models, plots, recording, records, resume, streaming
 from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import build_optimizer
+from dpoptax.training.methods import build_optimizer, noise_stddev
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 from dpoptax.training.step import Resident, compile_step
 
@@ -35,11 +35,14 @@ class RunResult:
         summary: What summary.json holds.
         history: The records of metrics.jsonl; the first is from before any step.
         params: The final parameters.
+        recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
+            each, if the config asks for a record.
     """
 
     summary: Record
     history: list[Record]
     params: Any
+    recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def train_and_evaluate(
@@ -48,7 +51,8 @@ def train_and_evaluate(
     """Train as `config` says and write the run to `workdir`, or go on with the run there.
 
     The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
-    summary.json, params.msgpack and training.png. A run that was stopped, by whatever, goes on from
+    summary.json, params.msgpack and training.png; with `config.record` also recording.npz and
+    spectrum.png. A run that was stopped, by whatever, goes on from
     its last checkpoint when called again, and ends as it would have without the stop, bit for bit.
 
     Args:
@@ -92,6 +96,11 @@ def train_and_evaluate(
     if main:
         records.save_params(workdir / "params.msgpack", result.params)
         plots.plot_run(result.summary, result.history, workdir / "training.png")
+        if result.recorded:
+            stddev = noise_stddev(config, plan.noise_multiplier)
+            recording.write(workdir / "recording.npz", result.recorded, stddev)
+            if len(result.recorded["released"]) > 1:
+                spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
         records.write_json(workdir / "summary.json", result.summary)
     return result
 
@@ -211,7 +220,7 @@ def train(
         "config": config.to_dict(),
         "versions": records.versions(),
     }
-    return RunResult(summary, history, params)
+    return RunResult(summary, history, params, recording.recorded(opt_state))
 
 
 class _Feed:

@@ -10,6 +10,7 @@ import optax
 
 import dpoptax
 from dpoptax.training.errors import unknown_name
+from dpoptax.training.recording import recorder
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig
@@ -281,15 +282,26 @@ def build_release(
     """The chain noise, filter: what becomes public of each step."""
     boundary, stddev = [], 0.0
     if config.method.private:
-        clip = build_clip(config)
-        stddev = math.nan  # of noise that is decoded there is no single one
-        if not clip.encodes:
-            stddev = dpoptax.release_stddev(
-                clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
-            )
+        stddev = noise_stddev(config, noise_multiplier)
         boundary = [
             config.method.noise(
                 noise_multiplier=noise_multiplier, batch_size=config.batch_size, key=key
             )
         ]
-    return optax.chain(*boundary, config.method.filter(stddev))
+
+    def record(stage: str) -> list[optax.GradientTransformation]:
+        return [recorder(stage, config.steps, config.record)] if config.record else []
+
+    return optax.chain(
+        *boundary, *record("released"), config.method.filter(stddev), *record("filtered")
+    )
+
+
+def noise_stddev(config: "TrainConfig", noise_multiplier: float) -> float:
+    """Standard deviation of the noise in each coordinate of a release; NaN where it has no one."""
+    clip = build_clip(config)
+    if clip.encodes or config.method.unproven() is not None:
+        return math.nan  # the noise is on magnitude and angles
+    return dpoptax.release_stddev(
+        clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
+    )

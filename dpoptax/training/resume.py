@@ -99,6 +99,7 @@ def _identity(config: TrainConfig, plan: PrivacyPlan) -> dict[str, Any]:
             "method": fields.pop("method"),
             "noise_multiplier": plan.noise_multiplier,
             **{name: fields[name] for name in fields if name not in FREE | _IN_PLAN},
+            **({"steps": config.steps} if config.record else {}),  # there is room for so many
         }
     )
 

@@ -26,6 +26,7 @@ _COMPILED_IN = (
     "schedule",
     "clip",
     "l2_clip_norm",
+    "record",
 )
 
 

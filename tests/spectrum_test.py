@@ -1,0 +1,173 @@
+"""Spectra against known processes, and recordings of real runs against what they must be."""
+
+import dataclasses
+
+import matplotlib.image
+import numpy as np
+import pytest
+from scipy import signal
+
+from dpoptax import filters, spectrum
+from dpoptax.training import recording
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+
+DOPPLER = filters.preset("doppler-first-order-1")
+RUN = TrainConfig(
+    method=Doppler(),
+    model="linear",
+    steps=8,
+    batch_size=64,
+    eval_every=8,
+    epsilon=None,
+    noise_multiplier=2.0,
+    accountant="rdp",
+    record=10_000,
+)
+
+
+def white(steps=4096, coordinates=50, stddev=0.5, seed=0):
+    return stddev * np.random.default_rng(seed).normal(size=(steps, coordinates))
+
+
+def slow_signal(steps=4096, coordinates=50, pole=0.9, seed=1):
+    """A first-order process of variance 1 with c_τ = pole^τ."""
+    start = np.random.default_rng(seed + 1).normal(size=(1, coordinates))
+    drive = white(steps, coordinates, np.sqrt(1 - pole**2), seed)
+    return signal.lfilter([1.0], [1.0, -pole], drive, axis=0, zi=pole * start)[0]
+
+
+def test_white_noise_is_flat_at_its_variance():
+    omega, power = spectrum.power_spectrum(white(), segment=64)
+    assert (omega[0], omega[-1], power.shape) == (0.0, np.pi, (33,))
+    np.testing.assert_allclose(power, 0.25, rtol=0.06)  # the ends, too, are not halved
+
+
+def test_a_filter_shapes_the_spectrum_by_its_response():
+    filtered = signal.lfilter(DOPPLER.b, [1.0, *DOPPLER.a], white(), axis=0)
+    omega, power = spectrum.power_spectrum(filtered, segment=256)
+    expected = 0.25 * np.abs(filters.frequency_response(DOPPLER, omega)) ** 2
+    inner = slice(4, 100)
+    np.testing.assert_allclose(power[inner], expected[inner], rtol=0.15)
+
+
+def test_power_is_the_mean_square_and_a_constant_is_signal():
+    series = slow_signal() + 3.0
+    omega, power = spectrum.power_spectrum(series)
+    total = np.trapezoid(power, omega) / np.pi
+    assert total == pytest.approx(np.mean(series**2), rel=0.05)
+    assert power[0] > 100 * power[-1]
+
+
+def test_autocorrelation_leaves_the_noise_out():
+    noisy = slow_signal() + white(seed=5)
+    found = spectrum.autocorrelation(noisy, 10, stddev=0.5)
+    np.testing.assert_allclose(found, 0.9 ** np.arange(11), atol=0.05)
+    assert spectrum.autocorrelation(noisy, 0)[0] == pytest.approx(1.25, abs=0.05)
+
+
+def test_running_ratio_follows_the_signal():
+    noisy = white()
+    noisy[2048:] += 1.0  # a signal of power 1 over noise of power 1/4
+    ratio = spectrum.running_snr(noisy, 0.5, window=100)
+    assert ratio.shape == (4096 - 99,)
+    assert ratio[:1900].max() < 0.1
+    np.testing.assert_allclose(ratio[2100:], 4.0, atol=0.3)
+
+
+def test_the_proposed_filter_is_that_of_the_true_correlations():
+    noisy = slow_signal() + white(stddev=2.0, seed=5)
+    proposed = spectrum.propose_filter(noisy, 2.0, length=8)
+    true = 0.9 ** np.arange(8)
+    np.testing.assert_allclose(proposed.b, true / true.sum(), atol=0.02)
+    assert filters.effective_snr(proposed, true) > 4 * filters.effective_snr(
+        filters.preset("none"), true
+    )
+
+
+def test_a_noisy_estimate_of_the_power_does_not_spoil_the_proposal():
+    noisy = slow_signal(400, 20) + white(400, 20, stddev=2.0, seed=5)
+    proposed = spectrum.propose_filter(noisy, 2.05, length=4)  # c_0 comes out below c_1
+    assert spectrum.autocorrelation(noisy, 1, stddev=2.05)[0] < 0.9
+    assert proposed.b[0] == max(proposed.b)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: spectrum.power_spectrum(np.ones(5)), r"shape \(5,\) must be .*\(steps, coord"),
+        (lambda: spectrum.power_spectrum([[1.0], [np.nan]]), "finite"),
+        (lambda: spectrum.power_spectrum(np.ones((9, 1)), segment=10), "segment=10 .* 9 recorded"),
+        (lambda: spectrum.autocorrelation(np.ones((9, 1)), 9), r"max_lag=9 must lie in \[0, 9\)"),
+        (lambda: spectrum.autocorrelation(np.ones((9, 1)), 1, stddev=-1), "stddev=-1 "),
+        (lambda: spectrum.running_snr(np.ones((9, 1)), 0.0), r"window=50 must lie in \[1, 9\]"),
+        (lambda: spectrum.running_snr(np.ones((9, 1)), 0.0, window=2), "stddev=0: without noise"),
+        (lambda: spectrum.propose_filter(np.ones((9, 1)), 1.0, length=0), "length=0 "),
+        (lambda: spectrum.propose_filter([[1.0], [-1.0]], 1.0, length=2), "all noise at stddev=1"),
+    ],
+)
+def test_bad_values_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("recorded")
+    return train_and_evaluate(RUN, workdir, progress=False), workdir
+
+
+def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(recorded):
+    result, workdir = recorded
+    found = spectrum.load(workdir / "recording.npz")
+    assert found.released.shape == found.filtered.shape == (8, 650)
+    assert found.stddev == 2.0 / 64
+    # With nearly all of the power from the noise, and some from the gradient.
+    assert 1.0 < np.mean(found.released**2) / found.stddev**2 < 2.0
+    a = [1.0, *DOPPLER.a]
+    correction = signal.lfilter(DOPPLER.b, a, np.ones(8))[:, None]
+    expected = signal.lfilter(DOPPLER.b, a, found.released, axis=0) / correction
+    np.testing.assert_allclose(found.filtered, expected, atol=1e-6)
+    assert matplotlib.image.imread(workdir / "spectrum.png").std() > 0.05
+
+
+def test_recording_changes_nothing_and_costs_nothing(recorded, tmp_path):
+    plain = train_and_evaluate(dataclasses.replace(RUN, record=0), tmp_path, progress=False)
+    assert plain.recorded == {}
+    for field in ("params_sha256", "epsilon"):
+        assert plain.summary[field] == recorded[0].summary[field]
+
+
+def test_a_run_with_a_record_keeps_its_number_of_steps(recorded):
+    with pytest.raises(ConfigError, match=r"steps=9 differs from 8"):
+        train_and_evaluate(dataclasses.replace(RUN, steps=9), recorded[1], progress=False)
+
+
+@pytest.mark.parametrize("changes", [{"method": NonPrivate()}, {"noise_multiplier": 0.0}])
+def test_gradients_without_noise_are_not_recorded(changes):
+    with pytest.raises(ConfigError, match="record=10000 keeps released gradients"):
+        dataclasses.replace(RUN, **changes)
+
+
+def test_noise_on_angles_has_no_single_deviation(tmp_path):
+    config = dataclasses.replace(RUN, method=GeoDP(), steps=2, record=5)
+    train_and_evaluate(config, tmp_path, progress=False)
+    assert np.isnan(spectrum.load(tmp_path / "recording.npz").stddev)
+
+
+def test_coordinates_are_drawn_from_all_leaves_without_repetition():
+    chosen = recording.choose([3, 5, 1000], 900)
+    assert [part.max() < size for part, size in zip(chosen, (3, 5, 1000), strict=True)]
+    flat = np.concatenate([part + start for part, start in zip(chosen, (0, 3, 8), strict=True)])
+    assert len(set(flat.tolist())) == 900
+    assert flat.max() < 1008
+    whole = recording.choose([3, 2], 5)
+    assert [part.tolist() for part in whole] == [[0, 1, 2], [0, 1]]
+
+
+def test_another_file_is_no_recording(tmp_path):
+    np.savez(tmp_path / "other.npz", released=np.ones(3))
+    with pytest.raises(ValueError, match=r"other.npz is no recording: filtered, stddev missing"):
+        spectrum.load(tmp_path / "other.npz")
