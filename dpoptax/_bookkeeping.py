@@ -115,7 +115,7 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
     coefficients = scaled_factors(clip, unit, norms) / unit[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
     keep = [g if p.method == "keep" else None for g, p in zip(kept, plan.products, strict=True)]
-    fast = _sum(params, plan, pieces, [coefficients[:, groups[i]] for i in leaves], keep)
+    weights = [coefficients[:, groups[i]] for i in leaves]
 
     finite = jnp.isfinite(largest)
     padding = ~mask & finite
@@ -128,7 +128,11 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
         return jnp.all((jnp.all(fine, axis=0) & sound) | padding)
 
     trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
-    return lax.cond(trusted, lambda: fast, lambda: _one_by_one(clip, params, plan, pieces, mask))
+    return lax.cond(
+        trusted,
+        lambda: _sum(params, plan, pieces, weights, keep),
+        lambda: _one_by_one(clip, params, plan, pieces, mask),
+    )
 
 
 def _vanishes(pieces: Pieces) -> jax.Array:
