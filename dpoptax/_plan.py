@@ -33,7 +33,8 @@ class Cut:
             whole.reshape(*lead, *self.shape), self.start, self.start + self.size,
             axis=len(lead) + self.axis,
         ).reshape(*lead, -1)  # fmt: skip
-        return Segment(part, segment.columns) if self.of_rows else Segment(segment.rows, part)
+        name = "rows" if self.of_rows else "columns"
+        return dataclasses.replace(segment, **{name: part})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

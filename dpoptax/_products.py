@@ -26,14 +26,18 @@ _MEMORY = 120
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
+    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T).
+
+    Their product counts `weight` times, (B,), or once where that is None.
+    """
 
     rows: jax.Array
     columns: jax.Array
+    weight: jax.Array | None = None
 
     @property
     def swapped(self) -> "Segment":
-        return Segment(self.columns, self.rows)
+        return Segment(self.columns, self.rows, self.weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +110,15 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
             part = jnp.einsum(
                 "bktr,bktc->bkrc", rows, columns, preferred_element_type=wide(rows, columns)
             )
+        part = _times(part, segment.weight)
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _times(value: jax.Array, weight: jax.Array | None) -> jax.Array:
+    """Each example's value, (B, ...), times its weight."""
+    return value if weight is None else value * weight.reshape(-1, *(1,) * (value.ndim - 1))
 
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
@@ -130,16 +140,19 @@ def terms(segments: list[Segment], method: str) -> Terms:
     """The terms of products, by "outer" or "gram"."""
     if method == "outer":
         (segment,) = segments
-        rows, columns = (_squares(x) for x in (segment.rows, segment.columns))
+        rows, columns = _squares(segment.rows), _squares(segment.columns)
+        columns = _times(_times(columns, segment.weight), segment.weight)
         return Terms(rows, columns, [(1.0, rows, columns)], exact=True)
     inner = []
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
             times = 1.0 if i == j else 2.0
-            inner.append((times, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
-    rows = sum((_squares(s.rows) for s in segments[1:]), _squares(segments[0].rows))
-    columns = sum((_squares(s.columns) for s in segments[1:]), _squares(segments[0].columns))
-    return Terms(rows, columns, inner, exact=False)
+            columns = _times(_times(_inner(a.columns, b.columns), a.weight), b.weight)
+            inner.append((times, _inner(a.rows, b.rows), columns))
+    row_squares = [_squares(s.rows) for s in segments]
+    column_squares = [_times(_times(_squares(s.columns), s.weight), s.weight) for s in segments]
+    total = [jnp.sum(jnp.stack(x), axis=0) for x in (row_squares, column_squares)]
+    return Terms(total[0], total[1], inner, exact=False)
 
 
 def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
@@ -221,7 +234,8 @@ def weighted_sum(segments: list[Segment], weights: jax.Array, sizes: tuple[int, 
             not indexed(rows) and math.prod(rows.shape) < math.prod(columns.shape)
         )
         rows, columns = (columns, rows) if flip else (rows, columns)
-        scaled = columns.astype(wide(columns)) * weights[:, None, None, None]
+        factor = weights if segment.weight is None else weights * segment.weight
+        scaled = _times(columns.astype(wide(columns)), factor)
         if indexed(rows):
             count = sizes[2] if flip else sizes[1]
             part = _scatter(_together(rows), _together(scaled), count)[0]

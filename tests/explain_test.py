@@ -52,8 +52,7 @@ def test_uses_are_counted_and_rules_named():
     assert rows["['v']"].rule == "product of two norms"
     assert (rows["['b']"].rule, rows["['b']"].why) == ("elementwise", "")
     rows = {row.parameter: row for row in _explain(NETWORKS["cnn"]).rows}
-    assert rows["['a']"].rule.startswith("formed")
-    assert rows["['a']"].formed
+    assert rows["['a']"].uses == "conv_general_dilated"
     rows = {row.parameter: row for row in _explain(NETWORKS["penalised"]).rows}
     assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
 
@@ -93,7 +92,7 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
     batch, width, length = 16, 64, 4
     struct = jax.ShapeDtypeStruct
     params = {
-        "e": struct((1000, width), jnp.float32),
+        "e": struct((500, width), jnp.float32),
         "w": struct((width, width), jnp.float32),
         "b": struct((width,), jnp.float32),
     }
@@ -111,5 +110,5 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
         )(*args)
         return max(_sizes(jaxpr.jaxpr))
 
-    assert largest(per_example_sum) >= batch * 1000 * width
+    assert largest(per_example_sum) >= batch * 500 * width
     assert largest(bookkept_sum) < batch * width * width

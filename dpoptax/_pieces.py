@@ -1,0 +1,218 @@
+"""Per-example gradients as a run leaves them: as products of factors, or formed."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax import _products
+from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
+from dpoptax._plan import Plan, Product
+from dpoptax._points import GradientPoints
+from dpoptax._products import Segment
+from dpoptax._tracing import Program, Use
+
+# Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
+_SMALL = 2**14
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """What the passes at all points gave, with the derivative along the tangent if there is one."""
+
+    points: GradientPoints
+    leaves: list[list[jax.Array]]
+    operands: list[dict[int, jax.Array]]
+    cotangents: list[dict[int, jax.Array]]
+    gradients: list[dict[int, jax.Array]]
+    tangent: tuple[list[jax.Array], dict, dict, dict] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Per-example gradients: products by their segments, and formed ones, (B, entries).
+
+    Each formed piece is the bundle of parameters that `bundles` names.
+    """
+
+    products: list[list[Segment]]
+    formed: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+
+
+def run_passes(
+    program: Program, points: GradientPoints, batch: list, size: int
+) -> tuple[Passes, list]:
+    """Runs a program forward and backward at all points; also gives the results at the first."""
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    tangent = None
+    outs = []
+    for j, point in enumerate(leaves):
+        if j == 0 and points.tangent is not None:
+            direction = jax.tree.leaves(points.tangent)
+
+            def at(leaves: list[jax.Array]) -> Any:
+                return run_batch(program, leaves, batch, size)
+
+            out, derivative = jax.jvp(at, (point,), (direction,))
+            tangent = (direction, *derivative[1:])
+        else:
+            out = run_batch(program, point, batch, size)
+        outs.append(out)
+    passes = Passes(
+        points, leaves, [o[1] for o in outs], [o[2] for o in outs], [o[3] for o in outs], tangent
+    )
+    return passes, outs[0][0]
+
+
+def make_pieces(
+    program: Program, plan: Plan, passes: Passes, groups: list[int], *, differences: bool
+) -> Pieces:
+    """The per-example gradients Σ_j w_j G_j (+ the tangent's part), by parameter.
+
+    With `differences`, products at several points are written with the first point's operand and
+    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j: weights that are large and
+    cancel then multiply small numbers. It takes more passes over memory.
+    """
+    formed = _form(program, plan, passes)
+    return Pieces(
+        [_segments(product, passes, differences) for product in plan.products],
+        *_bundle(formed, groups),
+    )
+
+
+def _pairs(use: Use, passes: Passes, differences: bool) -> list[tuple[Any, Any, Any]]:
+    """Operands, cotangents and weights whose products sum to the gradient of a use."""
+    weights, u = passes.points.weights, use.index
+    operands = [o[u] for o in passes.operands]
+    cotangents = [c[u] for c in passes.cotangents]
+    pairs = list(zip(operands, cotangents, weights, strict=True))
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if len(pairs) > 1 and (not use.touched or (differences and not lookup)):
+        total = _weigh(cotangents[0], weights[0])
+        for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
+            total += _weigh(cotangent, weight)
+        first = _widen(operands[0]) if use.touched else operands[0]
+        others = pairs[1:] if use.touched else []
+        pairs = [(operands[0], total, 1.0), *((_widen(o) - first, c, w) for o, c, w in others)]
+    if passes.tangent is not None:
+        _, changed, changes, _ = passes.tangent
+        operand, cotangent, weight = pairs[0]
+        pairs[0] = (operand, _weigh(cotangent, weight) + changes[u], 1.0)
+        if use.touched and not lookup:
+            pairs.append((changed[u], cotangents[0], 1.0))
+    return pairs
+
+
+def _widen(value: jax.Array) -> jax.Array:
+    return value.astype(_products.wide(value))
+
+
+def _weigh(value: jax.Array, weight: Any) -> jax.Array:
+    if isinstance(weight, float) and weight == 1.0:
+        return value
+    return _widen(value) * weight
+
+
+def _segments(product: Product, passes: Passes, differences: bool) -> list[Segment]:
+    segments = []
+    for member in product.members:
+        for operand, cotangent, weight in _pairs(member.use, passes, differences):
+            segment = _segment(member.use, operand, cotangent, (weight, member.scale))
+            segment = segment if member.cut is None else member.cut(segment)
+            segments.append(segment.swapped if member.swapped else segment)
+    return segments
+
+
+def _segment(use: Use, operand: Any, cotangent: Any, weights: tuple[Any, ...]) -> Segment:
+    rows, columns = jax.vmap(lambda o, c: use_layout(use, o, c))(operand, cotangent)
+    if all(isinstance(w, float) and w == 1.0 for w in weights):
+        return Segment(rows, columns)
+    weight = math.prod(weights)
+    return Segment(rows, columns, jnp.full(rows.shape[0], weight, jnp.float32))
+
+
+def _form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+    """Per-example gradients (B, ...) of the parameters that fell back, in float32."""
+    total: dict[int, jax.Array] = {}
+
+    def add(leaf: int, value: jax.Array) -> None:
+        total[leaf] = total[leaf] + value if leaf in total else value
+
+    weights = passes.points.weights
+    for leaf in program.opaque:
+        for gradients, weight in zip(passes.gradients, weights, strict=True):
+            add(leaf, _widen(_weigh(gradients[leaf], weight)))
+        if passes.tangent is not None:
+            add(leaf, _widen(passes.tangent[3][leaf]))
+    for use in plan.uses:
+        view = use.value.view
+        if view is not None:
+            gradient = _form_use(use, _pairs(use, passes, True))
+            shape = tuple(program.parameters[view.leaf].shape)
+            add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
+        else:
+            for leaf, gradient in _pull_back(use, passes).items():
+                add(leaf, gradient)
+    return total
+
+
+def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tuple]:
+    """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
+    bundles: dict[Any, list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= _SMALL
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+    flat = {leaf: g.reshape(g.shape[0], -1) for leaf, g in formed.items()}
+    pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
+    return pieces, tuple(map(tuple, bundles.values()))
+
+
+def _form_use(use: Use, pairs: list[tuple[Any, Any, Any]]) -> jax.Array:
+    """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
+    layout = use.layout
+    segments = [_segment(use, o, c, (w,)) for o, c, w in pairs]
+    stack = tuple(n for n, stacked in use.loops if stacked)
+    gradients = _products.form(segments, layout.sizes)
+    return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+
+
+def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
+    """Gradients of the parameters that a value was computed from, by the chain rule per example."""
+    leaves = sorted(use.value.leaves)
+
+    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
+        def value(chosen: list[jax.Array]) -> jax.Array:
+            every = list(passes.leaves[j])
+            for leaf, x in zip(leaves, chosen, strict=True):
+                every[leaf] = x
+            return evaluate_derived(every, [use.value])[0]
+
+        out, transpose = jax.vjp(value, chosen)
+        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
+
+    total: dict[int, jax.Array] = {}
+    for j, weight in enumerate(passes.points.weights):
+        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+        operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
+        gradient = _form_use(use, [(operand, cotangent, 1.0)])
+        if j == 0 and passes.tangent is not None:
+            direction, operands, cotangents, _ = passes.tangent
+            pairs = [(operand, cotangents[use.index], 1.0)]
+            if not jnp.issubdtype(operand.dtype, jnp.integer):
+                pairs.append((operands[use.index], cotangent, 1.0))
+            parts, changes = jax.jvp(
+                lambda c, g: pull(c, g, 0),
+                (chosen, gradient),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs)),
+            )
+        else:
+            parts, changes = pull(chosen, gradient, j), None
+        for i, leaf in enumerate(leaves):
+            part = _widen(_weigh(parts[i], weight))
+            part = part if changes is None else part + _widen(changes[i])
+            total[leaf] = total[leaf] + part if leaf in total else part
+    return total
