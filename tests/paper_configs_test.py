@@ -22,6 +22,7 @@ from dpoptax.training.methods import (
     build_optimizer,
 )
 from dpoptax.training.models import MODELS
+from dpoptax.training.planning import plan_run
 from tests.published_data import write_cifar, write_mnist
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
@@ -130,6 +131,14 @@ def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
     assert summary["private"]
     assert summary["unproven"] is None
+
+
+@pytest.mark.parametrize(
+    "row", ["figure_5/sigma-1/dp-4096", "table_2/sigma-10/dp-8192", "table_2/sigma-1/dp-16384"]
+)
+def test_a_stated_noise_has_an_epsilon(row):
+    cost = plan_run(ROWS[f"geodp/tables_2_3:{row}"], count_flops=False)
+    assert 0.1 < cost.epsilon < 200
 
 
 def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
