@@ -8,22 +8,26 @@ points, and the reading of arbitrary programs, are this library's.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpoptax import _products
-from dpoptax._clipping import Clip, scaled_factors, sum_clipped
+from dpoptax._clipping import Clip, scaled_factors, square_sum, unit_gradients
 from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
 from dpoptax._plan import Plan, Product, make_plan
 from dpoptax._points import GradientPoints
-from dpoptax._products import Segment, Size
+from dpoptax._products import Segment
 from dpoptax._tracing import Program, Use, read_program
 
 # A squared norm below this fraction of the terms that cancelled in it is computed again, exactly.
 _CANCELLED = 2.0**-13
+# Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
+_SMALL = 2**14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,10 +45,14 @@ class _Passes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Pieces:
-    """Per-example gradients: products by their segments, and formed ones by parameter."""
+    """Per-example gradients: products by their segments, and formed ones, (B, entries).
+
+    Each formed piece is the bundle of parameters that `bundles` names.
+    """
 
     products: list[list[Segment]]
-    formed: dict[int, jax.Array]
+    formed: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
 
 
 def bookkept_sum(
@@ -69,8 +77,10 @@ def bookkept_sum(
     passes, results = _run(program, points, jax.tree.leaves((batch, keys)), size)
     count = len(points.points) + (points.tangent is not None)
     plan = make_plan(program, size, count)
+    formed = _form(program, plan, passes)
     pieces = _Pieces(
-        [_segments(product, passes) for product in plan.products], _form(program, plan, passes)
+        [_segments(product, passes) for product in plan.products],
+        *_bundle(formed, clip.groups(params)),
     )
     total = _clip_and_sum(clip, params, plan, pieces, mask)
     aux = jax.tree.unflatten(program.result_tree, results)[1]
@@ -150,6 +160,7 @@ def _segments(product: Product, passes: _Passes) -> list[Segment]:
                 operand, _weigh(cotangent, member.scale)
             )
             segment = Segment(rows, columns)
+            segment = segment if member.cut is None else member.cut(segment)
             segments.append(segment.swapped if member.swapped else segment)
     return segments
 
@@ -177,6 +188,17 @@ def _form(program: Program, plan: Plan, passes: _Passes) -> dict[int, jax.Array]
             for leaf, gradient in _pull_back(use, passes).items():
                 add(leaf, gradient)
     return total
+
+
+def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tuple]:
+    """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
+    bundles: dict[Any, list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= _SMALL
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+    flat = {leaf: g.reshape(g.shape[0], -1) for leaf, g in formed.items()}
+    pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
+    return pieces, tuple(map(tuple, bundles.values()))
 
 
 def _form_use(use: Use, pairs: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
@@ -233,66 +255,59 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: ja
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
     each example's gradient formed.
     """
-    leaves = [p.leaf for p in plan.products] + list(pieces.formed)
-    if not leaves:
+    if not pieces.products and not pieces.formed:
         return jax.tree.map(_zeros, params)
     groups = clip.groups(params)
-    count = 1 + max(groups)
-    groups = [groups[leaf] for leaf in leaves]
+    kept = [
+        _products.form(segments, product.layout.sizes)
+        if product.method in ("keep", "form")
+        else None
+        for product, segments in zip(plan.products, pieces.products, strict=True)
+    ]
+    scales = [abs(p.view.scale) for p in plan.products] + [1.0] * len(pieces.formed)
+    # Pieces in the order of the sizes: products by their terms, then all that was formed.
+    by_terms = [i for i, gradient in enumerate(kept) if gradient is None]
+    by_square = [i for i, gradient in enumerate(kept) if gradient is not None]
+    order = [*by_terms, *by_square, *range(len(kept), len(scales))]
+    leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
+    sizes = _products.combine(
+        [_products.terms(pieces.products[i], plan.products[i].method) for i in by_terms],
+        [_products.squares(g) for g in [*kept, *pieces.formed] if g is not None],
+    )
+    member_of = np.array([groups[leaves[i]] for i in order])
+    membership = (np.arange(1 + max(groups))[:, None] == member_of).astype(np.float32)
 
-    kept: list[jax.Array | None] = []
-    sizes: list[Size] = []
-    for product, segments in zip(plan.products, pieces.products, strict=True):
-        gradient = _products.form(segments, product.sizes) if product.method == "keep" else None
-        kept.append(gradient)
-        size = (
-            _products.measure(segments, product.method, product.sizes)
-            if gradient is None
-            else _products.size_of(gradient)
-        )
-        sizes.append(_rescale(size, abs(product.view.scale)))
-    sizes += [_products.size_of(g) for g in pieces.formed.values()]
+    scale = np.array([scales[i] for i in order], np.float32)[:, None]
+    largest = jnp.max(sizes.norms * scale, axis=0)
+    unit = jnp.where(largest > 0, largest, 1.0)
+    relative = scale / unit
 
-    largest = jnp.max(jnp.stack([s.norm for s in sizes]), axis=0)
-    scale = jnp.where(largest > 0, largest, 1.0)
-    norms = _group([s.norm / scale for s in sizes], groups, count)
-    bounds = _group([s.bound / scale for s in sizes], groups, count)
-    coefficients = scaled_factors(clip, scale, norms) / scale[:, None]
+    def grouped(values: jax.Array) -> jax.Array:
+        """Root of the sum of squares by group, (B, groups), where squares alone would underflow."""
+        values = values * relative
+        tops = jnp.max(jnp.where(membership[:, :, None] > 0, values, 0.0), axis=1)
+        tops = jnp.where(tops > 0, tops, 1.0)
+        square = jnp.square(values / tops[member_of])
+        return tops.T * jnp.sqrt(jnp.einsum("gp,pb->bg", membership, square, precision="highest"))
+
+    norms, bounds = grouped(sizes.norms), grouped(sizes.bounds)
+    coefficients = scaled_factors(clip, unit, norms) / unit[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
-    fast = _sum(params, plan, pieces, [coefficients[:, g] for g in groups], kept)
+    keep = [g if p.method == "keep" else None for g, p in zip(kept, plan.products, strict=True)]
+    fast = _sum(params, plan, pieces, [coefficients[:, groups[i]] for i in leaves], keep)
 
     finite = jnp.isfinite(largest)
     padding = ~mask & finite
     sound = finite & jnp.all(norms >= _CANCELLED**0.5 * bounds, axis=1)
-    in_range = jnp.stack([s.trusted for s in sizes])
-    trusted = jnp.all((jnp.all(in_range, axis=0) & sound) | padding)
-    # Gradients that are exactly zero (dead units, blank inputs) are no reason for doubt.
-    trusted = lax.cond(
-        trusted,
-        lambda: trusted,
-        lambda: jnp.all((jnp.all(in_range | _vanishes(pieces), axis=0) & sound) | padding),
-    )
+    trusted = jnp.all((jnp.all(sizes.trusted, axis=0) & sound) | padding)
+
+    def apart_from_zeros() -> jax.Array:
+        # Gradients that are exactly zero (dead units, blank inputs) are no reason for doubt.
+        fine = sizes.trusted | _vanishes(pieces)[np.array(order)]
+        return jnp.all((jnp.all(fine, axis=0) & sound) | padding)
+
+    trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
     return lax.cond(trusted, lambda: fast, lambda: _one_by_one(clip, params, plan, pieces, mask))
-
-
-def _rescale(size: Size, scale: float) -> Size:
-    if scale == 1.0:
-        return size
-    return Size(size.norm * scale, size.bound * scale, size.trusted)
-
-
-def _group(values: list[jax.Array], groups: list[int], count: int) -> jax.Array:
-    """Root of the sum of squares by group, (B, groups), where squares alone would underflow."""
-    members: list[list[jax.Array]] = [[jnp.zeros_like(values[0])] for _ in range(count)]
-    for value, group in zip(values, groups, strict=True):
-        members[group].append(value)
-    stacked = [jnp.stack(member) for member in members]
-    tops = [jnp.max(member, axis=0) for member in stacked]
-    roots = [
-        top * jnp.sqrt(jnp.sum(jnp.square(member / jnp.where(top > 0, top, 1.0)), axis=0))
-        for member, top in zip(stacked, tops, strict=True)
-    ]
-    return jnp.stack(roots, axis=-1)
 
 
 def _vanishes(pieces: _Pieces) -> jax.Array:
@@ -301,8 +316,7 @@ def _vanishes(pieces: _Pieces) -> jax.Array:
     for segments in pieces.products:
         rows, columns = _products.largest(segments)
         found.append((rows == 0) | (columns == 0))
-    for gradient in pieces.formed.values():
-        found.append(jnp.all(gradient == 0, axis=tuple(range(1, gradient.ndim))))
+    found += [jnp.all(gradient == 0, axis=1) for gradient in pieces.formed]
     return jnp.stack(found)
 
 
@@ -316,32 +330,46 @@ def _sum(params: Any, plan: Plan, pieces: _Pieces, weights: list, kept: list) ->
         if gradient is not None:
             part = jnp.tensordot(weight, gradient, 1)
         else:
-            part = _products.weighted_sum(segments, weight, product.sizes)
-        layout = product.members[0].use.layout
-        part = layout.fold(part, layout.split)
+            part = _products.weighted_sum(segments, weight, product.layout.sizes)
+        part = product.layout.fold(part, product.layout.split)
         total[product.leaf] += product.view.scatter(part, product.shape)
-    for (leaf, gradient), weight in zip(
-        pieces.formed.items(), weights[len(plan.products) :], strict=True
+    for bundle, gradient, weight in zip(
+        pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True
     ):
-        total[leaf] += jnp.tensordot(weight, gradient, 1)
+        ends = np.cumsum([leaves[i].size for i in bundle])
+        parts = jnp.split(jnp.tensordot(weight, gradient, 1), ends[:-1])
+        for leaf, part in zip(bundle, parts, strict=True):
+            total[leaf] += part.reshape(leaves[leaf].shape)
     return jax.tree.unflatten(
         structure, [t.astype(_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
     )
 
 
 def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: _Pieces, mask: jax.Array) -> Any:
-    """The same sum, with one example's gradient formed after the other."""
+    """The same sum, with one example's gradient formed after the other, a vector for each group."""
+    leaves, structure = jax.tree.flatten(params)
+    groups = clip.groups(params)
+    members = [[i for i, g in enumerate(groups) if g == group] for group in range(1 + max(groups))]
     weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
     kept = [None] * len(pieces.products)
 
-    def add(total: Any, inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
+    def add(total: list[jax.Array], inputs: tuple[_Pieces, jax.Array]) -> tuple[Any, None]:
         example, used = jax.tree.map(lambda x: x[None], inputs)
-        gradient = _sum(params, plan, example, weights, kept)
-        clipped = sum_clipped(clip, jax.tree.map(lambda g: g[None], gradient), used)
-        return jax.tree.map(jnp.add, total, clipped), None
+        gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
+        vectors = [jnp.concatenate([gradient[i].ravel() for i in m])[None] for m in members]
+        units, scale, _ = unit_gradients(vectors, used)
+        norms = jnp.sqrt(jnp.stack([square_sum(unit) for unit in units], axis=-1))
+        factors = scaled_factors(clip, scale, norms)[0]
+        return [t + f * u[0] for t, f, u in zip(total, factors, units, strict=True)], None
 
-    total, _ = lax.scan(add, jax.tree.map(_zeros, params), (pieces, mask))
-    return total
+    zeros = [jnp.concatenate([_zeros(leaves[i]).ravel() for i in m]) for m in members]
+    total, _ = lax.scan(add, zeros, (pieces, mask))
+    sums = list(leaves)
+    for vector, member in zip(total, members, strict=True):
+        ends = np.cumsum([leaves[i].size for i in member])
+        for i, part in zip(member, jnp.split(vector, ends[:-1]), strict=True):
+            sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
+    return jax.tree.unflatten(structure, sums)
 
 
 def _zeros(leaf: Any) -> jax.Array:

@@ -87,14 +87,14 @@ def correlated_noise(
         noising = strategy.noising_matrix()
 
     def init_fn(params):
-        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
         buffers = noising.init_multiply(zeros)
         return CorrelatedNoiseState(jnp.zeros([], jnp.int32), copy_key(key), buffers, mechanism)
 
     def update_fn(updates, state, params=None):
         clipped = check_clipped_sum(updates)
         mechanism = state.mechanism
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), clipped.sum)
+        zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
         white = add_noise(zeros, 1.0, jax.random.fold_in(state.key, state.count))
         noise, buffers = noising.multiply_next(white, state.buffers)
         # Scaled after the matrix, so that the scale is this step's own even if the clip changed.

@@ -26,6 +26,9 @@ RELATIONS = {
 }
 ACCOUNTANTS = ("pld", "rdp")
 DISCRETIZATION = 1e-4
+# Beyond these dp_accounting divides by zero or overflows. Less noise than the first counts as none,
+# epsilon being in the hundred thousands, and more than the second as the second.
+MULTIPLIERS = (1e-3, 1e9)
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -37,9 +40,10 @@ def noisy_sum_event(
     """The event of `steps` noisy clipped sums; `sampled` wraps one Gaussian in its sampling."""
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
-    if noise_multiplier == 0:
+    if noise_multiplier < MULTIPLIERS[0]:
         return dpa.NonPrivateDpEvent()
-    return dpa.SelfComposedDpEvent(sampled(dpa.GaussianDpEvent(float(noise_multiplier))), steps)
+    gaussian = dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
+    return dpa.SelfComposedDpEvent(sampled(gaussian), steps)
 
 
 def poisson_event(noise_multiplier: float, sampling_probability: float, steps: int) -> Event:

@@ -127,7 +127,7 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
 
 
 def _cost(product: Product) -> int:
-    groups, rows, columns = product.sizes
+    groups, rows, columns = product.layout.sizes
     positions = sum(m.use.positions for m in product.members)
     work = positions * rows * columns
     norm = {

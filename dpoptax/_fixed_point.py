@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax import _random
+from dpoptax._sharding import out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the rougher is the noise's distribution on it.
@@ -58,8 +59,8 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey, step: float) -> Any:
         # Division by a power of two is exact, and so is everything from here to the last line.
         total = jnp.clip(jnp.rint(leaf / step), -_LARGEST, _LARGEST).astype(jnp.int32)
         for i in range(_DRAWS):
-            draw = scale * _random.normal(keys[i], leaf.shape, jnp.float32)
-            total += jnp.rint(draw).astype(jnp.int32)
+            draw = _random.normal(keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf))
+            total += jnp.rint(scale * draw).astype(jnp.int32)
         return step * total.astype(leaf.dtype)
 
     return jax.tree.unflatten(treedef, [noisy(*pair) for pair in zip(leaves, keys, strict=True)])

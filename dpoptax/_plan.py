@@ -3,36 +3,79 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+from jax import lax
+
 from dpoptax import _products
+from dpoptax._products import Segment
 from dpoptax._tracing import Program, Use
-from dpoptax._uses import Lookup
+from dpoptax._uses import Layout, Lookup
 from dpoptax._views import Atoms, View
 
+# The offset of a view in its parameter, and its axes: batch, rows, columns.
 _Key = tuple[int, Atoms, Atoms, Atoms]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A slice of a factor: of axis `axis` when its last axis is read as `shape`."""
+
+    of_rows: bool
+    shape: tuple[int, ...]
+    axis: int
+    start: int
+    size: int
+
+    def __call__(self, segment: Segment) -> Segment:
+        whole = segment.rows if self.of_rows else segment.columns
+        lead = whole.shape[:-1]
+        part = lax.slice_in_dim(
+            whole.reshape(*lead, *self.shape), self.start, self.start + self.size,
+            axis=len(lead) + self.axis,
+        ).reshape(*lead, -1)  # fmt: skip
+        return Segment(part, segment.columns) if self.of_rows else Segment(segment.rows, part)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Member:
-    """A use in a product; `swapped` where its rows are the product's columns."""
+    """A use of a parameter, read in a layout.
+
+    Attributes:
+      use: the use.
+      view: the entries of the parameter, cut by `layout`.
+      layout: that of the use, or for one of several parameters side by side, its share of that.
+      cut: which share, else `None`.
+      swapped: whether its rows are the product's columns.
+      scale: its scale relative to the product's.
+    """
 
     use: Use
-    swapped: bool
-    scale: float
+    view: View
+    layout: Layout
+    cut: Cut | None = None
+    swapped: bool = False
+    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """Uses of one parameter (or of one slice of it), read in one layout: joined along T."""
+    """Uses of one parameter (or of one slice of it) that share a layout: joined along T."""
 
-    leaf: int
     members: tuple[Member, ...]
     method: str
-    view: View  # cut by the layout of the first member
     shape: tuple[int, ...]  # of the parameter
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.members[0].use.layout.sizes
+    def view(self) -> View:
+        return self.members[0].view
+
+    @property
+    def leaf(self) -> int:
+        return self.view.leaf
+
+    @property
+    def layout(self) -> Layout:
+        return self.members[0].layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,59 +96,80 @@ class Plan:
 def make_plan(program: Program, batch: int, points: int) -> Plan:
     """Plans for `batch` examples and `points` gradient points (a tangent is one more)."""
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
-    by_leaf: dict[int, list[Use]] = {}
+    by_leaf: dict[int, list[Member]] = {}
     for use in program.uses:
-        if use.value.view is None:
-            for leaf in use.value.leaves:
-                formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
+        members = _members(use)
+        for leaf in use.value.leaves if not members else ():
+            formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
+        for member in members:
+            by_leaf.setdefault(member.view.leaf, []).append(member)
+    joined = {}
+    for leaf, members in by_leaf.items():
+        shape = tuple(program.parameters[leaf].shape)
+        found = _join(members, (batch, points), shape)
+        if found is None:
+            formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
-            by_leaf.setdefault(use.value.view.leaf, []).append(use)
-    products: list[Product] = []
-    for leaf, uses in by_leaf.items():
-        if leaf in formed:
-            continue
-        joined = _join(leaf, uses, (batch, points), tuple(program.parameters[leaf].shape))
-        if joined is None:
-            formed[leaf] = "its uses overlap in different layouts"
-        else:
-            products += joined
+            joined[leaf] = found
+    spread = True
+    while spread:
+        together = [u.value.leaves for u in program.uses if u.value.leaves & set(formed)]
+        new = set().union(*together) - set(formed)
+        formed |= dict.fromkeys(new, "used side by side with a parameter that fell back")
+        spread = bool(new)
+    products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
 
 
+def _members(use: Use) -> list[Member]:
+    """The parameters in a use, each with its layout; none where they are more than moved."""
+    value, layout = use.value, use.layout
+    if value.view is not None:
+        view = value.view.reshape(layout.split)
+        return [] if view is None else [Member(use, view, layout)]
+    if value.tiles is None or isinstance(use.rule, Lookup):
+        return []
+    axis, parts = value.tiles
+    whole = (*parts[0].shape[:axis], sum(p.shape[axis] for p in parts), *parts[0].shape[axis + 1 :])
+    side = layout.rows if axis in layout.rows else layout.columns
+    if whole != layout.split or axis not in side:
+        return []
+    members, start = [], 0
+    for part in parts:
+        size = part.shape[axis]
+        cut = Cut(side is layout.rows, tuple(whole[i] for i in side), side.index(axis), start, size)
+        members.append(Member(use, part, dataclasses.replace(layout, split=part.shape), cut))
+        start += size
+    return members
+
+
 def _join(
-    leaf: int, uses: list[Use], scale: tuple[int, int], shape: tuple[int, ...]
+    members: list[Member], scale: tuple[int, int], shape: tuple[int, ...]
 ) -> list[Product] | None:
     """The uses of one parameter as products that share no entry, or None."""
     groups: dict[_Key, list[Member]] = {}
-    views: dict[_Key, View] = {}
-    for use in uses:
-        view, layout = use.value.view, use.layout
-        cut = view.reshape(layout.split) if view is not None else None
-        if cut is None:
-            return None
-        parts = [cut.atoms(a) for a in (layout.batch, layout.rows, layout.columns)]
-        key = (cut.offset, parts[0], parts[1], parts[2])
-        mirror = (cut.offset, parts[0], parts[2], parts[1])
+    for member in members:
+        view, layout = member.view, member.layout
+        parts = [view.atoms(a) for a in (layout.batch, layout.rows, layout.columns)]
+        key = (view.offset, parts[0], parts[1], parts[2])
+        mirror = (view.offset, parts[0], parts[2], parts[1])
         swapped = key not in groups and mirror in groups
-        key = mirror if swapped else key
-        views.setdefault(key, cut)
-        groups.setdefault(key, []).append(Member(use, swapped, cut.scale / views[key].scale))
+        group = groups.setdefault(mirror if swapped else key, [])
+        relative = view.scale / group[0].view.scale if group else 1.0
+        group.append(dataclasses.replace(member, swapped=swapped, scale=relative))
     if len(groups) > 1:
-        entries = [set(views[key].entries().tolist()) for key in groups]
-        if len(set().union(*entries)) < sum(map(len, entries)):
+        entries = np.concatenate([group[0].view.entries() for group in groups.values()])
+        if np.unique(entries).size < entries.size:
             return None
-    return [
-        Product(leaf, tuple(members), _method(members, *scale), views[key], shape)
-        for key, members in groups.items()
-    ]
+    return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
 
 
 def _method(members: list[Member], batch: int, points: int) -> str:
-    _, rows, columns = members[0].use.layout.sizes
-    single = len(members) == 1 and (points == 1 or not members[0].use.touched)
-    positions = sum(m.use.positions * segments_of(m.use, points) for m in members)
-    method = _products.choose(batch, positions, rows, columns, single=single)
+    _, rows, columns = members[0].layout.sizes
+    segments = [segments_of(m.use, points) for m in members]
+    positions = sum(m.use.positions * n for m, n in zip(members, segments, strict=True))
+    method = _products.choose(batch, positions, rows, columns, segments=sum(segments))
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"

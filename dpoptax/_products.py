@@ -17,8 +17,10 @@ from jax import lax
 
 # Sums of squares outside this range may have lost small terms, or be about to overflow.
 _TRUSTED = (2.0**-90, 2.0**120)
-# One number written to memory and read back costs as much time as about this many multiply-adds.
-_MEMORY = 60
+# So may sums of products, of factors that were scaled to at most 1, below this.
+_LEAST = 2.0**-80
+# A number written to memory and read back twice takes the time of about this many multiply-adds.
+_MEMORY = 120
 
 
 @jax.tree_util.register_dataclass
@@ -34,17 +36,33 @@ class Segment:
         return Segment(self.columns, self.rows)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Size:
-    """Per example: a norm, an upper bound of the terms it was summed from, and whether to trust it.
+class Terms:
+    """What the squared norm of products is summed from.
 
-    The bound is ΣΣ‖rows_t‖‖columns_t‖: rounding errors are small against it, so a norm far below
-    it may be all error.
+    Attributes:
+      rows, columns: squared norms of the factors, over all positions, (B, K).
+      inner: (times, inner products of rows, of columns), each (B, K, ...).
+      exact: whether nothing can cancel in the sum.
     """
 
-    norm: jax.Array
-    bound: jax.Array
+    rows: jax.Array
+    columns: jax.Array
+    inner: list[tuple[float, jax.Array, jax.Array]]
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Norms of gradients, (pieces, B), upper bounds of the terms that they were summed from, and
+    whether to trust them.
+
+    The bound is the product of the factors' norms: rounding errors are small against it, so a norm
+    far below it may be all error.
+    """
+
+    norms: jax.Array
+    bounds: jax.Array
     trusted: jax.Array
 
 
@@ -59,16 +77,17 @@ def wide(*arrays: jax.Array) -> jnp.dtype:
     return jnp.result_type(jnp.float32, *floats)
 
 
-def choose(batch: int, positions: int, rows: int, columns: int, *, single: bool) -> str:
+def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
 
     Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
     contract again for the sum) or "keep" (form them and keep them for the sum).
     """
-    if positions == 1 and single:
+    if positions == 1 and segments == 1:
         return "outer"
     size, work = rows * columns, positions * rows * columns
-    cost = {"gram": positions**2 * (rows + columns) + work, "form": 2 * work + _MEMORY * size / 2}
+    pairs = positions**2 * (segments + 1) / (2 * segments)
+    cost = {"gram": pairs * (rows + columns) + work, "form": 2 * work + 0.75 * _MEMORY * size}
     if size <= 2 * positions * (rows + columns) or batch * size <= 2**16:
         cost["keep"] = work + _MEMORY * size
     return min(cost, key=cost.__getitem__)
@@ -100,52 +119,68 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def size_of(gradient: jax.Array) -> Size:
-    """The size of formed gradients, (B, ...)."""
+def squares(gradient: jax.Array) -> jax.Array:
+    """Squared norms (B,) of formed gradients, (B, ...)."""
     gradient = gradient.astype(wide(gradient))
     square = jnp.sum(jnp.square(gradient), axis=tuple(range(1, gradient.ndim)))
-    square = square.astype(jnp.float32)
-    norm = jnp.sqrt(square)
-    return Size(norm, norm, _trust(square))
+    return square.astype(jnp.float32)
 
 
-def measure(segments: list[Segment], method: str, sizes: tuple[int, int, int]) -> Size:
-    """The size of products, by "outer", "gram" or "form"."""
-    if method == "form":
-        return size_of(form(segments, sizes))
+def terms(segments: list[Segment], method: str) -> Terms:
+    """The terms of products, by "outer" or "gram"."""
     if method == "outer":
         (segment,) = segments
         rows, columns = (_squares(x) for x in (segment.rows, segment.columns))
-        return _combine(rows, columns, [(1.0, rows, columns)], exact=True)
-    grams = []
+        return Terms(rows, columns, [(1.0, rows, columns)], exact=True)
+    inner = []
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            twice = 1.0 if i == j else 2.0
-            grams.append((twice, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
-    squares = [(_squares(s.rows), _squares(s.columns)) for s in segments]
-    rows = jnp.concatenate([r for r, _ in squares], axis=-1)
-    columns = jnp.concatenate([c for _, c in squares], axis=-1)
-    return _combine(rows, columns, grams, exact=False)
+            times = 1.0 if i == j else 2.0
+            inner.append((times, _inner(a.rows, b.rows), _inner(a.columns, b.columns)))
+    rows = sum((_squares(s.rows) for s in segments[1:]), _squares(segments[0].rows))
+    columns = sum((_squares(s.columns) for s in segments[1:]), _squares(segments[0].columns))
+    return Terms(rows, columns, inner, exact=False)
 
 
-def _combine(rows: jax.Array, columns: jax.Array, grams: list, *, exact: bool) -> Size:
-    """Size from squared norms (B, K, T) and inner products; scaled, since squares multiply."""
-    largest = [jnp.max(x, axis=(1, 2)) for x in (rows, columns)]
-    safe = [jnp.where(x > 0, x, 1.0) for x in largest]
-    unit = [1 / x for x in safe]
-    roots = jnp.sqrt(safe[0]) * jnp.sqrt(safe[1])
-    total = jnp.zeros(rows.shape[0], jnp.float32)
-    for times, inner_rows, inner_columns in grams:
-        scale = [u.reshape(-1, *(1,) * (inner_rows.ndim - 1)) for u in unit]
-        product = (inner_rows * scale[0]) * (inner_columns * scale[1])
-        total += times * jnp.sum(product, axis=tuple(range(1, product.ndim)))
-    norm = roots * jnp.sqrt(jnp.maximum(total, 0.0))
-    if exact:
-        bound = norm
-    else:
-        terms = jnp.sqrt(rows * unit[0][:, None, None]) * jnp.sqrt(columns * unit[1][:, None, None])
-        bound = roots * jnp.sqrt(jnp.sum(jnp.square(jnp.sum(terms, axis=2)), axis=1))
-    return Size(norm, bound, _trust(largest[0]) & _trust(largest[1]))
+def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
+    """Sizes of products, by their terms, and then of formed gradients, by their squared norms.
+
+    Terms are scaled before they are multiplied. All pieces go through each operation together,
+    since a program of many small operations takes long to compile.
+    """
+    norms, bounds, trusted = [], [], []
+    if terms:
+        largest = [[jnp.max(x, axis=1) for x in (t.rows, t.columns)] for t in terms]
+        safe = [[jnp.where(x > 0, x, 1.0) for x in pair] for pair in largest]
+        totals, spreads = [], []
+        for t, pair in zip(terms, safe, strict=True):
+            unit = [1 / x for x in pair]
+            total = jnp.zeros_like(unit[0])
+            for times, *inner in t.inner:
+                row, column = (
+                    x * u.reshape(-1, *(1,) * (x.ndim - 1))
+                    for x, u in zip(inner, unit, strict=True)
+                )
+                total += times * jnp.sum(row * column, axis=tuple(range(1, row.ndim)))
+            totals.append(total)
+            if t.exact:
+                spreads.append(total)
+                continue
+            row, column = (x * u[:, None] for x, u in zip((t.rows, t.columns), unit, strict=True))
+            spreads.append(jnp.sum(row * column, axis=1))
+        roots = jnp.stack([jnp.sqrt(r) * jnp.sqrt(c) for r, c in safe])
+        total = jnp.stack(totals)
+        norms.append(roots * jnp.sqrt(jnp.maximum(total, 0.0)))
+        bounds.append(roots * jnp.sqrt(jnp.stack(spreads)))
+        # Where one use has large rows and another large columns, the scaled terms can be tiny.
+        in_range = jnp.stack([_trust(r) & _trust(c) for r, c in largest])
+        trusted.append(in_range & (total >= _LEAST))
+    if formed:
+        square = jnp.stack(formed)
+        norms.append(jnp.sqrt(square))
+        bounds.append(norms[-1])
+        trusted.append(_trust(square))
+    return Sizes(jnp.concatenate(norms), jnp.concatenate(bounds), jnp.concatenate(trusted))
 
 
 def _trust(square: jax.Array) -> jax.Array:
@@ -153,10 +188,10 @@ def _trust(square: jax.Array) -> jax.Array:
 
 
 def _squares(factor: jax.Array) -> jax.Array:
-    """Squared norms (B, K, T) of the positions of a factor."""
+    """Squared norms (B, K) of a factor."""
     if indexed(factor):
-        return jnp.ones(factor.shape, jnp.float32)
-    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1).astype(jnp.float32)
+        return jnp.full(factor.shape[:2], factor.shape[2], jnp.float32)
+    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=(2, 3)).astype(jnp.float32)
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -34,7 +34,8 @@ class Derived:
     """A value made of parameters and constants.
 
     `leaves` are the parameters that its gradient flows to; it `varies` if parameters go into it,
-    be it behind a `stop_gradient`.
+    be it behind a `stop_gradient`. It is a `view` of one parameter, or `tiles`, several such views
+    side by side along an axis (counted with the axes of `scans`), or neither.
 
     Inside the body of a scan over a stack of parameters it stands for all steps at once: its
     array then has one leading axis for each scan named in `scans`, outermost first.
@@ -45,6 +46,7 @@ class Derived:
     varies: bool = False
     scans: tuple[int, ...] = ()
     view: _views.View | None = None
+    tiles: tuple[int, tuple[_views.View, ...]] | None = None
     leaf: int | None = None
     constant: Any = None
     source: Application | None = None
@@ -184,8 +186,9 @@ class _Reader:
         varies = any(v.varies for v in operands)
         scans = tuple(sorted({s for v in operands for s in v.scans}))
         source = Application(eqn, operands, scans)
+        tiles = _tiles(eqn, operands)
         return [
-            Derived(v.aval, leaves, varies, scans, view, source=source, index=i)
+            Derived(v.aval, leaves, varies, scans, view, tiles, source=source, index=i)
             for i, (v, view) in enumerate(
                 zip(eqn.outvars, _views_after(eqn, operands), strict=True)
             )
@@ -272,7 +275,15 @@ class _Reader:
             else:
                 scans = (*outer.scans, scan)
                 args.append(
-                    Derived(var.aval, outer.leaves, outer.varies, scans, outer.view, alias=outer)
+                    Derived(
+                        var.aval,
+                        outer.leaves,
+                        outer.varies,
+                        scans,
+                        outer.view,
+                        outer.tiles,
+                        alias=outer,
+                    )
                 )
         self.mark(operands[n_consts : n_consts + n_carry], "the carry of scan")
         body = self.read(inner, [*map(_constant, consts)], args, (*loops, (scan, p["length"])))
@@ -296,6 +307,15 @@ def _views_after(eqn: Any, operands: tuple[Derived, ...]) -> list[_views.View | 
         return unknown
     constants = [v.constant for v in operands if v is not moved[0]]
     return [_views.through(view, name, _behind(view.shape[:lead], name, eqn.params), constants)]
+
+
+def _tiles(eqn: Any, operands: tuple[Derived, ...]) -> Any:
+    """What `Derived.tiles` is after a concatenation of whole parameters."""
+    views = [v.view for v in operands if v.view is not None]
+    alike = len({v.scans for v in operands}) == 1
+    if eqn.primitive.name != "concatenate" or len(views) < len(operands) or not alike:
+        return None
+    return eqn.params["dimension"] + len(operands[0].scans), tuple(views)
 
 
 def _behind(steps: tuple[int, ...], name: str, params: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Accountants: "pld" (default) composes privacy loss distributions numerically and
 the user; "rdp" composes Renyi divergences: faster, and looser.
 """
 
+import functools
 import math
 import operator
 import warnings
@@ -107,7 +108,12 @@ def event_epsilon(
     """
     _check_delta(delta)
     _check_accountant(accountant)
-    return _events.epsilon_of(event, delta, accountant, _relation(neighbouring_relation))
+    # Runs over many seeds ask for the same event again and again, at up to seconds each.
+    priced = _epsilon_of if _is_hashable(event) else _events.epsilon_of
+    return priced(event, delta, accountant, _relation(neighbouring_relation))
+
+
+_epsilon_of = functools.lru_cache(maxsize=4096)(_events.epsilon_of)
 
 
 def rdp(
@@ -378,6 +384,14 @@ def _joint_multiplier(multipliers: Sequence[float]) -> float:
         return 0.0
     precision = math.fsum(m**-2 for m in multipliers)
     return precision**-0.5 if precision else math.inf
+
+
+def _is_hashable(event: Any) -> bool:
+    try:
+        hash(event)
+    except TypeError:
+        return False
+    return True
 
 
 def _relation(name: str) -> dpa.NeighboringRelation:

@@ -491,7 +491,7 @@ def _one_run(game, threat_model, key, included):
             grads = game.grad_fn(points, jax.tree.map(lambda x: x[None], canary))
             return jnp.sum(leaf_projections(update, grads.sum))
 
-        return jax.lax.map(score, canaries)
+        return jax.lax.map(score, canaries, batch_size=64)
 
     @jax.jit
     def step(params, opt_state, indices, mask):

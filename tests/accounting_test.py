@@ -554,3 +554,21 @@ class TestEpsilonSpent:
         )
         with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
             accounting.epsilon_spent((), self.sampler, DELTA)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("probability", [0.1, 1.0])
+def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, probability):
+    spent = [
+        accounting.epsilon(
+            noise_multiplier=multiplier,
+            sampling_probability=probability,
+            steps=3,
+            delta=1e-5,
+            accountant=accountant,
+        )
+        for multiplier in (1e-300, 1e-10, 1e9, 1e200, 1e300)
+    ]
+    assert spent[:2] == [math.inf, math.inf]
+    assert spent[2:] == [spent[2]] * 3
+    assert 0 <= spent[2] < 1e-3

@@ -174,7 +174,9 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--learning-rates" in output
-    assert "command='tarin' is unknown; available: compare, plan, train" in error_of(capsys, "tarin")
+    assert "command='tarin' is unknown; available: compare, plan, train" in error_of(
+        capsys, "tarin"
+    )
 
 
 def test_the_console_script_is_installed():
@@ -233,6 +235,7 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
 def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     paths, _, results = compared
     options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
+    options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
     assert main(["train", str(paths["dp_sgd"]), *options, "--workdir", str(tmp_path)]) == 0
     repeated = json.loads((tmp_path / "summary.json").read_text())
     reported = results["methods"][0]["runs"][1]

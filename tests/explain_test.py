@@ -26,6 +26,7 @@ FALLBACKS = {
         "b": "meets data in custom_vjp_call",
     },
     "penalised": {"w": "meets data in add"},
+    "side_by_side": {"c": "computed on before it meets data in dot_general"},
     "lookups": {"rows": "meets data in gather", "w": "its uses overlap in different layouts"},
 }
 

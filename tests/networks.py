@@ -329,3 +329,11 @@ def _steps_over_stacks(p, x):
 
     (x, _), sums = lax.scan(step, (x, 0), (p["steps"], p["b"]))
     return jnp.sum(x**2) + jnp.sum(jnp.sin(sums))
+
+
+@_network(_normal(a=(3, 2), b=(3, 4), c=(3, 6), d=(5, 3), s=(2, 3)), _vectors(4, 3))
+def _side_by_side(p, x):
+    q, k = jnp.split(x @ jnp.concatenate([p["a"], p["b"]], axis=1), [2], axis=1)
+    x = jnp.tanh(x + k @ jnp.concatenate([p["s"], p["d"][:2]]))
+    y = jnp.einsum("td,dhk->thk", x, jnp.concatenate([p["c"], -p["c"]], 1).reshape(3, 2, 6))
+    return jnp.sum(jnp.sin(y)) + jnp.sum(q**2)

@@ -16,7 +16,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import RunResult, train
 from dpoptax.training.privacy import make_plan
 
-FACTORS = (0.5, 1.0, 2.0)
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The default grid: these multiples of each config's own learning rate."""
 _SHARED = ("steps", "batch_size", "l2_clip_norm", "optimizer", "schedule", "model")
 """The fields of every config that a comparison can set."""
@@ -39,7 +39,7 @@ class Comparison:
     epsilon: float | None = None
     """Privacy of every private config; None: the one that the configs agree on."""
     learning_rates: tuple[float, ...] | None = None
-    """Grid of learning rates for every config; None: half, once and twice the config's own."""
+    """Grid of learning rates for every config; None: a quarter to four times the config's own."""
     steps: int | None = None
     """Number of steps of every config; None: the configs' own, as for all that follow."""
     batch_size: int | None = None

@@ -34,9 +34,19 @@ class Devices:
 
     def replicate(self, tree: Any) -> Any:
         """`tree`, which all hosts must have alike, on every device."""
-        if self.mesh is None:
+        everywhere = self.everywhere
+        if everywhere is None:
             return jax.device_put(tree)
-        return jax.device_put(tree, self.everywhere)
+        return jax.tree.map(lambda x: _put(x, everywhere), tree)
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    # Not `device_put`: it refuses devices of other hosts for arrays that are on one of ours.
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _put(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def start(parallel: str) -> Devices:

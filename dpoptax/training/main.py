@@ -1,6 +1,7 @@
-"""The command line: `dpoptax train CONFIG`, `dpoptax plan CONFIG`, `dpoptax compare CONFIG...`."""
+"""The command line: `dpoptax train`, `plan`, `compare` and `audit`, each with CONFIG."""
 
 import dataclasses
+import itertools
 import logging
 import sys
 import warnings
@@ -37,8 +38,11 @@ commands:
         noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
         several configs at one ε: a table and a figure
+  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
+        attacks on the training that each CONFIG says: a table of claimed ε and audited lower
+        bound; exit code 1 if a bound exceeds its claim
 
-`dpoptax train CONFIG --help` and `dpoptax compare --help` list all options;
+`dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
 
 
@@ -62,6 +66,17 @@ class _CompareArguments:
     configs: tyro.conf.Positional[tuple[Path, ...]]
     """Python files with get_config()."""
     comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _AuditArguments:
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    trials: int = 20_000
+    """Training runs with the attacker's example, and as many without."""
+    confidence: float = 0.999
+    """Of each bound."""
+    attack_seed: int = 0
+    """Seed of the attack; not of the training."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,13 +121,11 @@ def _train(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
         return 0 if arguments else 2
-    path, *rest = arguments
-    if path.startswith("-"):
-        raise ConfigError(f"train got {path!r} first; the path of the config comes before options")
+    path, config = _config_of("train", arguments)
     given = tyro.cli(
         _TrainArguments,
-        default=_TrainArguments(load_config(path), tyro.MISSING),
-        args=rest,
+        default=_TrainArguments(config, tyro.MISSING),
+        args=arguments[1:],
         prog=f"dpoptax train {path}",
         description=f"Train as {path} says; every field can be overridden.",
     )
@@ -168,6 +181,50 @@ def _compare(arguments: list[str]) -> int:
     return 0
 
 
+def _audit(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if arguments else 2
+    try:
+        from dpoptax.training import audit
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
+        ) from error
+    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(paths) :]
+    jobs = [
+        tyro.cli(
+            _AuditArguments,
+            default=_AuditArguments(load_config(path)),
+            args=options,
+            prog=f"dpoptax audit {path}",
+            description=f"Attack the training that {path} says; every field can be overridden.",
+        )
+        for path in paths or [_config_of("audit", arguments)[0]]
+    ]
+    rows = [
+        row
+        for job in jobs
+        for row in audit.audit_config(
+            job.config, trials=job.trials, confidence=job.confidence, seed=job.attack_seed
+        )
+    ]
+    print(audit.table(rows))
+    confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
+    print(f"\nEach bound holds with {confidence:g} % confidence, at δ = {delta:g}.")
+    return 1 if any(row.result.violated for row in rows) else 0
+
+
+def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
+    path = arguments[0]
+    if path.startswith("-"):
+        raise ConfigError(
+            f"{command} got {path!r} first; the path of the config comes before options"
+        )
+    return path, load_config(path)
+
+
 def _by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
     """The configs of all paths by name, with the path before a name that two paths have."""
     loaded = [(str(path), load_configs(path)) for path in paths]
@@ -186,4 +243,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
     "compare": _compare,
+    "audit": _audit,
 }

@@ -268,6 +268,18 @@ def build_optimizer(
         raise unknown_name("optimizer", config.optimizer, DIRECTIONS)
     if config.schedule not in SCHEDULES:
         raise unknown_name("schedule", config.schedule, SCHEDULES)
+    return optax.chain(
+        build_release(config, noise_multiplier, key),
+        DIRECTIONS[config.optimizer](),
+        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
+        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
+    )
+
+
+def build_release(
+    config: "TrainConfig", noise_multiplier: float, key: jax.Array
+) -> optax.GradientTransformation:
+    """The chain noise, filter: what becomes public of each step."""
     boundary, stddev = [], 0.0
     if config.method.private:
         stddev = noise_stddev(config, noise_multiplier)
@@ -285,9 +297,6 @@ def build_optimizer(
         *record("released"),
         config.method.filter(stddev),
         *record("filtered"),
-        DIRECTIONS[config.optimizer](),
-        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
-        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
     )
 
 

@@ -68,7 +68,8 @@ def load_batch(
     """
     if sharding is None:
         return read(source, sample.indices), sample.mask
-    shards = len(set(sharding.devices_indices_map((sharding.mesh.size,)).values()))
+    devices = sharding.mesh.size
+    shards = devices // sharding.shard_shape((devices,))[0]
     indices, mask = _padded(sample, shards)
     parts: Mapping[Any, Any] = sharding.addressable_devices_indices_map(mask.shape)
     # Devices that hold the same rows get them from one read.

@@ -1,5 +1,6 @@
 """Noise on eight virtual devices: that of one device bit for bit, whatever the layout."""
 
+import itertools
 import re
 
 import jax
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
+from dpoptax import _fixed_point
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 CLIP = dpoptax.l2_clip(0.5)
@@ -48,8 +50,37 @@ def alone():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("devices", [2, 8])
-@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fixed_point_noise_is_the_same_but_for_single_steps_of_the_grid(kind):
+    """Where the compiler scales a draw otherwise, it may round to the next integer."""
+    noise = dpoptax.gaussian_noise(
+        noise_multiplier=2.0, batch_size=4, key=jax.random.key(5), fixed_point=True
+    )
+
+    @jax.jit
+    def release(total):
+        return noise.update(dpoptax.ClippedSum(total, CLIP), noise.init(total))[0]
+
+    total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
+    step = _fixed_point.grid(CLIP.sensitivity, 2.0, 4) / 4
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=2.5 * step),
+        release(total),
+        release(zeros()),
+    )
+    assert not COLLECTIVE.search(release.lower(total).compile().as_text())
+
+
+QUICK = [(kind, 8, "first axis") for kind in KINDS] + [(KINDS[0], 8, "replicated")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "layout"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(KINDS, (2, 8), LAYOUTS)
+    ],
+    ids=str,
+)
 def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, devices, layout, alone):
     mesh = make_mesh((devices,), ("data",), kind)
     total = put(zeros(), mesh, LAYOUTS[layout])
@@ -112,7 +143,10 @@ def train(tx, grad_fn, params, state):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["disk", *(pytest.param(m, marks=pytest.mark.slow) for m in ("doppler", "pmlf"))],
+)
 def test_the_state_is_split_like_the_parameters_and_stays_so(method, kind):
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=16, key=jax.random.key(2))
     tx = optax.chain(noise, METHODS[method])

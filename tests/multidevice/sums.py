@@ -48,13 +48,14 @@ def want(batch):
     return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY).sum
 
 
-LAYOUTS = [(8, 1, "auto", KINDS[0])] + [
-    pytest.param(*case, kind, marks=pytest.mark.slow)
+LAYOUTS = [
+    (*case, kind)
     for case in [(1, 3, "auto"), (2, None, "auto"), (4, 3, "auto"), (8, 1, "auto"), (8, 2, "vmap")]
     for kind in KINDS
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "microbatch_size", "method", "kind"), LAYOUTS, ids=str)
 def test_replicated_parameters(kind, devices, microbatch_size, method, batch, want):
     mesh = make_mesh((devices,), ("data",), kind)
@@ -67,16 +68,9 @@ def test_replicated_parameters(kind, devices, microbatch_size, method, batch, wa
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(total))
 
 
-@pytest.mark.parametrize(
-    ("kind", "axes"),
-    [
-        (KINDS[1], ("model", "data")),
-        pytest.param(KINDS[0], ("model", "data"), marks=pytest.mark.slow),
-        pytest.param(KINDS[0], "data", marks=pytest.mark.slow),
-        pytest.param(KINDS[1], "data", marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("axes", ["data", ("model", "data")], ids=str)
 def test_split_parameters(kind, axes, batch, want):
     mesh = make_mesh((2, 4), ("model", "data"), kind)
     specs = FSDP | {"dense": P(("data", "model")), "bias": P("model")}
@@ -90,8 +84,9 @@ def test_split_parameters(kind, axes, batch, want):
         assert leaf.sharding.is_equivalent_to(points.points[0][name].sharding, leaf.ndim), name
 
 
-def test_arrays_of_the_host_and_a_call_without_jit(batch):
-    mesh = make_mesh((8,), ("data",), KINDS[1])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_arrays_of_the_host_and_a_call_without_jit(kind, batch):
+    mesh = make_mesh((8,), ("data",), kind)
     points = dpoptax.gradient_points((), conv_params())
     alone = dpoptax.clipped_grad(conv_loss, CLIP)(points, batch, MASK).sum
     assert_close(dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum, alone)
@@ -111,6 +106,7 @@ def test_auxiliary_outputs_stay_with_their_examples(batch):
     np.testing.assert_allclose(aux["loss"], alone["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_geometry_that_encodes(batch):
     clip = dpoptax.hyperspherical_clip(0.3, angle_norm=0.5)
     mesh = make_mesh((8,), ("data",), KINDS[1])
@@ -121,6 +117,7 @@ def test_a_geometry_that_encodes(batch):
     assert_close(total, alone, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_tangents_and_references_travel(kind, batch):
     mesh = make_mesh((4,), ("data",), kind)

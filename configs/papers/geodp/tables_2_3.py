@@ -2,9 +2,9 @@
 
 Names are TABLE/sigma-S/METHOD-BATCH. The paper states σ and no ε. For DP the trainer reports the ε
 that σ implies, at δ = 1e-5; for GeoDP none, because none is proven. The rows of DP at σ = 0.1 and
-0.01 are not here: their ε is in the thousands and more, which no accountant states. C = 0.1 (section VI); learning
-rates are not stated. The rows with importance sampling (IS) and selective updates (SUR) are not
-here: they are other samplers.
+0.01 are not here: their ε is in the thousands and more, which no accountant states. C = 0.1
+(section VI); learning rates are not stated. The rows with importance sampling (IS) and selective
+updates (SUR) are not here: they are other samplers.
 """
 
 from dpoptax.training.config import TrainConfig

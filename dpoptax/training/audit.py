@@ -1,0 +1,149 @@
+"""Audits of a config: its own noise, filter, clip, sampler, optimizer and model, under attack."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpoptax
+from dpoptax import auditing, sampling
+from dpoptax.training import models, streaming
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import Dataset, load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import build_clip, build_optimizer, build_release
+from dpoptax.training.privacy import PrivacyPlan, make_plan
+
+# Parameters of the games whose canary is a gradient; few, so that there can be many runs.
+_SMALL = 2
+# A sampler that cannot leave out the other records is replayed, which takes a hundred times longer.
+_REPLAYED = 50
+_CANARIES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Audited:
+    """One row of the table.
+
+    Attributes:
+        method: Of the config.
+        name: What was audited.
+        result: What was found.
+    """
+
+    method: str
+    name: str
+    result: auditing.AuditResult
+
+
+def audit_config(
+    config: TrainConfig, *, trials: int = 20_000, confidence: float = 0.999, seed: int = 0
+) -> list[Audited]:
+    """Attack a config's training, and bound its ε from below.
+
+    Four audits: one release on a full batch, which shows how well the attack sees; the whole run,
+    with every update of noise and filter shown; the whole run, with the final parameters shown;
+    and one training of the model itself, with training examples as canaries.
+
+    Args:
+        config: The run; its steps are those that its budget permits.
+        trials: Runs with the canary, and as many without; ten times as many of the single release.
+        confidence: Of each bound.
+        seed: Of the attack.
+
+    Raises:
+        ConfigError: A config that claims nothing.
+        ValueError: As for training.
+    """
+    if not config.method.private or config.noise_multiplier == 0:
+        raise ConfigError(
+            f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
+            "no ε, so there is nothing to audit; give a private method and noise"
+        )
+    dataset = load_dataset(config.dataset)
+    plan = make_plan(config, dataset.train_size)
+    settings: dict[str, Any] = {
+        "delta": config.delta,
+        "confidence": confidence,
+        "key": jax.random.key(seed),
+    }
+    runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
+    rows = [
+        Audited(
+            config.method.name,
+            "one full-batch release",
+            auditing.audit(_full_batch(config, plan), trials=10 * trials, **settings),
+        )
+    ]
+    views: tuple[tuple[auditing.ThreatModel, Any], ...] = (
+        ("white-box", build_release),
+        ("last-iterate", build_optimizer),
+    )
+    for threat_model, build in views:
+        game = _whole_run(config, plan, build(config, plan.noise_multiplier, jax.random.key(0)))
+        result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
+        rows.append(Audited(config.method.name, f"{plan.permitted_steps} steps", result))
+    if streaming.in_memory(dataset.train):
+        result = auditing.audit_one_run(
+            _model(config, plan, dataset),
+            canaries=min(_CANARIES, dataset.train_size),
+            **settings,
+        )
+        rows.append(Audited(config.method.name, f"one training of {config.model}", result))
+    return rows
+
+
+def table(rows: list[Audited]) -> str:
+    """The audits as a Markdown table."""
+    lines = [
+        "| method | audited | threat model | trials | claimed ε | audited ε ≥ | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found = row.result
+        verdict = " **VIOLATED**" if found.violated else ""
+        lines.append(
+            f"| {row.method} | {row.name} | {found.threat_model} | {found.trials} | "
+            f"{found.claimed_epsilon:.3f} | {found.epsilon_lower_bound:.3f}{verdict} | "
+            f"{found.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
+    records = plan.sampler.dataset_size
+    transform = build_release(
+        dataclasses.replace(config, batch_size=records), plan.noise_multiplier, jax.random.key(0)
+    )
+    sampler = sampling.PoissonSampler(records, records, seed=0)
+    return auditing.canary_gradient(transform, build_clip(config), jnp.zeros(_SMALL), sampler)
+
+
+def _whole_run(
+    config: TrainConfig, plan: PrivacyPlan, transform: optax.GradientTransformation
+) -> auditing.Game:
+    return auditing.canary_gradient(
+        transform, build_clip(config), jnp.zeros(_SMALL), plan.sampler, steps=plan.permitted_steps
+    )
+
+
+def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
+    model = models.build_model(config.model, dataset.num_classes)
+    examples = jax.tree.map(
+        jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
+    )
+    inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
+    grad_fn = dpoptax.clipped_grad(
+        models.example_loss(model), build_clip(config), microbatch_size=config.microbatch_size
+    )
+    return auditing.Game(
+        build_release(config, plan.noise_multiplier, jax.random.key(0)),
+        grad_fn,
+        models.init_params(model, inputs, jax.random.key(config.seed or 0)),
+        examples,
+        plan.sampler,
+        plan.permitted_steps,
+    )

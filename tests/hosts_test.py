@@ -1,0 +1,148 @@
+"""Trainer runs over several devices and processes: those of one device, and moved between them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flax import serialization
+
+CONFIG = """
+import numpy as np
+from dpoptax.training import data, streaming
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import Disk
+
+READ = []
+
+class Records:
+    # A random-access source that writes down what this process reads.
+    def __init__(self, arrays):
+        self.arrays = arrays
+    def __len__(self):
+        return len(self.arrays["labels"])
+    def __getitem__(self, index):
+        with open({log!r} + f"-{{__import__('jax').process_index()}}", "a") as log:
+            log.write(f"{{index}}\\n")
+        return {{name: array[index] for name, array in self.arrays.items()}}
+
+@data.register_dataset
+def records():
+    digits = data.digits()
+    return data.Dataset("records", Records(digits.train), digits.test, 10)
+
+def get_config():
+    return TrainConfig(
+        method=Disk(), dataset="records", model="cnn", steps=4, batch_size=64, microbatch_size=8,
+        noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2,
+    )
+"""
+
+
+def _command(config, workdir, *options):
+    program = "import sys; from dpoptax.training.main import main; sys.exit(main(sys.argv[1:]))"
+    return [
+        sys.executable,
+        "-c",
+        program,
+        "train",
+        str(config),
+        "--workdir",
+        str(workdir),
+        *options,
+    ]
+
+
+def _environment(devices, **more):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **more}
+
+
+def _run(processes, devices, config, workdir, *options):
+    """A run by so many processes with so many devices each; its parameters and its summary."""
+    if processes == 1:
+        environments = [_environment(devices)]
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        environments = [
+            _environment(
+                devices,
+                JAX_COORDINATOR_ADDRESS=address,
+                JAX_NUM_PROCESSES=str(processes),
+                JAX_PROCESS_ID=str(rank),
+            )
+            for rank in range(processes)
+        ]
+    command = _command(config, workdir, *options)
+    running = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for env in environments
+    ]
+    try:
+        for process in running:
+            output, _ = process.communicate(timeout=400)
+            assert process.returncode == 0, output.decode()
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    params = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
+    return params, json.loads((workdir / "summary.json").read_text())
+
+
+def _flat(tree, prefix=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _assert_close(got, want, atol=1e-6):
+    want = dict(_flat(want))
+    for name, value in _flat(got):
+        np.testing.assert_allclose(value, want[name], rtol=0, atol=atol, err_msg=name)
+
+
+def _reads(log, process):
+    with open(f"{log}-{process}") as lines:
+        return [int(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
+    config, log = tmp_path / "config.py", tmp_path / "reads"
+    config.write_text(CONFIG.format(log=str(log)))
+    alone, summary = _run(1, 1, config, tmp_path / "alone")
+    read_alone = _reads(log, 0)
+    (tmp_path / "reads-0").unlink()
+
+    two, summary_of_two = _run(2, 2, config, tmp_path / "two", "--parallel", "hosts")
+    _assert_close(two, alone)
+    for field in ("epsilon", "steps", "noise_multiplier", "padded_size"):
+        assert summary_of_two[field] == summary[field]
+    # Each process read its own part of the samples; record 0 is also what padding reads. Padding
+    # is at the end, in the part of the last.
+    reads = [[i for i in _reads(log, process) if i] for process in (0, 1)]
+    assert sorted(reads[0] + reads[1]) == sorted(i for i in read_alone if i)
+    assert min(map(len, reads)) > 0
+
+    four, _ = _run(1, 4, config, tmp_path / "four", "--parallel", "devices")
+    _assert_close(four, alone)
+
+    # Half of the steps by two processes, the rest by one, on other devices.
+    for processes, devices, options in (
+        (2, 1, ("--steps", "2", "--parallel", "hosts")),
+        (1, 3, ()),
+    ):
+        parallel = () if options else ("--parallel", "devices")
+        moved, summary_of_moved = _run(
+            processes, devices, config, tmp_path / "moved", *options, *parallel
+        )
+    assert summary_of_moved["steps"] == 4
+    _assert_close(moved, alone)

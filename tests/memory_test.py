@@ -1,0 +1,62 @@
+"""What each method keeps between steps, in multiples of the parameters: the README's table."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import dpoptax
+from dpoptax.filters import preset
+
+KEY = jax.random.key(0)
+NOISE = {"noise_multiplier": 1.0, "batch_size": 8, "key": KEY}
+PARAMS = {
+    "w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32),
+    "b": jax.ShapeDtypeStruct((1000,), jnp.float32),
+}
+COPIES = [
+    ("gaussian_noise", dpoptax.gaussian_noise(**NOISE), 0),
+    (
+        "correlated_noise",
+        dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0, 0.5, 0.25)), **NOISE),
+        2,
+    ),
+    ("geodp", dpoptax.geodp(0.1, **NOISE), 0),
+    ("track_reference", dpoptax.track_reference(), 1),
+    ("doppler, first order", dpoptax.doppler(*preset("doppler-first-order-1")), 1),
+    ("doppler, second order", dpoptax.doppler([0.25, 0.5, 0.25]), 2),
+    ("disk", dpoptax.disk(0.7, 0.5), 2),
+    ("disk, one gradient", dpoptax.disk(0.7, None), 2),
+    ("disk, Hessian", dpoptax.disk(0.7, 0.0), 2),
+    ("pmlf, 2 iterates", dpoptax.pmlf(2, 0.1, *preset("pmlf-mnist")), 2),
+    ("pmlf, 4 iterates", dpoptax.pmlf(4, 0.1, *preset("pmlf-mnist")), 4),
+    ("lp_adam", dpoptax.lp_adam(0.1, *preset("doppler-first-order-1")), 2),
+    ("adam_bc", dpoptax.adam_bc(0.1, stddev=0.1), 2),
+    ("adaptive_fir", dpoptax.adaptive_fir(3, 0.1), 2),
+    ("adaptive_kalman", dpoptax.adaptive_kalman(0.1), 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("transform", "copies"), [c[1:] for c in COPIES], ids=[c[0] for c in COPIES]
+)
+def test_copies_of_the_parameters_in_the_state(transform, copies):
+    state = jax.eval_shape(transform.init, PARAMS)
+    sizes = [x.size for x in jax.tree.leaves(state)]
+    assert round(sum(sizes) / (1000 * 1000 + 1000), 3) == copies
+
+
+# jax_privacy stacks the buffers of correlated noise along a new first axis.
+SHAPED = [c for c in COPIES if c[0] != "correlated_noise"]
+
+
+@pytest.mark.parametrize("transform", [c[1] for c in SHAPED], ids=[c[0] for c in SHAPED])
+def test_optax_maps_shardings_of_the_parameters_over_the_state(transform):
+    state = jax.eval_shape(transform.init, PARAMS)
+    specs = {"w": "of w", "b": "of b"}
+    mapped = optax.tree.map_params(
+        transform, lambda _, spec: spec, state, specs, transform_non_params=lambda _: "replicated"
+    )
+    by_shape = {PARAMS["w"].shape: "of w", PARAMS["b"].shape: "of b"}
+    for got, leaf in zip(jax.tree.leaves(mapped), jax.tree.leaves(state), strict=True):
+        assert got == by_shape.get(leaf.shape, "replicated")

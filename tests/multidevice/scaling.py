@@ -1,0 +1,28 @@
+"""The scaling table for few devices: compiled programs do what the arithmetic says."""
+
+import pytest
+
+from benchmarks.scaling import Problem, measure, table
+
+PROBLEM = Problem(devices=(2, 8, 16), width=512, batch_size=4096)
+
+
+@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_compiled_step_does_what_the_arithmetic_says(split):
+    for devices in (2, 8):
+        cost = measure(PROBLEM, devices, split)
+        assert cost.flops == pytest.approx(PROBLEM.flops(devices), rel=0.35)
+        assert cost.sent == pytest.approx(PROBLEM.traffic(devices), rel=0.01)
+        kinds = {"all-gather": 2, "reduce-scatter": 2} if split else {"all-reduce": 1}
+        assert cost.counts == kinds
+    # More devices than there are: lowered only, and the same bytes.
+    lowered = measure(PROBLEM, 16, split)
+    assert lowered.flops is None
+    assert lowered.sent == pytest.approx(PROBLEM.traffic(16), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_table_says_what_was_not_compiled():
+    rows = [line for line in table(PROBLEM).splitlines() if line.startswith("| 16 ")]
+    assert len(rows) == 2
+    assert all("before compilation" in row for row in rows)

@@ -1,0 +1,192 @@
+"""The noise is what it says it is, far into the tails and over whole runs; fixed point and keys."""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import dpoptax
+from dpoptax import _fixed_point, _random
+from tests import helpers
+
+CLIP = dpoptax.l2_clip(2.0)
+DRAWS = 4_000_000
+
+
+def _noise(fixed_point=False, **kwargs):
+    arguments = {"noise_multiplier": 1.5, "batch_size": 4, "key": jax.random.key(0)}
+    return dpoptax.gaussian_noise(**{**arguments, **kwargs}, fixed_point=fixed_point)
+
+
+def _release(tx, total, steps=1):
+    state, releases = tx.init(total), []
+    update = jax.jit(tx.update)
+    for _ in range(steps):
+        mean, state = update(dpoptax.ClippedSum(total, CLIP), state)
+        releases.append(mean)
+    return releases
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_tails_to_five_standard_deviations(fixed_point):
+    (mean,) = _release(_noise(fixed_point), jnp.zeros(DRAWS))
+    stddev = 1.5 * 2.0 / 4
+    if fixed_point:
+        stddev *= 1 + math.sqrt(DRAWS) * _fixed_point.grid(2.0, 1.5, 4) / 2.0
+    draws = np.asarray(mean, np.float64) / stddev
+    for edge in (1.0, 2.0, 3.0, 4.0, 4.5, 5.0):
+        for count in (np.sum(draws > edge), np.sum(draws < -edge)):
+            tail = stats.binomtest(int(count), DRAWS, stats.norm.sf(edge))
+            assert tail.pvalue > 1e-5, (edge, count)
+    wrong = stats.binomtest(int(np.sum(draws > 4.0)), DRAWS, stats.norm.sf(4.0 * 0.95))
+    assert wrong.pvalue < 1e-5
+
+
+def test_no_two_of_a_million_steps_have_a_key_in_common():
+    key = jax.random.key(7)
+
+    @jax.jit
+    def keys(step):
+        return jax.random.key_data(jax.random.split(jax.random.fold_in(key, step), 2))
+
+    data = np.asarray(jax.vmap(keys)(jnp.arange(1_000_000))).reshape(-1, 2).astype(np.uint64)
+    assert len(np.unique(data[:, 0] << np.uint64(32) | data[:, 1])) == 2_000_000
+
+
+def _train_with_key_checker(tx):
+    """Three steps, donated as in training; JAX's checker raises where a key is used twice."""
+    params, batch = helpers.mlp_params(jax.random.key(1)), helpers.mlp_batch(0, 4)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
+
+    def step(params, opt_state):
+        grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    with jax.debug_key_reuse(True):
+        opt_state = tx.init(params)
+        for _ in range(3):
+            params, opt_state = step(params, opt_state)
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_no_key_is_used_twice(fixed_point, monkeypatch):
+    # The checker does not see through the unrolled generator, which draws the same bits.
+    monkeypatch.setattr(_random, "normal", jax.random.normal)
+    _train_with_key_checker(optax.chain(_noise(fixed_point), dpoptax.disk(0.7, 0.5)))
+
+    def twice(key, *args, **kwargs):
+        draws = [jax.random.normal(key, *args, **kwargs) for _ in range(2)]
+        return sum(draws) / 2**0.5
+
+    monkeypatch.setattr(_random, "normal", twice)
+    with pytest.raises(jax.errors.KeyReuseError):
+        _train_with_key_checker(_noise(fixed_point))
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_a_restarted_run_draws_what_it_would_have_drawn(fixed_point):
+    tx, total = _noise(fixed_point), jnp.zeros(1_000)
+    whole = _release(tx, total, steps=4)
+    state = tx.init(total)
+    for _ in range(2):
+        _, state = tx.update(dpoptax.ClippedSum(total, CLIP), state)
+    leaves, treedef = jax.tree.flatten(state)
+    saved = [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in leaves
+    ]
+    restored = [
+        jax.random.wrap_key_data(jnp.asarray(x)) if x.dtype == np.uint32 else jnp.asarray(x)
+        for x in saved
+    ]
+    state = jax.tree.unflatten(treedef, restored)
+    for want in whole[2:]:
+        got, state = jax.jit(tx.update)(dpoptax.ClippedSum(total, CLIP), state)
+        chex.assert_trees_all_equal(got, want)
+    correlation = np.corrcoef(np.stack(whole)) - np.eye(4)
+    assert np.abs(correlation).max() < 5 / 1_000**0.5
+
+
+def test_neighbouring_draws_of_a_release_are_independent():
+    (mean,) = _release(_noise(), jnp.zeros(1_000_000))
+    for lag in (1, 2, 3, 128, 1024, 4096):
+        correlation = np.corrcoef(mean[lag:], mean[:-lag])[0, 1]
+        assert abs(correlation) < 5 / 1_000_000**0.5, lag
+        squares = np.corrcoef(mean[lag:] ** 2, mean[:-lag] ** 2)[0, 1]
+        assert abs(squares) < 5 / 1_000_000**0.5, lag
+
+
+def test_fixed_point_releases_lie_on_the_public_grid_whatever_the_sum():
+    step = _fixed_point.grid(2.0, 1.5, 4)
+    assert math.log2(step).is_integer()
+    for total in (jnp.zeros(10_000), jnp.linspace(-1 / 3, 1 / 3, 10_000)):
+        (mean,) = _release(_noise(True), total)
+        steps = np.asarray(mean, np.float64) * 4 / step
+        np.testing.assert_array_equal(steps, np.rint(steps))
+        assert len(np.unique(steps % 16)) == 16
+
+
+def test_fixed_point_noise_has_the_stated_scale_and_centre():
+    total = jnp.full(50_000, 5.0 / 3)
+    (mean,) = _release(_noise(True), total)
+    step = _fixed_point.grid(2.0, 1.5, 4)
+    stddev = 1.5 * (2.0 + math.sqrt(50_000) * step) / 4
+    draws = (np.asarray(mean, np.float64) - 5.0 / 12) / stddev
+    assert stats.kstest(draws, "norm").pvalue > 1e-3
+    assert stats.kstest(draws * 1.05, "norm").pvalue < 1e-3
+
+
+def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
+    for sigma, batch_size in ((0.3, 100_000), (1.0, 256), (50.0, 1)):
+        step = _fixed_point.grid(2.0, sigma, batch_size)
+        assert 2 * 2.0 * batch_size / step <= 2**30
+        assert 11 * sigma * 2.0 / step < 2**30
+        assert step <= max(2**-17 * sigma * 2.0, 2**-27 * batch_size * 2.0)
+    extreme = jnp.array([1e30, -1e30, 3e38])
+    (mean,) = _release(_noise(True, batch_size=256), extreme)
+    largest = 2**30 * _fixed_point.grid(2.0, 1.5, 256) / 256
+    np.testing.assert_allclose(mean, [largest, -largest, largest], rtol=0.1)
+
+
+def test_rounding_moves_a_sum_by_at_most_the_stated_sensitivity():
+    step = _fixed_point.grid(2.0, 1.5, 4)
+    rng = np.random.default_rng(0)
+    total = rng.normal(size=1_000).astype(np.float32)
+    moved = total + 2.0 * np.float32(1 / math.sqrt(1_000))
+    bound = _fixed_point.sensitivity_on_grid(jnp.zeros(1_000), 2.0, step)
+    key = jax.random.key(0)
+    releases = [_fixed_point.add_noise(jnp.asarray(t), 3.0, key, step) for t in (total, moved)]
+    difference = np.asarray(releases[1], np.float64) - np.asarray(releases[0])
+    assert 1.99 < np.linalg.norm(difference) <= bound
+
+
+def test_fixed_point_without_noise_is_exact_and_keeps_dtypes():
+    total = jnp.array([1 / 3, -7.0])
+    (mean,) = _release(_noise(True, noise_multiplier=0.0), total)
+    np.testing.assert_array_equal(mean, total / 4)
+    half = jnp.ones(3, jnp.bfloat16)
+    tx = _noise(True)
+    mean, _ = tx.update(dpoptax.ClippedSum(half, CLIP), tx.init(half), half)
+    assert mean.dtype == jnp.bfloat16
+
+
+def test_keys_from_the_operating_system():
+    keys = [dpoptax.random_key_from_os() for _ in range(100)]
+    data = {tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}
+    assert len(data) == 100
+    assert len({high for high, _ in data}) == len({low for _, low in data}) == 100
+    (mean,) = _release(_noise(key=keys[0]), jnp.zeros(100))
+    assert jnp.std(mean) > 0.3
+
+
+def test_keys_from_seeds_are_few():
+    """What `random_key_from_os` is for: the high half of a seed's key is always the same."""
+    data = [np.asarray(jax.random.key_data(jax.random.key(seed))) for seed in range(50)]
+    assert len({high for high, _ in data}) == 1

@@ -1,0 +1,111 @@
+"""Data larger than memory: what a step reads, and what it holds."""
+
+import time
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+
+from dpoptax.sampling import PoissonSampler, Sample
+from dpoptax.training import data, loop, streaming
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The digits as memory-mapped files."""
+    for name, array in data.digits().train.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    return tmp_path
+
+
+def test_reading_takes_the_records_of_the_sample_from_arrays_files_and_sources(files):
+    arrays = data.digits().train
+    mapped = streaming.open_memory_mapped(files)
+    source = [{name: array[i] for name, array in arrays.items()} for i in range(20)]
+    indices = np.array([3, 3, 0, 19])
+    want = {name: array[indices] for name, array in arrays.items()}
+    for found in (arrays, mapped, source):
+        jax.tree.map(np.testing.assert_array_equal, streaming.read(found, indices), want)
+    assert [streaming.source_size(s) for s in (arrays, mapped, source)] == [1438, 1438, 20]
+    assert [streaming.in_memory(s) for s in (arrays, mapped, source)] == [True, False, False]
+    assert not isinstance(streaming.read(mapped, indices)["inputs"], np.memmap)
+
+
+def test_a_streamed_run_is_the_resident_one_bit_for_bit(files):
+    config = TrainConfig(steps=3, batch_size=32, model="linear", accountant="rdp", eval_every=3)
+    resident = data.digits()
+    streamed = data.Dataset("files", streaming.open_memory_mapped(files), resident.test, 10)
+    plan = loop.make_plan(config, resident.train_size)
+    first, second = (loop.train(config, dataset, plan) for dataset in (resident, streamed))
+    assert first.summary["params_sha256"] == second.summary["params_sha256"]
+    with pytest.raises(ConfigError, match="record_training_metrics"):
+        loop.train(TrainConfig(record_training_metrics=True, accountant="rdp"), streamed, plan)
+    with pytest.raises(ConfigError, match="streamed"):
+        streamed.for_selection()
+
+
+def test_files_that_are_no_data_set_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="found none"):
+        streaming.open_memory_mapped(tmp_path)
+    np.save(tmp_path / "inputs.npy", np.zeros((3, 2)))
+    np.save(tmp_path / "labels.npy", np.zeros(4))
+    with pytest.raises(ConfigError, match="'inputs': 3, 'labels': 4"):
+        streaming.open_memory_mapped(tmp_path)
+
+
+def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_path):
+    records = 10**8
+    # A sparse file: 800 MB of zeros that take no disk.
+    mapped = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (records,))
+    del mapped
+    source = streaming.open_memory_mapped(tmp_path)
+    sampler = PoissonSampler(records, 1000, seed=0)
+    sampler.sample(0)  # the padded size is computed once
+    tracemalloc.start()
+    started = time.perf_counter()
+    for step in range(5):
+        batch, mask = streaming.load_batch(source, sampler.sample(step))
+    seconds = time.perf_counter() - started
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert batch["x"].shape == mask.shape == (sampler.padded_size,)
+    assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
+    assert seconds < 5
+
+
+def test_prefetch_keeps_the_order_runs_ahead_by_its_depth_and_passes_errors_on():
+    loaded = []
+
+    def load(step):
+        loaded.append(step)
+        if step == 6:
+            raise OSError("gone")
+        return step
+
+    batches = streaming.prefetch(load, range(8), depth=2)
+    assert next(batches) == 0
+    time.sleep(0.05)
+    assert max(loaded) <= 2
+    assert [next(batches) for _ in range(5)] == [1, 2, 3, 4, 5]
+    with pytest.raises(OSError, match="gone"):
+        next(batches)
+
+
+def test_a_grain_source_needs_no_adapter():
+    """`grain.sources.RandomAccessDataSource` asks for these two methods and nothing else."""
+
+    class Source:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            return {"x": index}
+
+    source = Source()
+    sample = Sample(np.array([4, 7, 0]), np.array([True, True, False]))
+    batch, mask = streaming.load_batch(source, sample)
+    assert batch["x"].tolist() == [4, 7, 0]
+    assert mask.tolist() == [True, True, False]
