@@ -293,10 +293,7 @@ def build_release(
         return [recorder(stage, config.steps, config.record)] if config.record else []
 
     return optax.chain(
-        *boundary,
-        *record("released"),
-        config.method.filter(stddev),
-        *record("filtered"),
+        *boundary, *record("released"), config.method.filter(stddev), *record("filtered")
     )
 
 
