@@ -103,12 +103,18 @@ def test_every_method_and_clip_trains_two_steps(name, data_dir, tmp_path):
     assert train_and_evaluate(config, tmp_path, progress=False).summary["steps"] == 2
 
 
+@pytest.mark.parametrize("dataset", sorted({row.dataset for row in ROWS.values()}))
+def test_every_data_set_trains_two_steps(dataset, data_dir, tmp_path):
+    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
+    config = dataclasses.replace(config, dataset=dataset)
+    assert train_and_evaluate(config, tmp_path, progress=False).summary["dataset"] == dataset
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted({(row.dataset, row.model): name for name, row in ROWS.items()}.values())
-)
+@pytest.mark.parametrize("name", sorted({row.model: name for name, row in ROWS.items()}.values()))
 def test_every_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
     config = shortened(ROWS[name], data_dir, method=DPSGD())
+    config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD has to state an ε
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
     assert np.isfinite(summary["test_loss"])
 
