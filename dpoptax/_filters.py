@@ -87,7 +87,9 @@ def low_pass(
 
     def init_fn(params):
         zeros = [optax.tree.zeros_like(params, dtype=accumulator_dtype) for _ in range(order)]
-        return LowPassState(jnp.zeros([], jnp.int32), tuple(zeros), jnp.zeros(order, jnp.float32))
+        # Not empty without buffers either: there are checkpoint formats that have no empty arrays.
+        correction = jnp.zeros(max(order, 1), jnp.float32)
+        return LowPassState(jnp.zeros([], jnp.int32), tuple(zeros), correction)
 
     def update_fn(updates, state, params=None):
         del params
