@@ -110,9 +110,15 @@ def test_every_data_set_trains_two_steps(dataset, data_dir, tmp_path):
     assert train_and_evaluate(config, tmp_path, progress=False).summary["dataset"] == dataset
 
 
+# The deep ones take minutes to compile; image_models_test.py trains them at reduced widths.
+SHALLOW = ("linear", "cnn_2", "cnn_5", "resnet_3", "vit_tiny")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({row.model: name for name, row in ROWS.items()}.values()))
-def test_every_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
+@pytest.mark.parametrize(
+    "name", sorted({row.model: name for name, row in ROWS.items() if row.model in SHALLOW}.values())
+)
+def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_path):
     config = shortened(ROWS[name], data_dir, method=DPSGD())
     config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD has to state an ε
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
