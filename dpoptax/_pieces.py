@@ -15,7 +15,7 @@ from dpoptax._products import Segment
 from dpoptax._tracing import Program, Use
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
-_SMALL = 2**14
+_SMALL = 2**10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -225,26 +225,32 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
     ).astype(jnp.float32)
 
 
-def weighted_sum(segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]):
-    """Σ_i weights[i] G_i, (K, R, C) in float32."""
+def weighted_sum(
+    segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]
+) -> jax.Array:
+    """Σ_i weights[i] G_i, (K, R, C) in float32 at least."""
     total = None
     for segment in segments:
-        rows, columns = segment.rows, segment.columns
-        flip = indexed(columns) or (
-            not indexed(rows) and math.prod(rows.shape) < math.prod(columns.shape)
-        )
-        rows, columns = (columns, rows) if flip else (rows, columns)
         factor = weights if segment.weight is None else weights * segment.weight
-        scaled = _times(columns.astype(wide(columns)), factor)
-        if indexed(rows):
-            count = sizes[2] if flip else sizes[1]
-            part = _scatter(_together(rows), _together(scaled), count)[0]
-        else:
-            part = _contract(_together(rows)[0], _together(scaled)[0])
-        part = part.swapaxes(-1, -2) if flip else part
+        part = _weighted(segment.rows, segment.columns, factor, sizes)
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _weighted(
+    rows: jax.Array, columns: jax.Array, weights: jax.Array, sizes: tuple[int, int, int]
+) -> jax.Array:
+    if indexed(rows):
+        scaled = _times(columns.astype(wide(columns)), weights)
+        return _scatter(_together(rows), _together(scaled), sizes[1])[0]
+    if indexed(columns):
+        return _weighted(columns, rows, weights, (sizes[0], *sizes[:0:-1])).swapaxes(-1, -2)
+    scale_rows = math.prod(rows.shape) < math.prod(columns.shape)  # the smaller of the two
+    scaled = _times((rows if scale_rows else columns).astype(wide(rows, columns)), weights)
+    if scale_rows:
+        return _contract(_together(scaled)[0], _together(columns)[0])
+    return _contract(_together(rows)[0], _together(scaled)[0])
 
 
 def _together(factor: jax.Array) -> jax.Array:
@@ -255,23 +261,32 @@ def _together(factor: jax.Array) -> jax.Array:
 
 
 def _contract(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Contraction in the dtype of `rows`; `columns` carry clip factors and are wide.
+    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds clip factors.
 
-    In 16 bits the factors would round, and push a contribution past the clip bound: the columns
-    go in two parts, which hold 16 bits of the mantissa.
+    In 16 bits the factors would round, and push a contribution past the clip bound: what holds
+    them goes in two parts, which keep 16 bits of the mantissa.
     """
     dtype = wide(rows, columns)
 
-    def dot(columns: jax.Array) -> jax.Array:
+    def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
         if rows.shape[0] == 1:
             return jnp.dot(rows[0].T, columns[0], preferred_element_type=dtype)[None]
         return jnp.einsum("ktr,ktc->krc", rows, columns, preferred_element_type=dtype)
 
-    if rows.dtype.itemsize >= 4:
-        return dot(columns)
-    high = columns.astype(rows.dtype)
-    low = (columns - high.astype(jnp.float32)).astype(rows.dtype)
-    return dot(high) + dot(low)
+    def parts(factor: jax.Array, narrow: jnp.dtype) -> list[jax.Array]:
+        if factor.dtype == narrow:
+            return [factor]
+        high = factor.astype(narrow)
+        return [high, (factor - high.astype(factor.dtype)).astype(narrow)]
+
+    narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
+    if narrow.itemsize >= 4:
+        return dot(rows, columns)
+    pairs = [(r, c) for r in parts(rows, narrow) for c in parts(columns, narrow)]
+    total = dot(*pairs[0])
+    for pair in pairs[1:]:
+        total += dot(*pair)
+    return total
 
 
 def largest(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:
