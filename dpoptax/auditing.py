@@ -313,6 +313,10 @@ def audit_one_run(
     with the highest scores in, and ε follows from how many are. Weaker than `audit`, and as cheap
     as a run: the audit for models that are trained once.
 
+    Where every record is in every step, what is claimed is a Gaussian mechanism, and the bound is
+    for its whole trade-off curve. Otherwise it is for (ε, δ) alone, which sees little unless δ is
+    far below (1 − confidence)/canaries.
+
     Args:
       game: what is attacked, with a row for each record.
       key: of the coins and the noise.
@@ -326,7 +330,9 @@ def audit_one_run(
     Raises:
       ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`.
 
-    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023.
+    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
+    the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
+    run", 2024.
     """
     canaries = game.rows if canaries is None else canaries
     if not 64 <= canaries <= game.rows:
@@ -342,10 +348,10 @@ def audit_one_run(
     # The numbers of guesses are fixed in advance, so that sharing the significance is enough.
     guesses = sorted({max(16, canaries // 2**i) for i in range(1, 7)})
     ranked = np.sort(scores)[::-1]
+    gaussian = game.sampler.sampling_probability == 1.0
+    epsilon = estimator.epsilon_one_run_fdp if gaussian else estimator.epsilon_one_run
     bound = max(
-        estimator.epsilon_one_run(
-            (1 - confidence) / len(guesses), delta, threshold_strategy=Explicit(ranked[k - 1])
-        )
+        epsilon((1 - confidence) / len(guesses), delta, threshold_strategy=Explicit(ranked[k - 1]))
         for k in guesses
     )
     return AuditResult(

@@ -107,7 +107,7 @@ def test_scores_without_signal_prove_nothing(threat_model):
     game = auditing.canary_gradient(
         games.noise(sampler), games.CLIP, games.PARAMS, sampler, steps=3
     )
-    for seed in range(3):
+    for seed in range(2):
         result = auditing.audit(
             _silent(game),
             key=jax.random.key(seed),
@@ -149,10 +149,10 @@ def examples():
 def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, examples):
     params, dataset = examples
     sampler = sampler_type(24, 8, seed=0, multiple_of=4)
-    tx = optax.chain(games.method("DiSK", sampler), optax.sgd(0.1))
+    tx = optax.chain(games.method("DiSK", sampler, 0.5), optax.sgd(0.1))
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP, microbatch_size=4)
     game = auditing.Game(tx, grad_fn, params, dataset, sampler, steps=3)
-    result = auditing.audit(game, key=KEY, trials=400, delta=1e-2)
+    result = auditing.audit(game, key=KEY, trials=2_000, delta=1e-2)
     assert not result.violated
     assert result.epsilon_lower_bound > 0.1, result
 
@@ -162,7 +162,7 @@ def test_canary_examples_under_full_batches(examples):
     sampler = games.poisson(24)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.01))
     game = auditing.Game(games.noise(sampler), grad_fn, params, dataset, sampler)
-    result = auditing.audit(game, key=KEY, trials=20_000, delta=1e-3)
+    result = auditing.audit(game, key=KEY, trials=8_000, delta=1e-2)
     _assert_seen(result)
 
 
