@@ -200,7 +200,8 @@ def run_batch(program: Program, leaves: list[jax.Array], batch: list[jax.Array],
     (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
         zeros, shifts
     )
-    return results, operands, cotangents, gradients
+    # Each is read several times; without the barrier XLA computes it anew for some of the readers.
+    return results, *lax.optimization_barrier((operands, cotangents, gradients))
 
 
 def use_layout(use: Use, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
