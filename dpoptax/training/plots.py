@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
@@ -47,7 +48,7 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     """Accuracy over steps and over learning rates, each mean in a band of ± one deviation."""
     methods = results["methods"]
     has_grid = any(len(method["grid"]) > 1 for method in methods)
-    figure = Figure(figsize=(9.5 if has_grid else 5.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(9.5 if has_grid else 5.5, 4.4), layout="constrained")
     axes = figure.subplots(1, 2 if has_grid else 1, squeeze=False)[0]
     for index, method in enumerate(methods):
         style: dict[str, Any] = {
@@ -73,12 +74,13 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     seeds = len(results["seeds"])
     _label(axes[0], "step", "test accuracy (%)")
     axes[0].set_title("At the selected learning rate", fontsize="medium")
-    axes[0].legend(frameon=False, loc="lower right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     if has_grid:
         axes[1].set_xscale("log")
-        rates = sorted({point["learning_rate"] for m in methods for point in m["grid"]})
-        axes[1].set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
-        axes[1].set_xticks([], minor=True)
+        axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes[1].xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+        axes[1].xaxis.set_minor_locator(NullLocator())
         _label(axes[1], "learning rate", "validation accuracy (%)")
         axes[1].set_title("Selection of the learning rate", fontsize="medium")
     privacy = "without privacy"
