@@ -174,7 +174,7 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--learning-rates" in output
-    assert "command='tarin' is unknown; available: compare, plan, train" in error_of(
+    assert "command='tarin' is unknown; available: audit, compare, plan, train" in error_of(
         capsys, "tarin"
     )
 
@@ -257,7 +257,7 @@ def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
     for name in ("Non-private (plain)", "Non-private (other)", "comparison.png"):
         assert name in output
     methods = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
-    assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.5, 1.0, 2.0]
+    assert [point["learning_rate"] for point in methods[0]["grid"]] == [0.25, 0.5, 1.0, 2.0, 4.0]
     assert methods[0]["test_accuracy_std"] is None
     assert "∞ (not private)" in output
 
