@@ -398,6 +398,7 @@ class TestCalibration:
         assert 0.9998 * epsilon <= spent <= epsilon
         assert found == float(f"{found:.4e}")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("max_batch_size", [300])
     def test_truncated_sampling_is_calibrated_with_its_truncation(self, max_batch_size):
         sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=max_batch_size)
@@ -435,6 +436,7 @@ class TestCalibration:
             == 1000
         )
 
+    @pytest.mark.slow
     def test_more_budget_needs_less_noise(self):
         found = [
             accounting.calibrate_noise_multiplier(
@@ -451,6 +453,7 @@ class TestCalibration:
                 epsilon=epsilon, delta=DELTA, sampling_probability=0.01, steps=10
             )
 
+    @pytest.mark.slow
     def test_target_out_of_reach(self):
         with pytest.raises(
             ValueError, match="epsilon=1e-09 is below what any noise_multiplier.*raise"
