@@ -25,3 +25,6 @@ from dpoptax.studies._geodp_errors import geodp_sweep as geodp_sweep
 from dpoptax.studies._geodp_errors import plot_sweep as plot_sweep
 from dpoptax.studies._geodp_errors import random_mean_gradient as random_mean_gradient
 from dpoptax.studies._geodp_errors import release_cosines as release_cosines
+from dpoptax.studies._noisy_regression import NoisyRegression as NoisyRegression
+from dpoptax.studies._noisy_regression import noisy_regression as noisy_regression
+from dpoptax.studies._noisy_regression import regression_methods as regression_methods

@@ -1,0 +1,28 @@
+"""DiSK's synthetic study: the order that the paper claims, and what is left of it after tuning."""
+
+import numpy as np
+import pytest
+
+from dpoptax import studies
+
+
+@pytest.fixture(scope="module")
+def result():
+    return studies.noisy_regression()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_at_one_large_rate_kalman_is_lowest_and_plain_descent_highest(result, rate):
+    plain, filtered, kalman = result.at(rate)
+    assert np.all(kalman < 0.95 * filtered)
+    assert np.all(filtered < plain)
+
+
+def test_near_the_stability_limit_kalman_is_several_times_better(result):
+    plain, _, kalman = result.at(1.0)
+    assert np.all(kalman < plain / 4)
+
+
+def test_at_rates_tuned_for_each_the_methods_nearly_coincide(result):
+    best = result.best()
+    assert np.all(best.max(axis=0) < 1.2 * best.min(axis=0))
