@@ -174,7 +174,7 @@ def test_help_version_and_unknown_commands(config, capsys):
     output = capsys.readouterr().out
     assert "--l2-clip-norm" in output
     assert "--learning-rates" in output
-    assert "command='tarin' is unknown; available: audit, compare, plan, train" in error_of(
+    assert "command='tarin' is unknown; available: audit, compare, plan" in error_of(
         capsys, "tarin"
     )
 

@@ -1,7 +1,6 @@
-"""The papers' synthetic studies, as functions that return arrays, and a plot for each.
+"""The papers' synthetic studies, as functions that return arrays; `dpoptax study` draws them.
 
-Nothing here is private or needs to be: the gradients are made up. Plots go to the Matplotlib axes
-they are given, and Matplotlib is not imported.
+Nothing here is private or needs to be: the gradients are made up, or the digits are public.
 """
 
 from dpoptax.studies._correlated_noise import Arm as Arm
@@ -13,7 +12,6 @@ from dpoptax.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
 from dpoptax.studies._filter_responses import DOPPLER_TABLE_4 as DOPPLER_TABLE_4
 from dpoptax.studies._filter_responses import FilterResponses as FilterResponses
 from dpoptax.studies._filter_responses import filter_responses as filter_responses
-from dpoptax.studies._filter_responses import plot_filter_responses as plot_filter_responses
 from dpoptax.studies._geodp_errors import GeoDPErrors as GeoDPErrors
 from dpoptax.studies._geodp_errors import Sweep as Sweep
 from dpoptax.studies._geodp_errors import break_even_beta as break_even_beta
@@ -22,9 +20,12 @@ from dpoptax.studies._geodp_errors import geodp_errors as geodp_errors
 from dpoptax.studies._geodp_errors import geodp_figure_3 as geodp_figure_3
 from dpoptax.studies._geodp_errors import geodp_figure_4 as geodp_figure_4
 from dpoptax.studies._geodp_errors import geodp_sweep as geodp_sweep
-from dpoptax.studies._geodp_errors import plot_sweep as plot_sweep
 from dpoptax.studies._geodp_errors import random_mean_gradient as random_mean_gradient
-from dpoptax.studies._geodp_errors import release_cosines as release_cosines
+from dpoptax.studies._kalman_convergence import KalmanConvergence as KalmanConvergence
+from dpoptax.studies._kalman_convergence import kalman_convergence as kalman_convergence
 from dpoptax.studies._noisy_regression import NoisyRegression as NoisyRegression
 from dpoptax.studies._noisy_regression import noisy_regression as noisy_regression
 from dpoptax.studies._noisy_regression import regression_methods as regression_methods
+from dpoptax.studies._release_cosines import direction_clips as direction_clips
+from dpoptax.studies._release_cosines import heterogeneous_gradients as heterogeneous_gradients
+from dpoptax.studies._release_cosines import release_cosines as release_cosines

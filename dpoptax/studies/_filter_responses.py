@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,16 +50,3 @@ def filter_responses(
         {name: filters.impulse_response(f, length) for name, f in chosen.items()},
         {name: 20 * np.log10(np.maximum(a, 1e-5)) for name, a in amplitude.items()},
     )
-
-
-def plot_filter_responses(responses: FilterResponses, time_axes: Any, frequency_axes: Any) -> None:
-    """Draws the impulse responses on one axes and the frequency responses on the other."""
-    for name, kappa in responses.kappa.items():
-        time_axes.plot(kappa, marker=".", label=name)
-        frequency_axes.plot(responses.omega, responses.decibel[name], label=name)
-    time_axes.set(xlabel="steps ago τ", ylabel="weight κ", title="Time response")
-    frequency_axes.set(
-        xscale="log", xlabel="frequency ω (radians per step)", ylabel="amplitude (dB)"
-    )
-    frequency_axes.set_title("Frequency response")
-    time_axes.legend()

@@ -1,6 +1,5 @@
-"""Errors of released gradients in direction and in value: GeoDP Fig. 3 and 4, and a fair one."""
+"""Errors of released gradients in direction and in value: GeoDP Fig. 3 and 4."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from dpoptax._clipping import Clip, sum_clipped
 from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
 
 
@@ -250,62 +248,3 @@ def geodp_sweep(
         )
     columns = (np.array(column) for column in zip(*points, strict=True))
     return Sweep(name, tuple(values), dict(fixed), GeoDPErrors(*columns))
-
-
-def plot_sweep(sweep: Sweep, axes: Any) -> None:
-    """Draws one panel: the four errors against what varies, in the paper's colours."""
-    styles = {
-        "geodp_direction": ("red", "GeoDP, direction"),
-        "dp_direction": ("black", "DP, direction"),
-        "geodp_gradient": ("green", "GeoDP, gradient"),
-        "dp_gradient": ("blue", "DP, gradient"),
-    }
-    for field, (colour, label) in styles.items():
-        axes.plot(sweep.values, getattr(sweep.errors, field), color=colour, marker=".", label=label)
-    fixed = ", ".join(f"{name} = {value:g}" for name, value in sweep.fixed.items())
-    axes.set(xscale="log", yscale="log", xlabel=sweep.name, ylabel="mean square error", title=fixed)
-    axes.legend()
-
-
-def release_cosines(
-    gradients: Array,
-    truth: Array,
-    clips: Mapping[str, Clip],
-    *,
-    noise_multiplier: float,
-    reference: Array | None = None,
-    repeats: int = 8,
-    key: Array,
-) -> dict[str, float]:
-    """Returns the mean cosine between released gradients and the truth, per clip geometry.
-
-    All geometries are compared at one noise multiplier, so at one (ε, δ): what a geometry buys is
-    a larger cosine.
-
-    Args:
-      gradients: per-example gradients, (B, d).
-      truth: the direction that a release should have, (d,).
-      clips: the geometries by name.
-      noise_multiplier: σ.
-      reference: the public gradient that geometries with angles follow, (d,); None for none.
-      repeats: draws of the noise.
-      key: a JAX key.
-    """
-    keys = jax.random.split(key, repeats)
-    return {
-        name: float(_mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys))
-        for name, clip in clips.items()
-    }
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
-    total = sum_clipped(clip, gradients, None, reference)
-
-    def one(key):
-        noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)
-        release = clip.decode((total + noise) / len(gradients), reference)
-        length = jnp.linalg.norm(release) * jnp.linalg.norm(truth)
-        return release @ truth / jnp.where(length > 0, length, 1.0)
-
-    return jnp.mean(jax.vmap(one)(keys))

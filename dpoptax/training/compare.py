@@ -54,8 +54,7 @@ class Comparison:
     """Model of every config."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ConfigError(f"seeds={self.seeds} is not allowed; give at least 1")
+        records.check_count("seeds", self.seeds)
         rates = self.learning_rates
         if rates is not None and not (rates and all(0 < rate < math.inf for rate in rates)):
             raise ConfigError(
@@ -230,7 +229,5 @@ def table(results: dict[str, Any]) -> str:
             epsilon = f"{method['epsilon']:.3f}"
         seconds = f"{method['seconds_per_run']:.2f}"
         rows.append((method["name"], epsilon, f"{method['learning_rate']:g}", accuracy, seconds))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join([*lines, "", *(f"- {note}" for note in results["notes"])])
+    lines = records.markdown_table(rows[0], rows[1:])
+    return "\n".join([lines, "", *(f"- {note}" for note in results["notes"])])

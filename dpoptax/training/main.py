@@ -1,4 +1,4 @@
-"""The command line: `dpoptax train`, `plan`, `compare` and `audit`, each with CONFIG."""
+"""The command line: `dpoptax train`, `plan`, `compare`, `audit` and `study`."""
 
 import dataclasses
 import itertools
@@ -41,6 +41,8 @@ commands:
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
         attacks on the training that each CONFIG says: a table of claimed ε and audited lower
         bound; exit code 1 if a bound exceeds its claim
+  study [NAME...] [--workdir DIR] [--seeds N]
+        the papers' synthetic studies, all of them without a NAME: figures, numbers, findings
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -77,6 +79,16 @@ class _AuditArguments:
     """Of each bound."""
     attack_seed: int = 0
     """Seed of the attack; not of the training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _StudyArguments:
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names of studies; all of them without one."""
+    workdir: Path = Path("runs/studies")
+    """Directory for a .csv, a .png and a .md file of each."""
+    seeds: int = 5
+    """Repetitions, of which figures show the mean and the range."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,6 +228,24 @@ def _audit(arguments: list[str]) -> int:
     return 1 if any(row.result.violated for row in rows) else 0
 
 
+def _study(arguments: list[str]) -> int:
+    from dpoptax.training import study
+
+    given = tyro.cli(
+        _StudyArguments,
+        args=arguments,
+        prog="dpoptax study",
+        description=f"Draw the papers' synthetic studies: {', '.join(study.STUDIES)}.",
+    )
+    names = given.names or tuple(study.STUDIES)
+    found = study.run_studies(names, given.workdir, seeds=given.seeds)
+    for name, findings in found.items():
+        print(f"\n{study.STUDIES[name].title} ({study.STUDIES[name].source})")
+        print(study.findings_table(findings))
+    print(f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md")
+    return 0
+
+
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     path = arguments[0]
     if path.startswith("-"):
@@ -244,4 +274,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "compare": _compare,
     "audit": _audit,
+    "study": _study,
 }

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 _NOT_PRIVATE = {"color": "#666666", "linestyle": "--", "marker": "x"}
 
 
@@ -20,26 +20,26 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     private = summary["private"]
     figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
     accuracy, loss, *rest = figure.subplots(1, 3 if private else 2)
-    accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=_COLOURS[0])
+    accuracy.plot(steps, [100 * record["test_accuracy"] for record in history], color=COLOURS[0])
     accuracy.set_ylim(top=100)
-    _label(accuracy, "step", "test accuracy (%)")
-    loss.plot(steps, [record["test_loss"] for record in history], color=_COLOURS[1])
+    label(accuracy, "step", "test accuracy (%)")
+    loss.plot(steps, [record["test_loss"] for record in history], color=COLOURS[1])
     loss.set_ylim(bottom=0)
-    _label(loss, "step", "test cross-entropy (nats)")
+    label(loss, "step", "test cross-entropy (nats)")
     guarantee = "no guarantee"
     if private:
-        delta = _scientific(summary["delta"])
+        delta = scientific(summary["delta"])
         guarantee = f"ε = {summary['epsilon']:.2f} at δ = {delta}"
         spent = rest[0]
         spent.plot(
-            steps, [record["epsilon"] for record in history], color=_COLOURS[2], label="spent"
+            steps, [record["epsilon"] for record in history], color=COLOURS[2], label="spent"
         )
         budget = summary["config"]["epsilon"]
         if budget is not None:
             spent.axhline(budget, color="#666666", linestyle="--", label="budget")
         spent.set_ylim(bottom=0)
         spent.legend(frameon=False, loc="lower right")
-        _label(spent, "step", f"ε at δ = {delta}")
+        label(spent, "step", f"ε at δ = {delta}")
     figure.suptitle(f"{summary['method']} on {summary['dataset']}, {guarantee}", fontsize="large")
     figure.savefig(path, dpi=200)
 
@@ -52,8 +52,8 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     axes = figure.subplots(1, 2 if has_grid else 1, squeeze=False)[0]
     for index, method in enumerate(methods):
         style: dict[str, Any] = {
-            "color": _COLOURS[index % len(_COLOURS)],
-            "marker": _MARKERS[index % len(_MARKERS)],
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": MARKERS[index % len(MARKERS)],
         }
         if not method["private"]:
             style = dict(_NOT_PRIVATE)
@@ -72,7 +72,7 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     for panel in axes:  # what has not learnt, or has diverged, leaves the panel at its lower edge
         panel.set_ylim(bottom=_floor(methods), top=100)
     seeds = len(results["seeds"])
-    _label(axes[0], "step", "test accuracy (%)")
+    label(axes[0], "step", "test accuracy (%)")
     axes[0].set_title("At the selected learning rate", fontsize="medium")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
@@ -81,11 +81,11 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes[1].xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
         axes[1].xaxis.set_minor_locator(NullLocator())
-        _label(axes[1], "learning rate", "validation accuracy (%)")
+        label(axes[1], "learning rate", "validation accuracy (%)")
         axes[1].set_title("Selection of the learning rate", fontsize="medium")
     privacy = "without privacy"
     if results["epsilon"] is not None:
-        privacy = f"ε = {results['epsilon']:g}, δ = {_scientific(results['delta'])}"
+        privacy = f"ε = {results['epsilon']:g}, δ = {scientific(results['delta'])}"
     spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{results['dataset']}, {privacy}; {spread}", fontsize="large")
     figure.savefig(path, dpi=200)
@@ -108,14 +108,14 @@ def _floor(methods: list[dict[str, Any]]) -> float:
     return max(0.0, 10 * np.floor(10 * worst - 1.5))
 
 
-def _scientific(value: float) -> str:
+def scientific(value: float) -> str:
     """`value` as a power of ten in mathtext, such as $10^{-5}$."""
     mantissa, exponent = f"{value:.2e}".split("e")
     factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
     return rf"${factor}10^{{{int(exponent)}}}$"
 
 
-def _label(axes: Axes, x: str, y: str) -> None:
+def label(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)

@@ -1,16 +1,20 @@
-"""What a run leaves behind: strict JSON, the hash of the parameters, versions."""
+"""What a run leaves behind: strict JSON, tables, the hash of the parameters, versions."""
 
+import functools
 import hashlib
 import importlib.metadata
 import json
 import math
 import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import serialization
+
+from dpoptax.training.errors import ConfigError
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -58,3 +62,28 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in packages},
     }
+
+
+@functools.cache
+def source_sha256() -> str:
+    """SHA-256 over dpoptax's own source files: what the same code computed can be kept."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its columns as wide as their widest cell."""
+    table = [tuple(header), *map(tuple, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in table]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises a `ConfigError` unless `value` is at least 1."""
+    if value < 1:
+        raise ConfigError(f"{name}={value} is not allowed; give at least 1")

@@ -1,0 +1,85 @@
+"""How well a release keeps the gradient's direction, per clip geometry, at equal privacy."""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import dpoptax
+from dpoptax._clipping import Clip, sum_clipped
+
+
+def direction_clips(
+    angle_norms: tuple[float, ...] = (0.3, 1.0, 3.0, 6.0),
+) -> dict[str, Clip]:
+    """The geometries that are compared: l2, and angles bounded by box or by norm."""
+    return {
+        "l2": dpoptax.l2_clip(1.0),
+        "box, β = 1": dpoptax.hyperspherical_clip(1.0, beta=1.0),
+        **{
+            f"angles, ρ = {rho:g}": dpoptax.hyperspherical_clip(1.0, angle_norm=rho)
+            for rho in angle_norms
+        },
+    }
+
+
+def heterogeneous_gradients(
+    seed: int, *, examples: int = 256, dimension: int = 500, signal: float = 0.4
+) -> tuple[Array, Array]:
+    """Per-example gradients that share a direction, (examples, dimension), and that direction.
+
+    Each is `signal` times the shared direction plus a direction of its own, both of norm about 1,
+    scaled by a log-normal factor: norms differ between examples, as they do in training.
+    """
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=dimension) / np.sqrt(dimension)
+    gradients = signal * truth + rng.normal(size=(examples, dimension)) / np.sqrt(dimension)
+    gradients *= np.exp(0.5 * rng.normal(size=(examples, 1)))
+    return jnp.asarray(gradients, jnp.float32), jnp.asarray(truth, jnp.float32)
+
+
+def release_cosines(
+    gradients: Array,
+    truth: Array,
+    clips: Mapping[str, Clip],
+    *,
+    noise_multiplier: float,
+    reference: Array | None = None,
+    repeats: int = 8,
+    key: Array,
+) -> dict[str, float]:
+    """Returns the mean cosine between released gradients and the truth, per clip geometry.
+
+    All geometries are compared at one noise multiplier, so at one (ε, δ): what a geometry buys is
+    a larger cosine.
+
+    Args:
+      gradients: per-example gradients, (B, d).
+      truth: the direction that a release should have, (d,).
+      clips: the geometries by name.
+      noise_multiplier: σ.
+      reference: the public gradient that geometries with angles follow, (d,); None for none.
+      repeats: draws of the noise.
+      key: a JAX key.
+    """
+    keys = jax.random.split(key, repeats)
+    return {
+        name: float(_mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys))
+        for name, clip in clips.items()
+    }
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys):
+    total = sum_clipped(clip, gradients, None, reference)
+
+    def one(key):
+        noise = noise_multiplier * clip.sensitivity * jax.random.normal(key, total.shape)
+        release = clip.decode((total + noise) / len(gradients), reference)
+        length = jnp.linalg.norm(release) * jnp.linalg.norm(truth)
+        return release @ truth / jnp.where(length > 0, length, 1.0)
+
+    return jnp.mean(jax.vmap(one)(keys))

@@ -1,0 +1,183 @@
+"""The papers' synthetic studies by a command: numbers, figure, and what each claim comes to."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from dpoptax.training import records, study_figures, study_tables
+from dpoptax.training.errors import unknown_name
+
+Row = dict[str, Any]
+
+
+class Finding(NamedTuple):
+    """A claim and what came out.
+
+    Attributes:
+        claim: What the source says, in our words.
+        found: What the numbers here say.
+        holds: "yes", "no" or "in part".
+    """
+
+    claim: str
+    found: str
+    holds: str
+
+
+class Study(NamedTuple):
+    """One figure.
+
+    Attributes:
+        title: Its heading.
+        source: Paper and figure, or that there is none.
+        rows: From the number of seeds to lists of rows, one list a part of the work.
+        parts: Number of these lists, from the number of seeds.
+        draw: Draws the rows.
+        findings: Claims against the rows.
+    """
+
+    title: str
+    source: str
+    rows: Callable[[int], Iterator[list[Row]]]
+    parts: Callable[[int], int]
+    draw: Callable[[list[Row]], Figure]
+    findings: Callable[[list[Row]], list[tuple[str, str, str]]]
+
+
+STUDIES: dict[str, Study] = {
+    "filters": Study(
+        "Time and frequency response of the filters",
+        "DOPPLER, Fig. 6",
+        study_tables.filters,
+        lambda seeds: 1,
+        study_figures.filters,
+        study_tables.filters_findings,
+    ),
+    "geodp-noise": Study(
+        "Errors of GeoDP as published, against σ, d and B",
+        "GeoDP, Fig. 3",
+        study_tables.geodp_noise,
+        lambda seeds: seeds,
+        study_figures.geodp_noise,
+        study_tables.geodp_noise_findings,
+    ),
+    "geodp-beta": Study(
+        "Errors of GeoDP as published, against β",
+        "GeoDP, Fig. 4",
+        study_tables.geodp_beta,
+        lambda seeds: seeds,
+        study_figures.geodp_beta,
+        study_tables.geodp_beta_findings,
+    ),
+    "kalman-gain": Study(
+        "Gain and error variance of DiSK's filter converge",
+        "DiSK, Fig. 3",
+        study_tables.kalman_gain,
+        lambda seeds: 1,
+        study_figures.kalman_gain,
+        study_tables.kalman_gain_findings,
+    ),
+    "noisy-regression": Study(
+        "Linear regression with noisy gradients",
+        "DiSK, Fig. 6(a)",
+        study_tables.noisy_regression,
+        lambda seeds: 1,
+        study_figures.noisy_regression,
+        study_tables.noisy_regression_findings,
+    ),
+    "correlated-noise": Study(
+        "Correlated noise, a low-pass filter, and both, on digits",
+        "in no paper",
+        study_tables.correlated_noise,
+        lambda seeds: len(study_tables.CORRELATED_ARMS) + 1,
+        study_figures.correlated_noise,
+        study_tables.correlated_noise_findings,
+    ),
+    "release-cosines": Study(
+        "Direction of a release, per clip geometry, at equal privacy",
+        "in no paper; GeoDP's claim for its proven counterpart",
+        study_tables.release_cosines,
+        lambda seeds: seeds,
+        study_figures.release_cosines,
+        study_tables.release_cosines_findings,
+    ),
+}
+"""The studies by the name that the command line gives them."""
+
+
+def run_studies(
+    names: Sequence[str], workdir: Path, *, seeds: int = 5, progress: bool = True
+) -> dict[str, list[Finding]]:
+    """Computes and draws studies, and returns their findings by name.
+
+    For each: NAME.csv with all numbers, NAME.png and NAME.md. Numbers that the same code computed
+    for as many seeds before are read from their file.
+
+    Raises:
+        ConfigError: An unknown name, or fewer than one seed.
+    """
+    for name in names:
+        if name not in STUDIES:
+            raise unknown_name("study", name, STUDIES)
+    records.check_count("seeds", seeds)
+    workdir.mkdir(parents=True, exist_ok=True)
+    found = {}
+    total = sum(STUDIES[name].parts(seeds) for name in names)
+    with tqdm(total=total, unit="part", disable=not progress) as bar:
+        for name in names:
+            bar.set_description(name)
+            study = STUDIES[name]
+            rows = _rows(name, study, workdir / f"{name}.csv", seeds, bar)
+            study.draw(rows).savefig(workdir / f"{name}.png", dpi=150)
+            found[name] = [Finding(*finding) for finding in study.findings(rows)]
+            text = f"# {study.title}\n\n{study.source}.\n\n{findings_table(found[name])}\n"
+            (workdir / f"{name}.md").write_text(text, encoding="utf-8")
+    return found
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """The findings as a Markdown table."""
+    return records.markdown_table(("claim", "here", "holds"), findings)
+
+
+def _rows(name: str, study: Study, path: Path, seeds: int, bar: tqdm) -> list[Row]:
+    """The rows of a study, from its file where the same code wrote it for the same seeds."""
+    made_by = json.dumps(
+        {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
+    )
+    if path.is_file():
+        with open(path, encoding="utf-8", newline="") as file:
+            if file.readline().removeprefix("# ").rstrip("\n") == made_by:
+                bar.update(study.parts(seeds))
+                return [_numbers(row) for row in csv.DictReader(file)]
+    rows: list[Row] = []
+    for part in study.rows(seeds):
+        rows += part
+        bar.update()
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8", newline="") as file:
+        file.write(f"# {made_by}\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partial.replace(path)
+    # Read back, so that a figure does not depend on whether its numbers are fresh.
+    with open(path, encoding="utf-8", newline="") as file:
+        file.readline()
+        return [_numbers(row) for row in csv.DictReader(file)]
+
+
+def _numbers(row: dict[str, str]) -> Row:
+    return {name: _number(value) for name, value in row.items()}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
