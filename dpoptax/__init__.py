@@ -9,6 +9,7 @@ from dpoptax import accounting as accounting
 from dpoptax import filters as filters
 from dpoptax import matrix as matrix
 from dpoptax import sampling as sampling
+from dpoptax import selection as selection
 from dpoptax import spectrum as spectrum
 from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
 from dpoptax._adaptive import adam_bc as adam_bc

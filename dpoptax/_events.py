@@ -11,12 +11,13 @@ between the two, and this module is the one place that closes them:
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import attr
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
-from dp_accounting import pld, rdp
+from dp_accounting import dp_event, pld, rdp
 from scipy import stats
 
 RELATIONS = {
@@ -32,6 +33,20 @@ MULTIPLIERS = (1e-3, 1e9)
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
+
+
+@attr.frozen
+class WorstOfDpEvent(dpa.DpEvent):
+    """One of several events happens, which one is nobody's secret but was drawn without the data.
+
+    A mixture with public weights costs no more than the costliest part, order by order of Renyi
+    divergence (quasi-convexity).
+
+    Attributes:
+        events: The events, a tuple.
+    """
+
+    events: tuple[Event, ...]
 
 
 def noisy_sum_event(
@@ -89,11 +104,30 @@ def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelatio
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
     """Renyi divergences of the event at the orders, sensitivity doubled under replace-one."""
-    return _compose(rdp.RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
+    return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
+
+
+class _RdpAccountant(rdp.RdpAccountant):
+    """dp_accounting's, which also knows the worst of several events."""
+
+    _rdp: np.ndarray
+
+    def _maybe_compose(self, event: Event, count: int, do_compose: bool) -> Any:
+        if not isinstance(event, WorstOfDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        worst, before = np.zeros_like(self._rdp), self._rdp
+        for part in event.events:
+            self._rdp = np.zeros_like(before)
+            error = self._maybe_compose(part, count, do_compose)
+            if error is not None:
+                return error
+            worst = np.maximum(worst, self._rdp)
+        self._rdp = before + worst
+        return None
 
 
 def _rdp_epsilon(event, delta, relation, orders=None) -> float:
-    accountant = _compose(rdp.RdpAccountant(orders, relation), _for_rdp(event, relation))
+    accountant = _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation))
     return float(accountant.get_epsilon(delta))
 
 
@@ -157,7 +191,10 @@ def _rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
     """The event with `leaf` applied to every basic event, from the inside out."""
     if isinstance(event, dpa.ComposedDpEvent):
         return dpa.ComposedDpEvent([_rewrite(e, leaf) for e in event.events])
+    if isinstance(event, WorstOfDpEvent):
+        return WorstOfDpEvent(tuple(_rewrite(e, leaf) for e in event.events))
     wrappers = (
+        dp_event.RepeatAndSelectDpEvent,
         dpa.SelfComposedDpEvent,
         dpa.PoissonSampledDpEvent,
         dpa.SampledWithoutReplacementDpEvent,
@@ -204,8 +241,17 @@ def _without_replacement_as_truncation(event: Event) -> Event:
     return event
 
 
-def _without_truncation(event: Event, count: int = 1) -> tuple[Event, float]:
-    """The event with its batches unbounded, and the probability that this makes a difference."""
+def _without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
+    """The event with its batches unbounded, and the probability that this makes a difference.
+
+    A random number of repetitions makes one with at most its mean times a repetition's.
+    """
+    if isinstance(event, dp_event.RepeatAndSelectDpEvent):
+        plain, overflow = _without_truncation(event.event, count * event.mean)
+        return attr.evolve(event, event=plain), overflow
+    if isinstance(event, WorstOfDpEvent):
+        parts = [_without_truncation(e, count) for e in event.events]
+        return WorstOfDpEvent(tuple(e for e, _ in parts)), max(p for _, p in parts)
     if isinstance(event, dpa.SelfComposedDpEvent):
         plain, overflow = _without_truncation(event.event, count * event.count)
         return attr.evolve(event, event=plain), overflow

@@ -11,10 +11,9 @@ from tqdm import tqdm
 
 from dpoptax.training import plots, records
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import RunResult, train
 from dpoptax.training.privacy import make_plan
+from dpoptax.training.trials import Runner, Trial, dataset_of
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The default grid: these multiples of each config's own learning rate."""
@@ -33,7 +32,8 @@ class Comparison:
     """
 
     workdir: Path
-    """Directory for results.json, table.md and comparison.png."""
+    """Directory for results.json, table.md and comparison.png, and runs/ with a record of each run:
+    the same command of the same code goes on with a comparison that was stopped."""
     seeds: int = 5
     """Number of seeds; seed s is the same for all configs."""
     epsilon: float | None = None
@@ -52,6 +52,8 @@ class Comparison:
     """Course of the learning rate of every config."""
     model: str | None = None
     """Model of every config."""
+    processes: int = 1
+    """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 
     def __post_init__(self) -> None:
         records.check_count("seeds", self.seeds)
@@ -72,7 +74,7 @@ def compare(
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
     first = next(iter(configs.values()))
-    dataset = load_dataset(first.dataset, first.data_dir)
+    dataset = dataset_of(first, held_out=False)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # every bad value shows before the first long run
@@ -81,11 +83,17 @@ def compare(
 
     seeds = range(comparison.seeds)
     total = sum((len(rates) * (len(rates) > 1) + 1) * len(seeds) for rates in plans)
-    with tqdm(total=total, unit="run", disable=not progress) as bar:
+    made_by = f"{records.source_sha256()} {records.versions()}"
+    with (
+        Runner(
+            comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
+        ) as runner,
+        tqdm(total=total, unit="run", disable=not progress) as bar,
+    ):
         methods = []
         for name, config, rates in zip(names, configs.values(), plans, strict=True):
             bar.set_description(name)
-            methods.append({"name": name, **_one_method(config, dataset, rates, seeds, bar)})
+            methods.append({"name": name, **_one_method(config, rates, seeds, runner, bar)})
     results = {
         "dataset": dataset.name,
         "epsilon": epsilon,
@@ -102,43 +110,37 @@ def compare(
 
 
 def _one_method(
-    config: TrainConfig, dataset: Dataset, rates: Sequence[float], seeds: range, bar: tqdm
+    config: TrainConfig, rates: Sequence[float], seeds: range, runner: Runner, bar: tqdm
 ) -> dict[str, Any]:
+    def trials(rate: float, held_out: bool) -> list[Trial]:
+        return [
+            Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out)
+            for seed in seeds
+        ]
+
     grid: list[dict[str, Any]] = [
         {"learning_rate": rate, "validation_accuracies": []} for rate in rates
     ]
+    best = grid[0]
     if len(rates) > 1:
-        held_out = dataset.for_selection()
-        for point in grid:
-            for run in _runs(config, point["learning_rate"], held_out, seeds, bar):
-                point["validation_accuracies"].append(run.summary["test_accuracy"])
+        tried = [trial for rate in rates for trial in trials(rate, held_out=True)]
+        accuracies = [run["test_accuracy"] for run in runner.run(tried, bar.update)]
+        for index, point in enumerate(grid):
+            point["validation_accuracies"] = accuracies[index * len(seeds) :][: len(seeds)]
         best = max(grid, key=lambda point: statistics.fmean(point["validation_accuracies"]))
-    else:
-        best = grid[0]
-    runs = _runs(config, best["learning_rate"], dataset, seeds, bar)
-    accuracies = [run.summary["test_accuracy"] for run in runs]
+    runs = runner.run(trials(best["learning_rate"], held_out=False), bar.update)
+    accuracies = [run["test_accuracy"] for run in runs]
     return {
-        "private": runs[0].summary["private"],
-        "unproven": runs[0].summary["unproven"],
-        "epsilon": runs[0].summary["epsilon"],
+        "private": runs[0]["private"],
+        "unproven": runs[0]["unproven"],
+        "epsilon": runs[0]["epsilon"],
         "learning_rate": best["learning_rate"],
         "test_accuracy_mean": statistics.fmean(accuracies),
         "test_accuracy_std": statistics.stdev(accuracies) if len(runs) > 1 else None,
-        "seconds_per_run": statistics.fmean(run.summary["train_seconds"] for run in runs),
+        "seconds_per_run": statistics.fmean(run["train_seconds"] for run in runs),
         "grid": grid,
-        "runs": [{**run.summary, "history": run.history} for run in runs],
+        "runs": runs,
     }
-
-
-def _runs(
-    config: TrainConfig, rate: float, dataset: Dataset, seeds: range, bar: tqdm
-) -> list[RunResult]:
-    runs = []
-    for seed in seeds:
-        seeded = dataclasses.replace(config, learning_rate=rate, seed=seed)
-        runs.append(train(seeded, dataset, make_plan(seeded, dataset.train_size)))
-        bar.update()
-    return runs
 
 
 def _on_one_footing(

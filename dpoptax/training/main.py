@@ -1,4 +1,4 @@
-"""The command line: `dpoptax train`, `plan`, `compare`, `audit` and `study`."""
+"""The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit` and `study`."""
 
 import dataclasses
 import itertools
@@ -15,10 +15,11 @@ from dpoptax.training.errors import ConfigError, unknown_name
 try:
     import tyro
 
-    from dpoptax.training import planning
+    from dpoptax.training import planning, sweep
     from dpoptax.training.compare import Comparison, compare, table
     from dpoptax.training.config import TrainConfig, load_config, load_configs
     from dpoptax.training.loop import train_and_evaluate
+    from dpoptax.training.sweep_price import Sweep, notes
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"dpoptax: error: the command line needs {error.name}, which is not installed; "
@@ -38,6 +39,8 @@ commands:
         noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
         several configs at one ε: a table and a figure
+  sweep CONFIG... --workdir DIR --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
+        the best of many settings, at an ε that covers the choice
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
         attacks on the training that each CONFIG says: a table of claimed ε and audited lower
         bound; exit code 1 if a bound exceeds its claim
@@ -68,6 +71,15 @@ class _CompareArguments:
     configs: tyro.conf.Positional[tuple[Path, ...]]
     """Python files with get_config()."""
     comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True)
+class _SweepArguments:
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files with get_config()."""
+    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
+    dry_run: bool = False
+    """Only print what the result would cost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +205,26 @@ def _compare(arguments: list[str]) -> int:
     return 0
 
 
+def _sweep(arguments: list[str]) -> int:
+    given = tyro.cli(
+        _SweepArguments,
+        args=arguments,
+        prog="dpoptax sweep",
+        description="Try settings of configs, and price the choice of the best.",
+    )
+    configs, chosen = _by_name(given.configs), given.sweep
+    if given.dry_run:
+        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
+        print("\n".join(notes(chosen, cost, next(iter(configs.values())).delta)))
+        return 0
+    results = sweep.run_sweep(configs, chosen)
+    print(sweep.table(results))
+    if "result" in results:
+        accuracy = 100 * results["result"]["test_accuracy"]
+        print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
+    return 0
+
+
 def _audit(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
@@ -273,6 +305,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
     "compare": _compare,
+    "sweep": _sweep,
     "audit": _audit,
     "study": _study,
 }

@@ -1,5 +1,6 @@
 """Figures of one run and of a comparison, as PNG files."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,47 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         privacy = f"ε = {results['epsilon']:g}, δ = {scientific(results['delta'])}"
     spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{results['dataset']}, {privacy}; {spread}", fontsize="large")
+    figure.savefig(path, dpi=200)
+
+
+def plot_sweep(results: dict[str, Any], path: Path) -> None:
+    """Held-out accuracy over each field that was tried, a point a trial, the best one marked."""
+    rows, best = results["trials"], results["best"]
+    fields = [
+        name
+        for name in rows[0]
+        if name not in ("score", "record") and len({str(row[name]) for row in rows}) > 1
+    ] or ["config"]
+    columns = min(4, len(fields))
+    lines = math.ceil(len(fields) / columns)
+    figure = Figure(figsize=(3.2 * columns + 0.8, 3.0 * lines + 0.5), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    scores = [100 * row["score"] for row in rows]
+    for index, (axes, name) in enumerate(zip(panels, fields, strict=False)):
+        values = [row[name] for row in rows]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        x = values if numbers else [str(value) for value in values]
+        axes.plot(x, scores, linestyle="none", marker="o", markersize=4, color=COLOURS[0])
+        axes.plot(
+            x[best : best + 1],
+            scores[best : best + 1],
+            linestyle="none",
+            marker="o",
+            markersize=10,
+            markerfacecolor="none",
+            color=COLOURS[1],
+            label="best",
+        )
+        if numbers and min(values) > 0 and max(values) > 10 * min(values):
+            axes.set_xscale("log")
+        axes.margins(x=0.15)
+        label(axes, name.replace("_", " "), "" if index % columns else "held-out accuracy (%)")
+    for axes in panels[len(fields) :]:
+        axes.set_visible(False)
+    panels[0].legend(frameon=False)
+    epsilon = results["price"]["epsilon"]
+    privacy = "no ε is stated" if epsilon is None else f"ε = {epsilon:.2f}, selection included"
+    figure.suptitle(f"{len(rows)} trials; {privacy}", fontsize="large")
     figure.savefig(path, dpi=200)
 
 

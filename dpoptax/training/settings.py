@@ -1,0 +1,156 @@
+"""Settings to try: fields of a config and their values, as the command line spells them."""
+
+import ast
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError, unknown_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One setting.
+
+    Attributes:
+        name: Of the config that it changes.
+        changes: Field to value.
+        config: The result.
+    """
+
+    name: str
+    changes: dict[str, Any]
+    config: TrainConfig
+
+
+def grid_candidates(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
+    """All combinations of FIELD=VALUE,VALUE,... for every config.
+
+    Raises:
+        ConfigError: A field or a value that a config does not have.
+    """
+    return _products(configs, [(field, text.split(",")) for field, text in _parsed(given)])
+
+
+def random_candidates(
+    configs: dict[str, TrainConfig], given: Sequence[str], count: int, rng: np.random.Generator
+) -> list[Candidate]:
+    """`count` draws, each of a config and of a value for each field.
+
+    Raises:
+        ConfigError: A field or a value that a config does not have.
+    """
+    axes, names = _parsed(given), list(configs)
+    drawn = []
+    for _ in range(count):
+        name = names[int(rng.integers(len(names)))]
+        values = {field: _draw(field, text, rng) for field, text in axes}
+        drawn.append(_candidate(name, configs[name], values))
+    return drawn
+
+
+_FREE = ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm")
+"""Fields that change nothing of what a run costs, as those of methods."""
+
+
+def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
+    """One candidate for each privacy cost that `random_candidates` can draw.
+
+    Raises:
+        ConfigError: A range of a field that changes the cost: it holds too many.
+    """
+    axes = []
+    for field, text in _parsed(given):
+        ranged, values = ":" in text, text.split(",")
+        if field in _FREE or field.startswith("method."):
+            low = _draw(field, text, np.random.default_rng(0)) if ranged else values[0]
+            axes.append((field, [low]))
+        elif ranged:
+            raise ConfigError(
+                f"{field}={text} changes what a trial costs, and the costliest one counts; give a "
+                "list of values, or fixed repetitions"
+            )
+        else:
+            axes.append((field, values))
+    return _products(configs, axes)
+
+
+def _products(
+    configs: dict[str, TrainConfig], axes: list[tuple[str, list[Any]]]
+) -> list[Candidate]:
+    return [
+        _candidate(name, config, dict(zip([field for field, _ in axes], values, strict=True)))
+        for name, config in configs.items()
+        for values in itertools.product(*(values for _, values in axes))
+    ]
+
+
+def _parsed(given: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for text in given:
+        field, separator, values = text.partition("=")
+        if not (field and separator and values):
+            raise ConfigError(f"{text!r} is no setting; give FIELD=VALUE,VALUE,...")
+        pairs.append((field.replace("-", "_"), values))
+    names = [field for field, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{', '.join(names)} names a field twice; give all its values at once")
+    return pairs
+
+
+def _draw(field: str, text: str, rng: np.random.Generator) -> Any:
+    """One value from a range log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH, or from a list."""
+    kind, *ends = text.split(":")
+    if not ends:
+        choices = text.split(",")
+        return choices[int(rng.integers(len(choices)))]
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low, high = math.nan, math.nan
+    if kind not in ("log", "uniform", "int") or not (-math.inf < low < high < math.inf):
+        raise ConfigError(
+            f"{field}={text} is no range; give log:LOW:HIGH, uniform:LOW:HIGH or int:LOW:HIGH with "
+            "LOW below HIGH"
+        )
+    if kind == "log":
+        if low <= 0:
+            raise ConfigError(f"{field}={text} has no logarithm; give a LOW above 0")
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+    return int(rng.integers(int(low), int(high) + 1)) if kind == "int" else rng.uniform(low, high)
+
+
+def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candidate:
+    own: dict[str, Any] = {}
+    of_method: dict[str, Any] = {}
+    shown = {}
+    for field, value in changes.items():
+        inner = field.removeprefix("method.")
+        target, holder = (config.method, of_method) if inner != field else (config, own)
+        names = [f.name for f in dataclasses.fields(target)]
+        if inner not in names or field in ("method", "seed", "parallel"):
+            raise unknown_name(f"setting of {name}", field, names)
+        shown[field] = holder[inner] = _value(value, getattr(target, inner))
+    try:
+        method = dataclasses.replace(config.method, **of_method)
+        return Candidate(name, shown, dataclasses.replace(config, method=method, **own))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} with {shown}: {error}") from error
+
+
+def _value(value: Any, present: Any) -> Any:
+    """`value` as the type of the present one; text is read as Python would, if it can be."""
+    if isinstance(value, str):
+        if isinstance(present, str):
+            return value
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if isinstance(present, float) and is_whole else value

@@ -1,0 +1,120 @@
+"""The price of the best of several runs: against dp_accounting, theory and simulation."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting import dp_event, rdp
+
+from dpoptax import accounting, selection
+from dpoptax.sampling import PoissonSampler
+
+DELTA = 1e-5
+RUN = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(1.5)), 100)
+CHEAPER = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(3.0)), 100)
+
+
+def epsilon(event, accountant="rdp"):
+    return accounting.event_epsilon(event, DELTA, accountant=accountant)
+
+
+@pytest.mark.parametrize("distribution", selection.SHAPES)
+@pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
+def test_one_candidate_costs_what_dp_accounting_says(distribution, mean):
+    accountant = rdp.RdpAccountant()
+    shape = selection.SHAPES[distribution]
+    accountant.compose(dp_event.RepeatAndSelectDpEvent(RUN, mean=mean, shape=shape))
+    event = selection.best_of_random([RUN, RUN], mean=mean, distribution=distribution)
+    assert epsilon(event) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-12)
+
+
+def test_random_candidates_cost_the_costliest():
+    both = selection.best_of_random([CHEAPER, RUN], mean=10, distribution="geometric")
+    alone = selection.best_of_random([RUN], mean=10, distribution="geometric")
+    assert epsilon(both) == epsilon(alone)
+
+
+def test_crossing_curves_cost_more_than_either():
+    """The largest divergence of each order, not the larger of two epsilons."""
+    few = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(0.7)), 60)
+    many = dpa.GaussianDpEvent(3.0)
+    mixed = selection.best_of_random([few, many], mean=20, distribution="geometric")
+    single = [
+        epsilon(selection.best_of_random([event], mean=20, distribution="geometric"))
+        for event in (few, many)
+    ]
+    assert epsilon(mixed) > max(single)
+
+
+def test_the_best_of_a_random_number_is_cheaper_than_all_of_as_many():
+    for mean, share in ((10, 0.7), (100, 0.3)):
+        best = selection.best_of_random([RUN], mean=mean, distribution="geometric")
+        assert epsilon(RUN) < epsilon(best) < 4 * epsilon(RUN)
+        assert epsilon(best) < share * epsilon(selection.all_of([RUN] * mean))
+
+
+def test_all_of_several_is_their_composition():
+    event = selection.all_of([RUN, CHEAPER, RUN])
+    expected = dpa.ComposedDpEvent([RUN, RUN, CHEAPER])
+    for accountant in ("rdp", "pld"):
+        assert epsilon(event, accountant) == pytest.approx(epsilon(expected, accountant), rel=1e-6)
+
+
+def test_truncated_batches_cost_delta_for_the_mean_number_of_trials():
+    event = PoissonSampler(10_000, 200, seed=0).dp_event(2.0, 50)
+    plain = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.02, dpa.GaussianDpEvent(2.0)), 50)
+    found, without = (
+        epsilon(selection.best_of_random([one], mean=20, distribution="geometric"))
+        for one in (event, plain)
+    )
+    assert without <= found < 1.001 * without
+
+
+def test_the_pld_accountant_says_that_it_cannot_price_it():
+    event = selection.best_of_random([RUN], mean=3, distribution="geometric")
+    with pytest.raises(ValueError, match="accountant='rdp'"):
+        epsilon(event, "pld")
+
+
+@pytest.mark.parametrize("distribution", selection.SHAPES)
+@pytest.mark.parametrize("mean", [1.0, 2.0, 30.0])
+def test_numbers_of_trials_have_their_mean(distribution, mean):
+    draws = np.array([selection.draw_number(mean, distribution, seed) for seed in range(3000)])
+    assert abs(draws.mean() - mean) < 5 * max(draws.std(), 1e-9) / math.sqrt(draws.size)
+    assert draws.min() == (0 if distribution == "poisson" and mean < 10 else draws.min())
+    assert distribution == "poisson" or draws.min() >= 1
+
+
+def test_an_exact_pair_of_neighbours_obeys_the_bound():
+    """Best of a geometric number of randomized responses, its divergence in closed form.
+
+    A trial answers 1 with probability p, else 0; the best of K trials is 1 unless all are 0:
+    P[0] = E[(1 - p)^K]. The pure bound of Theorem 2 holds at every order.
+    """
+    p, other, mean = 0.3, 0.4, 10.0
+
+    def none_right(success):
+        gamma, fail = 1 / mean, 1 - success
+        return gamma * fail / (1 - (1 - gamma) * fail)
+
+    ratio = abs(math.log(none_right(p) / none_right(other)))
+    one = math.log(max(other / p, (1 - p) / (1 - other)))
+    assert one < ratio <= 3 * one  # (2 + shape) times a pure epsilon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mean": 0.5, "distribution": "geometric"}, "mean=0.5"),
+        ({"mean": math.nan, "distribution": "geometric"}, "mean=nan"),
+        ({"mean": 2, "distribution": "uniform"}, "distribution='uniform'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        selection.best_of_random([RUN], **arguments)
+    with pytest.raises(ValueError, match=message):
+        selection.draw_number(arguments["mean"], arguments["distribution"], 0)
+    with pytest.raises(ValueError, match="no trial"):
+        selection.all_of([])

@@ -1,0 +1,263 @@
+"""A sweep: what it tries, what its result costs, and that a killed one goes on."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from flax import serialization
+
+from dpoptax import accounting, selection
+from dpoptax.training import settings, trials
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.main import main
+from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+from dpoptax.training.sweep import Sweep, prepare, run_sweep, table
+from dpoptax.training.trials import Runner, Trial
+
+TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
+CONFIGS = {"tiny": TINY}
+CONFIG_FILE = """
+from dpoptax.training.config import TrainConfig
+
+def get_config():
+    return TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
+"""
+
+
+def sweep(workdir, **changes):
+    given = {"grid": ("learning_rate=0.5,1", "l2_clip_norm=0.1,1"), "seed": 1, "processes": 1}
+    return Sweep(workdir=workdir, **{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("sweep") / "out"
+    return workdir, run_sweep(CONFIGS, sweep(workdir), progress=False)
+
+
+def records_of(workdir, row):
+    return json.loads((workdir / "trials" / row["record"]).read_text())
+
+
+def test_a_grid_is_all_combinations_once(finished):
+    workdir, results = finished
+    tried = [(row["learning_rate"], row["l2_clip_norm"]) for row in results["trials"]]
+    assert tried == [(0.5, 0.1), (0.5, 1.0), (1.0, 0.1), (1.0, 1.0)]
+    records = [
+        json.loads((workdir / "trials" / row["record"]).read_text()) for row in results["trials"]
+    ]
+    assert len({record["config"]["seed"] for record in records}) == 4
+    assert [r["config"]["learning_rate"] for r in records] == [rate for rate, _ in tried]
+    assert {record["dataset_size"] for record in records} == {1438 - 287}
+
+
+def test_the_best_is_published_as_it_was_trained(finished):
+    workdir, results = finished
+    best = results["trials"][results["best"]]
+    assert best["score"] == max(row["score"] for row in results["trials"])
+    params = (workdir / "best" / "params.msgpack").read_bytes()
+    assert params == (workdir / "trials" / best["record"]).with_suffix(".msgpack").read_bytes()
+    summary = json.loads((workdir / "best" / "summary.json").read_text())
+    assert "seed" not in summary["config"]
+    assert summary["epsilon"] == results["price"]["epsilon"]
+    dataset = trials.dataset_of(TINY, held_out=False)
+    dense = serialization.msgpack_restore(params)["Dense_0"]
+    logits = dataset.test["inputs"].reshape(-1, 64) @ dense["kernel"] + dense["bias"]
+    right = np.mean(logits.argmax(-1) == dataset.test["labels"])
+    assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def test_all_trials_are_priced_together_and_scores_have_noise(finished):
+    workdir, results = finished
+    price = results["price"]
+    record = records_of(workdir, results["trials"][0])
+    plan = trials.make_plan(TINY, 1151)
+    event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
+    composed = accounting.event_epsilon(event, 1e-5, accountant="rdp")
+    held_out = accounting.event_epsilon(
+        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(price["score_stddev"]), 4),
+        1e-5,
+        accountant="rdp",
+    )
+    assert price["epsilon"] == pytest.approx(composed, rel=1e-9)
+    assert 0.9 * composed < held_out <= composed
+    assert price["of_one_trial"] <= 3.0 < composed
+    exact = [records_of(workdir, row)["test_accuracy"] for row in results["trials"]]
+    errors = 287 * (np.array([row["score"] for row in results["trials"]]) - exact)
+    assert 0.2 * price["score_stddev"] < np.abs(errors).max() < 4 * price["score_stddev"]
+    assert "may be published; trials/" in table(results)
+
+
+def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):
+    workdir, results = finished
+    monkeypatch.setattr(trials, "train", None)
+    again = run_sweep(CONFIGS, sweep(workdir, seed=None), progress=False)
+    assert again["result"] == json.loads(json.dumps(results["result"]))
+    for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
+        with pytest.raises(ConfigError, match="another workdir"):
+            run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):
+    _, expected = finished
+    started = []
+    real = trials.train
+
+    def interrupted(config, *rest, **options):
+        started.append(config.learning_rate)
+        if len(started) == 3:
+            raise KeyboardInterrupt
+        return real(config, *rest, **options)
+
+    monkeypatch.setattr(trials, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
+    results = run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
+    assert len(started) == 3 + 2
+    assert results["trials"] == expected["trials"]
+    assert results["result"] == expected["result"]
+
+
+def test_public_scores_are_exact_and_random_numbers_of_trials_cost_less(tmp_path):
+    _, _, fixed = prepare(CONFIGS, sweep(tmp_path, trials=30), 0)
+    _, _, public = prepare(CONFIGS, sweep(tmp_path, held_out="public", trials=30), 0)
+    assert public.score_stddev == 0.0
+    assert public.epsilon <= fixed.epsilon
+    for distribution in selection.SHAPES:
+        _, chosen, random = prepare(
+            CONFIGS, sweep(tmp_path, trials=30, repetitions=distribution), 5
+        )
+        assert len(chosen) == selection.draw_number(30, distribution, sweep_seed(5, "number"))
+        assert random.epsilon < 0.95 * fixed.epsilon
+
+
+def sweep_seed(seed, use):
+    from dpoptax.training.sweep import _seed
+
+    return _seed(seed, use)
+
+
+def test_random_trials_cost_what_the_costliest_setting_could(tmp_path):
+    """Also where that setting was not drawn."""
+    costly = {"tiny": dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)}
+    given = {"grid": (), "repetitions": "geometric", "trials": 2}
+    price = [
+        prepare(costly, sweep(tmp_path, random=(values, "learning_rate=log:0.1:10"), **given), 3)[2]
+        for values in ("batch_size=64,512", "batch_size=512", "batch_size=64")
+    ]
+    assert price[0].epsilon == price[1].epsilon > price[2].epsilon
+    with pytest.raises(ConfigError, match="batch_size=int:32:64 changes what a trial costs"):
+        prepare(costly, sweep(tmp_path, random=("batch_size=int:32:64",), **given), 3)
+
+
+def test_what_has_no_guarantee_gets_none(tmp_path):
+    for method, reason in ((NonPrivate(), "without privacy"), (GeoDP(), "not a mean")):
+        noise = 1.0 if method.private else None
+        config = dataclasses.replace(TINY, method=method, noise_multiplier=noise)
+        _, _, price = prepare({"one": config}, sweep(tmp_path), 0)
+        assert price.epsilon is None
+        assert reason in price.reason
+
+
+def test_random_settings_stay_in_their_ranges():
+    given = ("learning_rate=log:0.1:10", "steps=int:2:4", "optimizer=sgd,adam", "delta=1e-5")
+    drawn = settings.random_candidates(CONFIGS, given, 200, np.random.default_rng(0))
+    rates = np.log10([candidate.config.learning_rate for candidate in drawn])
+    assert rates.min() > -1
+    assert rates.max() < 1
+    assert abs(rates.mean()) < 0.15
+    assert {candidate.config.steps for candidate in drawn} == {2, 3, 4}
+    assert {candidate.config.optimizer for candidate in drawn} == {"sgd", "adam"}
+
+
+def test_fields_of_the_method_can_be_tried():
+    configs = {"one": dataclasses.replace(TINY, method=Doppler())}
+    found = settings.grid_candidates(configs, ("method.preset=momentum,none", "batch-size=64"))
+    assert [candidate.config.method.preset for candidate in found] == ["momentum", "none"]
+    assert found[0].config.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": ("learning_rat=1",)}, "'learning_rat' is unknown"),
+        ({"grid": ("seed=1,2",)}, "'seed' is unknown"),
+        ({"grid": ("learning_rate",)}, "FIELD=VALUE"),
+        ({"grid": ("steps=1", "steps=2")}, "a field twice"),
+        ({"grid": ("learning_rate=1,-1",)}, "learning_rate=-1"),
+        ({"grid": ("dataset=digits,mnist",)}, "dataset differs"),
+        ({"grid": (), "random": ("learning_rate=log:2:1",), "trials": 2}, "is no range"),
+        ({"grid": (), "random": ("learning_rate=log:0:1",), "trials": 2}, "LOW above 0"),
+        ({"grid": (), "random": ("learning_rate=1,2",)}, "give --trials"),
+        ({"repetitions": "geometric"}, "give --trials"),
+        ({"grid": ()}, "--grid or as --random"),
+        ({"random": ("steps=1",)}, "--grid or as --random"),
+        ({"repetitions": "often"}, "repetitions='often'"),
+        ({"held_out": "secret"}, "held_out='secret'"),
+        ({"trials": 0}, "trials=0"),
+    ],
+)
+def test_what_cannot_be_tried_is_named(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        run_sweep(CONFIGS, sweep(tmp_path / "out", **changes), progress=False)
+
+
+def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
+    trial = Trial(dataclasses.replace(TINY, seed=3))
+    with Runner(tmp_path, made_by="a") as runner, Runner(tmp_path, made_by="b") as other:
+        assert runner.path(trial) == runner.path(Trial(dataclasses.replace(TINY, seed=3)))
+        different = [
+            Trial(dataclasses.replace(TINY, seed=4)),
+            Trial(dataclasses.replace(TINY, seed=3), held_out=True),
+        ]
+        paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
+        assert len(paths) == 4
+        with pytest.raises(ConfigError, match="seed=None"):
+            runner.run([Trial(dataclasses.replace(TINY, seed=None))])
+
+
+def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
+    (tmp_path / "tiny.py").write_text(CONFIG_FILE)
+    workdir = tmp_path / "out"
+    options = ["--grid", "learning_rate=1,2", "--workdir", str(workdir), "--dry-run"]
+    assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
+    assert "its selection included" in capsys.readouterr().out
+    assert not workdir.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
+    _, expected = finished
+    (tmp_path / "tiny.py").write_text(CONFIG_FILE)
+    workdir = tmp_path / "out"
+    grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1", "--seed", "1"]
+    start = "from dpoptax.training.main import main; main()"
+    command = [sys.executable, "-c", start, "sweep", "tiny.py"]
+    options = ["--workdir", str(workdir), "--processes", "2", *grid]
+    process = subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not list(workdir.glob("trials/*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = {path: path.stat().st_mtime_ns for path in workdir.glob("trials/*.json")}
+    while any(os.path.exists(f"/proc/{child}") for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    results = run_sweep(CONFIGS, sweep(workdir), progress=False)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert [row["score"] for row in results["trials"]] == pytest.approx(
+        [row["score"] for row in expected["trials"]], abs=0.02
+    )
