@@ -1,4 +1,4 @@
-"""The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit` and `study`."""
+"""The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit`, `study` and `report`."""
 
 import dataclasses
 import itertools
@@ -46,6 +46,8 @@ commands:
         bound; exit code 1 if a bound exceeds its claim
   study [NAME...] [--workdir DIR] [--seeds N]
         the papers' synthetic studies, all of them without a NAME: figures, numbers, findings
+  report [--workdir DIR] [--output FILE]
+        all of the papers that can be run here, against what they say; the rest with its cost
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -278,6 +280,19 @@ def _study(arguments: list[str]) -> int:
     return 0
 
 
+def _report(arguments: list[str]) -> int:
+    from dpoptax.training import report
+
+    given = tyro.cli(
+        report.Report,
+        args=arguments,
+        prog="dpoptax report",
+        description="Run what can be run of the papers' experiments, and write a report.",
+    )
+    print(f"Written to {report.write_report(given)}")
+    return 0
+
+
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     path = arguments[0]
     if path.startswith("-"):
@@ -308,4 +323,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "audit": _audit,
     "study": _study,
+    "report": _report,
 }

@@ -1,0 +1,135 @@
+"""The reproduction report: what it says of runs, and that it is made of computed numbers."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from dpoptax.training import report, report_costs, study
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.main import main
+from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler
+from dpoptax.training.planning import plan_run
+
+ROOT = Path(__file__).parents[1]
+DIGITS = """
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import DPSGD, Doppler
+
+def get_config():
+    return TrainConfig(
+        method={method}(), model="linear", steps=2, batch_size=64, eval_every=2, accountant="rdp"
+    )
+"""
+PAPER = """
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import DPSGD, PMLF
+
+def get_configs():
+    one = TrainConfig(dataset="mnist", model="linear", steps=10, batch_size=100)
+    return {"a/dp_sgd": one, "a/pmlf": __import__("dataclasses").replace(one, method=PMLF())}
+"""
+
+
+@pytest.fixture
+def configs(tmp_path):
+    for name, text in (
+        ("digits/dp_sgd.py", DIGITS.format(method="DPSGD")),
+        ("digits/doppler.py", DIGITS.format(method="Doppler")),
+        ("papers/some/table.py", PAPER),
+    ):
+        path = tmp_path / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "configs"
+
+
+def test_the_report_is_one_command_and_its_second_run_computes_nothing(
+    configs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(study, "STUDIES", {"filters": study.STUDIES["filters"]})
+    output = tmp_path / "docs" / "REPRODUCTION.md"
+    arguments = ["report", "--workdir", str(tmp_path / "out"), "--output", str(output)]
+    arguments += ["--configs", str(configs), "--seeds", "2"]
+    assert main(arguments) == 0
+    text = output.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (output.parent / link).stat().st_size < 150_000
+    assert "LP-DPSGD is better than DP-SGD at equal ε" in text
+    assert "[reproduction/commands.sh]" in text
+    script = (output.parent / "reproduction" / "commands.sh").read_text().splitlines()
+    assert len([line for line in script if line.startswith("dpoptax train ")]) == 2
+
+    for module in ("dpoptax.training.trials.train", "dpoptax.training.report_costs.plan_run"):
+        monkeypatch.setattr(module, None)
+    assert main(arguments) == 0
+    assert output.read_text() == text
+
+
+def test_a_missing_configs_directory_is_named(tmp_path, capsys):
+    assert main(["report", "--workdir", str(tmp_path), "--configs", str(tmp_path)]) == 2
+    assert "give the repository's configs directory" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="flops_per_second=0"):
+        report.Report(flops_per_second=0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "gradients"),
+    [
+        (DPSGD(), 1),
+        (Doppler(), 1),
+        (Disk(gamma=0.5), 2),
+        (Disk(gamma=None), 1),
+        (PMLF(length=3), 3),
+    ],
+)
+def test_gradient_points_are_counted(method, gradients):
+    config = dataclasses.replace(TrainConfig(model="mlp"), method=method)
+    assert report_costs.points(config) == gradients
+    if gradients == 2:
+        changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
+        one, several = (
+            plan_run(dataclasses.replace(config, method=m, **changes)).flops
+            for m in (DPSGD(), method)
+        )
+        assert several == pytest.approx(gradients * one, rel=0.25)
+
+
+def test_claims_are_of_configs_that_exist():
+    files = {
+        str(path.relative_to(ROOT / "configs" / "papers").with_suffix(""))
+        for path in (ROOT / "configs" / "papers").glob("*/*.py")
+        if path.name != "base.py"
+    }
+    assert set(report_costs.CLAIMS) <= files
+
+
+def test_a_lead_within_twice_its_error_is_not_shown():
+    def method(name, accuracies):
+        return {"name": name, "runs": [{"test_accuracy": value} for value in accuracies]}
+
+    base = [0.90, 0.80, 0.85]
+    results = {
+        "methods": [
+            method("DP-SGD", base),
+            method("DiSK", [value + 0.01 for value in base]),
+            method("DP-PMLF", [0.93, 0.80, 0.84]),
+        ]
+    }
+    found = report.digits_findings(results)
+    assert [finding.holds for finding in found] == ["yes", "not shown"]
+    assert found[0].found.startswith("+1.00 points")
+
+
+def test_the_committed_report_names_runs_and_studies_that_exist():
+    script = (ROOT / "docs" / "reproduction" / "commands.sh").read_text()
+    named = re.findall(r"^dpoptax train '?(configs/[^:]+):([^' ]+)'? ", script, re.MULTILINE)
+    assert len(named) > 100
+    known = {file: load_configs(ROOT / file) for file in {file for file, _ in named}}
+    assert all(name in known[file] for file, name in named)
+    text = (ROOT / "docs" / "REPRODUCTION.md").read_text()
+    assert all(f"`dpoptax study {name}`" in text for name in study.STUDIES)
+    for link in re.findall(r"\]\((reproduction/[^)]+)\)", text):
+        assert (ROOT / "docs" / link).stat().st_size < 150_000
