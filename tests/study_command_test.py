@@ -41,17 +41,38 @@ def test_the_findings_are_those_of_the_readme(written):
 def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
     workdir, found = written
 
-    def refuse(seeds):
+    def refuse():
         raise AssertionError("computed again")
 
     for name in CHEAP:
-        monkeypatch.setitem(study.STUDIES, name, study.STUDIES[name]._replace(rows=refuse))
+        changed = study.STUDIES[name]._replace(parts=lambda seeds: [refuse])
+        monkeypatch.setitem(study.STUDIES, name, changed)
     assert study.run_studies(CHEAP, workdir, seeds=2, progress=False) == found
     with pytest.raises(AssertionError, match="again"):
         study.run_studies(CHEAP, workdir, seeds=3, progress=False)
     monkeypatch.setattr(study.records, "source_sha256", lambda: "other code")
     with pytest.raises(AssertionError, match="again"):
         study.run_studies(CHEAP, workdir, seeds=2, progress=False)
+
+
+def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
+    started = []
+
+    def part(index):
+        def compute():
+            started.append(index)
+            if len(started) == 2:
+                raise KeyboardInterrupt
+            return study.study_tables.filters(1)[0]() if index == 0 else [{"table": 0.0}]
+
+        return compute
+
+    stub = study.STUDIES["filters"]._replace(parts=lambda seeds: [part(0), part(1)])
+    monkeypatch.setitem(study.STUDIES, "filters", stub)
+    with pytest.raises(KeyboardInterrupt):
+        study.run_studies(["filters"], tmp_path, progress=False)
+    study._rows("filters", stub, tmp_path / "filters.csv", 5, study.tqdm(disable=True))
+    assert started == [0, 1, 1]
 
 
 def test_a_verdict_is_read_off_the_numbers():

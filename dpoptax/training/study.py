@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,16 +35,14 @@ class Study(NamedTuple):
     Attributes:
         title: Its heading.
         source: Paper and figure, or that there is none.
-        rows: From the number of seeds to lists of rows, one list a part of the work.
-        parts: Number of these lists, from the number of seeds.
+        parts: From the number of seeds to the parts of the work, each a function that returns rows.
         draw: Draws the rows.
         findings: Claims against the rows.
     """
 
     title: str
     source: str
-    rows: Callable[[int], Iterator[list[Row]]]
-    parts: Callable[[int], int]
+    parts: Callable[[int], study_tables.Parts]
     draw: Callable[[list[Row]], Figure]
     findings: Callable[[list[Row]], list[tuple[str, str, str]]]
 
@@ -54,7 +52,6 @@ STUDIES: dict[str, Study] = {
         "Time and frequency response of the filters",
         "DOPPLER, Fig. 6",
         study_tables.filters,
-        lambda seeds: 1,
         study_figures.filters,
         study_tables.filters_findings,
     ),
@@ -62,7 +59,6 @@ STUDIES: dict[str, Study] = {
         "Errors of GeoDP as published, against σ, d and B",
         "GeoDP, Fig. 3",
         study_tables.geodp_noise,
-        lambda seeds: seeds,
         study_figures.geodp_noise,
         study_tables.geodp_noise_findings,
     ),
@@ -70,7 +66,6 @@ STUDIES: dict[str, Study] = {
         "Errors of GeoDP as published, against β",
         "GeoDP, Fig. 4",
         study_tables.geodp_beta,
-        lambda seeds: seeds,
         study_figures.geodp_beta,
         study_tables.geodp_beta_findings,
     ),
@@ -78,7 +73,6 @@ STUDIES: dict[str, Study] = {
         "Gain and error variance of DiSK's filter converge",
         "DiSK, Fig. 3",
         study_tables.kalman_gain,
-        lambda seeds: 1,
         study_figures.kalman_gain,
         study_tables.kalman_gain_findings,
     ),
@@ -86,7 +80,6 @@ STUDIES: dict[str, Study] = {
         "Linear regression with noisy gradients",
         "DiSK, Fig. 6(a)",
         study_tables.noisy_regression,
-        lambda seeds: 1,
         study_figures.noisy_regression,
         study_tables.noisy_regression_findings,
     ),
@@ -94,7 +87,6 @@ STUDIES: dict[str, Study] = {
         "Correlated noise, a low-pass filter, and both, on digits",
         "in no paper",
         study_tables.correlated_noise,
-        lambda seeds: len(study_tables.CORRELATED_ARMS) + 1,
         study_figures.correlated_noise,
         study_tables.correlated_noise_findings,
     ),
@@ -102,7 +94,6 @@ STUDIES: dict[str, Study] = {
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",
         study_tables.release_cosines,
-        lambda seeds: seeds,
         study_figures.release_cosines,
         study_tables.release_cosines_findings,
     ),
@@ -127,7 +118,7 @@ def run_studies(
     records.check_count("seeds", seeds)
     workdir.mkdir(parents=True, exist_ok=True)
     found = {}
-    total = sum(STUDIES[name].parts(seeds) for name in names)
+    total = sum(len(STUDIES[name].parts(seeds)) for name in names)
     with tqdm(total=total, unit="part", disable=not progress) as bar:
         for name in names:
             bar.set_description(name)
@@ -146,19 +137,38 @@ def findings_table(findings: Sequence[Finding]) -> str:
 
 
 def _rows(name: str, study: Study, path: Path, seeds: int, bar: tqdm) -> list[Row]:
-    """The rows of a study, from its file where the same code wrote it for the same seeds."""
+    """The rows of a study; parts that the same code computed for the same seeds are read."""
     made_by = json.dumps(
         {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
     )
-    if path.is_file():
-        with open(path, encoding="utf-8", newline="") as file:
-            if file.readline().removeprefix("# ").rstrip("\n") == made_by:
-                bar.update(study.parts(seeds))
-                return [_numbers(row) for row in csv.DictReader(file)]
-    rows: list[Row] = []
-    for part in study.rows(seeds):
-        rows += part
+    parts = study.parts(seeds)
+    whole, begun = _read(path, made_by), path.with_name(path.name + ".part")
+    if whole is not None:
+        bar.update(len(parts))
+        return whole
+    rows = _read(begun, made_by) or []
+    done = max((int(row["part"]) for row in rows), default=-1) + 1
+    bar.update(done)
+    for index in range(done, len(parts)):
+        rows += [{"part": index, **row} for row in parts[index]()]
+        _write(begun, made_by, rows)
         bar.update()
+    begun.replace(path)
+    # Read back, so that a figure does not depend on whether its numbers are fresh.
+    return _read(path, made_by) or []
+
+
+def _read(path: Path, made_by: str) -> list[Row] | None:
+    """The rows in a file, if it was `made_by` the same."""
+    if not path.is_file():
+        return None
+    with open(path, encoding="utf-8", newline="") as file:
+        if file.readline().removeprefix("# ").rstrip("\n") != made_by:
+            return None
+        return [_numbers(row) for row in csv.DictReader(file)]
+
+
+def _write(path: Path, made_by: str, rows: list[Row]) -> None:
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8", newline="") as file:
         file.write(f"# {made_by}\n")
@@ -166,10 +176,6 @@ def _rows(name: str, study: Study, path: Path, seeds: int, bar: tqdm) -> list[Ro
         writer.writeheader()
         writer.writerows(rows)
     partial.replace(path)
-    # Read back, so that a figure does not depend on whether its numbers are fresh.
-    with open(path, encoding="utf-8", newline="") as file:
-        file.readline()
-        return [_numbers(row) for row in csv.DictReader(file)]
 
 
 def _numbers(row: dict[str, str]) -> Row:

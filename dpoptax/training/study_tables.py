@@ -1,6 +1,7 @@
 """The numbers of the synthetic studies as rows, and what the papers' claims come to in them."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from dpoptax import filters as analysis
 from dpoptax import studies
 
 Row = dict[str, Any]
+Parts = list[Callable[[], list[Row]]]
 Findings = list[tuple[str, str, str]]
 
 CORRELATED_ARMS = tuple(
@@ -41,9 +43,13 @@ def over(rows: list[Row], x: str, y: str, **where: Any) -> tuple[np.ndarray, np.
     return xs, np.stack([pick(rows, y, **{**where, x: value}) for value in xs], axis=1)
 
 
-def filters(seeds: int) -> Iterator[list[Row]]:
+def filters(seeds: int) -> Parts:
     """Responses of the filters of DOPPLER's tables 2 and 4; nothing is random."""
     del seeds
+    return [_filters]
+
+
+def _filters() -> list[Row]:
     rows: list[Row] = []
     for table, names in (("2", studies.DOPPLER_TABLE_2), ("4", studies.DOPPLER_TABLE_4)):
         responses = studies.filter_responses(names)
@@ -57,7 +63,7 @@ def filters(seeds: int) -> Iterator[list[Row]]:
                 {**same, "response": "frequency", "x": omega, "value": decibel}
                 for omega, decibel in zip(responses.omega, responses.decibel[name], strict=True)
             ]
-    yield rows
+    return rows
 
 
 def filters_findings(rows: list[Row]) -> Findings:
@@ -87,18 +93,19 @@ def filters_findings(rows: list[Row]) -> Findings:
     ]
 
 
-def geodp_noise(seeds: int) -> Iterator[list[Row]]:
+def geodp_noise(seeds: int) -> Parts:
     """GeoDP Fig. 3, a gradient and a noise of its own for each seed."""
-    for seed in range(seeds):
-        figure = studies.geodp_figure_3(repeats=4, key=jax.random.key(seed))
-        yield [row for panel, sweep in figure.items() for row in _errors(panel, sweep, seed)]
+    return [functools.partial(_geodp, studies.geodp_figure_3, seed) for seed in range(seeds)]
 
 
-def geodp_beta(seeds: int) -> Iterator[list[Row]]:
+def geodp_beta(seeds: int) -> Parts:
     """GeoDP Fig. 4, likewise."""
-    for seed in range(seeds):
-        figure = studies.geodp_figure_4(repeats=4, key=jax.random.key(seed))
-        yield [row for panel, sweep in figure.items() for row in _errors(panel, sweep, seed)]
+    return [functools.partial(_geodp, studies.geodp_figure_4, seed) for seed in range(seeds)]
+
+
+def _geodp(figure: Callable[..., dict[str, studies.Sweep]], seed: int) -> list[Row]:
+    sweeps = figure(repeats=4, key=jax.random.key(seed))
+    return [row for panel, sweep in sweeps.items() for row in _errors(panel, sweep, seed)]
 
 
 def _errors(panel: str, sweep: studies.Sweep, seed: int) -> list[Row]:
@@ -181,8 +188,12 @@ def geodp_beta_findings(rows: list[Row]) -> Findings:
     return found
 
 
-def kalman_gain(seeds: int) -> Iterator[list[Row]]:
+def kalman_gain(seeds: int) -> Parts:
     """The recursion from two starts, and the filter on simulated gradients."""
+    return [functools.partial(_kalman_gain, seeds)]
+
+
+def _kalman_gain(seeds: int) -> list[Row]:
     rows = []
     for drift in DRIFTS:
         for start in (0.0, 1.0):
@@ -204,7 +215,7 @@ def kalman_gain(seeds: int) -> Iterator[list[Row]]:
                 for step in range(result.gain.size)
                 for seed in range(seeds)
             ]
-    yield rows
+    return rows
 
 
 def kalman_gain_findings(rows: list[Row]) -> Findings:
@@ -231,10 +242,14 @@ def kalman_gain_findings(rows: list[Row]) -> Findings:
     ]
 
 
-def noisy_regression(seeds: int) -> Iterator[list[Row]]:
+def noisy_regression(seeds: int) -> Parts:
     """DiSK Fig. 6(a), over the learning rates too; four times as many seeds, for they are cheap."""
+    return [functools.partial(_noisy_regression, seeds)]
+
+
+def _noisy_regression(seeds: int) -> list[Row]:
     result = studies.noisy_regression(seeds=4 * seeds)
-    yield [
+    return [
         {
             "method": method,
             "noise": level,
@@ -292,24 +307,30 @@ def _between(values: np.ndarray) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def correlated_noise(seeds: int) -> Iterator[list[Row]]:
+def correlated_noise(seeds: int) -> Parts:
     """Training on digits at ε = 1 with every arm."""
-    arms = studies.digits_arms(bands=(4, 16))
-    yield []  # the strategies took as long as two arms
-    for name in CORRELATED_ARMS:
-        (result,) = studies.compare_correlated_noise({name: arms[name]}, seeds=seeds).values()
-        yield [
-            {
-                "noise": name.removesuffix(" + filter"),
-                "filtered": "yes" if name.endswith(" + filter") else "no",
-                "noise_multiplier": result.noise_multiplier,
-                "learning_rate": result.learning_rate,
-                "seed": seed,
-                "accuracy": float(result.accuracy[seed]),
-                "training_loss": float(result.training_loss[seed]),
-            }
-            for seed in range(seeds)
-        ]
+    return [functools.partial(_correlated_noise, name, seeds) for name in CORRELATED_ARMS]
+
+
+def _correlated_noise(name: str, seeds: int) -> list[Row]:
+    (result,) = studies.compare_correlated_noise({name: _arms()[name]}, seeds=seeds).values()
+    return [
+        {
+            "noise": name.removesuffix(" + filter"),
+            "filtered": "yes" if name.endswith(" + filter") else "no",
+            "noise_multiplier": result.noise_multiplier,
+            "learning_rate": result.learning_rate,
+            "seed": seed,
+            "accuracy": float(result.accuracy[seed]),
+            "training_loss": float(result.training_loss[seed]),
+        }
+        for seed in range(seeds)
+    ]
+
+
+@functools.cache
+def _arms() -> dict[str, studies.Arm]:
+    return studies.digits_arms(bands=(4, 16))
 
 
 def correlated_noise_findings(rows: list[Row]) -> Findings:
@@ -341,26 +362,24 @@ def correlated_noise_findings(rows: list[Row]) -> Findings:
     ]
 
 
-def release_cosines(seeds: int) -> Iterator[list[Row]]:
+def release_cosines(seeds: int) -> Parts:
     """Cosine between release and truth, per geometry and noise."""
+    return [functools.partial(_release_cosines, seed) for seed in range(seeds)]
+
+
+def _release_cosines(seed: int) -> list[Row]:
     clips = studies.direction_clips()
-    for seed in range(seeds):
-        gradients, truth = studies.heterogeneous_gradients(seed)
-        rows = []
-        for multiplier in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
-            cosines = studies.release_cosines(
-                gradients, truth, clips, noise_multiplier=multiplier, key=jax.random.key(seed)
-            )
-            rows += [
-                {
-                    "geometry": name,
-                    "noise_multiplier": multiplier,
-                    "seed": seed,
-                    "cosine": cosine,
-                }
-                for name, cosine in cosines.items()
-            ]
-        yield rows
+    gradients, truth = studies.heterogeneous_gradients(seed)
+    rows = []
+    for multiplier in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0):
+        cosines = studies.release_cosines(
+            gradients, truth, clips, noise_multiplier=multiplier, key=jax.random.key(seed)
+        )
+        rows += [
+            {"geometry": name, "noise_multiplier": multiplier, "seed": seed, "cosine": cosine}
+            for name, cosine in cosines.items()
+        ]
+    return rows
 
 
 def release_cosines_findings(rows: list[Row]) -> Findings:

@@ -99,17 +99,26 @@ def price(
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
-        if sweep.repetitions != "fixed":
-            event = selection.best_of_random(
-                trials, mean=sweep.trials or 1, distribution=sweep.repetitions
+        if sweep.repetitions == "fixed":
+            return accounting.event_epsilon(
+                selection.all_of([trials[which] for which in chosen]),
+                delta,
+                accountant=plans[0].accountant,
+                neighbouring_relation=relation,
             )
-            accountant: accounting.Accountant = "rdp"
-        else:
-            event = selection.all_of([trials[which] for which in chosen])
-            accountant = plans[0].accountant
-        return accounting.event_epsilon(
-            event, delta, accountant=accountant, neighbouring_relation=relation
+        event = selection.best_of_random(
+            trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
+        try:
+            return accounting.event_epsilon(
+                event, delta, accountant="rdp", neighbouring_relation=relation
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "
+                "these ε: so many batches may be cut that it uses up δ. Give fewer trials, a "
+                "smaller epsilon, or repetitions of another kind"
+            ) from error
 
     epsilon, stddev = selected(events, relation), 0.0
     if sweep.held_out == "private":
