@@ -217,7 +217,7 @@ def _sweep(arguments: list[str]) -> int:
     configs, chosen = _by_name(given.configs), given.sweep
     if given.dry_run:
         _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
-        print("\n".join(notes(chosen, cost, next(iter(configs.values())).delta)))
+        print("\n".join(notes(chosen, cost)))
         return 0
     results = sweep.run_sweep(configs, chosen)
     print(sweep.table(results))

@@ -28,11 +28,14 @@ def run_sweep(
         ConfigError: Settings that no config has, configs whose results do not compare, or a
             working directory of another sweep.
     """
-    begun = _begin(configs, sweep)
+    begun = _begun(configs, sweep)
     seed = begun["seed"]
     candidates, chosen, cost = prepare(configs, sweep, seed)
-    first = next(iter(configs.values()))
-    held_out_size = len(dataset_of(first, held_out=True).test["labels"])
+    sweep.workdir.mkdir(parents=True, exist_ok=True)
+    if not (sweep.workdir / "sweep.json").is_file():
+        # Before the first trial, and not before all is known to be allowed: a second start has to
+        # use the same seeds.
+        records.write_json(sweep.workdir / "sweep.json", begun)
     trials = [
         Trial(
             dataclasses.replace(
@@ -51,7 +54,7 @@ def run_sweep(
         tqdm(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
     ):
         found = runner.run(trials, bar.update)
-        scores = _scores(found, held_out_size, cost.score_stddev, seed)
+        scores = _scores(found, cost, seed)
         rows = [
             {
                 "config": candidates[which].name,
@@ -64,7 +67,7 @@ def run_sweep(
         results = {
             **begun,
             "price": dataclasses.asdict(cost),
-            "notes": notes(sweep, cost, first.delta),
+            "notes": notes(sweep, cost),
             "best": int(np.argmax(scores)) if scores else None,
             "trials": rows,
             "versions": records.versions(),
@@ -92,9 +95,11 @@ def prepare(
     if sweep.random and sweep.repetitions != "fixed":
         priced = settings.costs(configs, sweep.random)  # not of what was drawn, but of what can be
     _check_one_data_set(priced)
-    size = dataset_of(priced[0].config, held_out=True).train_size
-    plans = [make_plan(candidate.config, size) for candidate in priced]
-    return candidates, chosen, price(priced, plans, sweep, chosen)
+    dataset = dataset_of(priced[0].config, held_out=True)
+    plans = [make_plan(candidate.config, dataset.train_size) for candidate in priced]
+    cost = price(priced, plans, sweep, chosen)
+    size = len(dataset.test["labels"])
+    return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -114,7 +119,7 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _begin(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
     """The identity of this sweep, or of the same one that was begun in the working directory."""
     given = {
         name: value
@@ -137,9 +142,6 @@ def _begin(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
     seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
     if begun is not None:
         seed = begun["seed"]
-    sweep.workdir.mkdir(parents=True, exist_ok=True)
-    if begun is None:  # before the first trial: a second start has to use the same seeds
-        records.write_json(path, {**identity, "seed": seed})
     return {**identity, "seed": seed}
 
 
@@ -168,13 +170,14 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
             raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
 
 
-def _scores(found: list[dict[str, Any]], size: int, stddev: float, seed: int) -> list[float]:
-    """Held-out accuracies, with noise of `stddev` on the number of right answers."""
+def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
+    """Held-out accuracies, with noise on the number of right answers."""
+    size = cost.held_out_size
     noise = [
         np.random.default_rng(_seed(seed, f"score {index}")).normal() for index in range(len(found))
     ]
     return [
-        (size * record["test_accuracy"] + stddev * z) / size
+        (size * record["test_accuracy"] + cost.score_stddev * z) / size
         for record, z in zip(found, noise, strict=True)
     ]
 

@@ -65,13 +65,17 @@ class Price:
     Attributes:
         epsilon: Of the result, selection included.
         of_one_trial: The largest ε of a single trial.
+        delta: Of both.
         score_stddev: Standard deviation of the noise on the number of right answers.
+        held_out_size: Number of examples that trials are scored on.
         reason: Why there is no ε; None where there is one.
     """
 
-    epsilon: float | None
-    of_one_trial: float | None
-    score_stddev: float
+    epsilon: float | None = None
+    of_one_trial: float | None = None
+    delta: float | None = None
+    score_stddev: float = 0.0
+    held_out_size: int = 0
     reason: str | None = None
 
 
@@ -89,7 +93,7 @@ def price(
     for candidate, plan in zip(candidates, plans, strict=True):
         if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
             why = plan.unproven or f"{candidate.name} trains without privacy"
-            return Price(None, None, 0.0, why)
+            return Price(reason=why)
     delta, relation = plans[0].delta, plans[0].sampler.neighbouring_relation
     assert delta is not None
     relations = sorted({plan.sampler.neighbouring_relation for plan in plans})
@@ -131,27 +135,27 @@ def price(
         while selected(scores, "add-or-remove-one") > epsilon:
             stddev *= 1.02
             scores = [dpa.GaussianDpEvent(stddev)] * len(events)
-    return Price(epsilon, max(e for e in singles if e is not None), stddev)
+    return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
 
 
-def notes(sweep: Sweep, cost: Price, delta: float) -> list[str]:
+def notes(sweep: Sweep, cost: Price) -> list[str]:
     """What is promised of the result, and what of it may be published."""
     if cost.epsilon is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({cost.epsilon:.3f}, {delta:g})-differentially private, its selection "
+        f"The result is ({cost.epsilon:.3f}, {cost.delta:g})-differentially private, its selection "
         f"included; one trial alone is ε = {cost.of_one_trial:.3f}."
     ]
     if sweep.repetitions == "fixed":
         said.append(
-            "This holds for all trials together: this table and best/ may be published; trials/, "
-            "where scores have no noise, may not."
+            "This holds for all trials together: this table and best/ may be published; trials/ "
+            "and sweep.json, with exact scores and the seed, may not."
         )
     else:
         said.append(
             f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials of "
-            f"mean {sweep.trials}; this table, trials/, the number of trials and how long they "
-            "took must stay secret."
+            f"mean {sweep.trials}; all else here, the number of trials and how long they took "
+            "must stay secret."
         )
     if sweep.held_out == "private":
         said.append(
