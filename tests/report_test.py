@@ -66,6 +66,8 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
         monkeypatch.setattr(module, None)
     assert main(arguments) == 0
     assert output.read_text() == text
+    assert main([*arguments, "--no-digits"]) == 0
+    assert "Left out of this report" in output.read_text()
 
 
 def test_a_missing_configs_directory_is_named(tmp_path, capsys):

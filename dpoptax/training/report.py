@@ -38,6 +38,8 @@ class Report:
     """Directory with digits/ and papers/."""
     seeds: int = 5
     """Repetitions of whatever is random."""
+    digits: bool = True
+    """Whether to train on digits, which takes most of the time."""
     epsilon: float = 1.0
     """Of the comparison on digits."""
     flops_per_second: float = 2e13
@@ -77,18 +79,20 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     findings = study.run_studies(
         names, report.workdir / "studies", seeds=report.seeds, progress=progress
     )
-    comparison = Comparison(
-        report.workdir / "digits",
-        seeds=report.seeds,
-        epsilon=report.epsilon,
-        processes=report.processes,
-    )
-    results = compare(digits, comparison, progress=progress)
+    results = None
+    if report.digits:
+        comparison = Comparison(
+            report.workdir / "digits",
+            seeds=report.seeds,
+            epsilon=report.epsilon,
+            processes=report.processes,
+        )
+        results = compare(digits, comparison, progress=progress)
+        _shrink(comparison.workdir / "comparison.png", figures / "digits.png")
     runs = costs(papers, report.configs.parent, report.workdir / "flops.json", progress=progress)
 
     for name in names:
         _shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
-    _shrink(comparison.workdir / "comparison.png", figures / "digits.png")
     (figures / "commands.sh").write_text(commands(runs, report.flops_per_second), encoding="utf-8")
     output.write_text(_text(report, findings, results, runs), encoding="utf-8")
     return output
@@ -97,12 +101,14 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
 def _text(
     report: Report,
     findings: dict[str, list[study.Finding]],
-    results: dict[str, Any],
+    results: dict[str, Any] | None,
     runs: list[PaperRun],
 ) -> str:
+    options = f"--seeds {report.seeds} --epsilon {report.epsilon:g}"
+    options += "" if report.digits else " --no-digits"
     parts = [
         "# What of the papers could be reproduced here",
-        f"Written by `dpoptax report --seeds {report.seeds} --epsilon {report.epsilon:g}`; "
+        f"Written by `dpoptax report {options}`; "
         + ", ".join(f"{name} {version}" for name, version in records.versions().items())
         + ". Every number below was computed by that command.",
         "## In short",
@@ -119,15 +125,7 @@ def _text(
         ]
     parts += [
         "## Training: a slice that runs on any machine",
-        f"The papers train on images. Here are 1,438 handwritten digits at ε = {report.epsilon:g}, "
-        f"{report.seeds} seeds, a grid of five learning rates for every method: `dpoptax compare "
-        f"configs/digits/*.py --epsilon {report.epsilon:g} --seeds {report.seeds}`. A claim holds "
-        "where the mean of the differences between runs of one seed is above twice its standard "
-        "error.",
-        study.findings_table(digits_findings(results)),
-        comparison_table(results),
-        "![Test accuracy over steps and validation accuracy over the learning rate]"
-        "(reproduction/digits.png)",
+        *_digits_section(report, results),
         "## What needs a GPU and data",
         f"{len(runs)} runs of the papers' tables and figures are configured and were not trained. "
         "[reproduction/commands.sh](reproduction/commands.sh) has the command of each. Operations "
@@ -141,6 +139,24 @@ def _text(
         "GeoDP's rows with importance sampling and selective updates.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _digits_section(report: Report, results: dict[str, Any] | None) -> list[str]:
+    command = (
+        f"`dpoptax compare configs/digits/*.py --epsilon {report.epsilon:g} --seeds {report.seeds}`"
+    )
+    if results is None:
+        return [f"Left out of this report (`--no-digits`): {command}."]
+    return [
+        f"The papers train on images. Here are 1,438 handwritten digits at ε = {report.epsilon:g}, "
+        f"{report.seeds} seeds, a grid of five learning rates for every method: {command}. A claim "
+        "holds where the mean of the differences between runs of one seed is above twice its "
+        "standard error.",
+        study.findings_table(digits_findings(results)),
+        comparison_table(results),
+        "![Test accuracy over steps and validation accuracy over the learning rate]"
+        "(reproduction/digits.png)",
+    ]
 
 
 def digits_findings(results: dict[str, Any]) -> list[study.Finding]:
@@ -164,19 +180,24 @@ def digits_findings(results: dict[str, Any]) -> list[study.Finding]:
     return found
 
 
-def _summary(findings: dict[str, list[study.Finding]], results: dict[str, Any]) -> str:
+def _summary(findings: dict[str, list[study.Finding]], results: dict[str, Any] | None) -> str:
     every = [finding for found in findings.values() for finding in found]
     count = {
         verdict: sum(finding.holds == verdict for finding in every)
         for verdict in ("yes", "in part", "no")
     }
-    shown = [finding for finding in digits_findings(results) if finding.holds == "yes"]
-    return (
+    text = (
         f"Of {len(every)} claims about the synthetic studies {count['yes']} hold, "
-        f"{count['in part']} hold in part and {count['no']} do not. On digits, {len(shown)} of "
-        f"{len(digits_findings(results))} methods are shown to be better than DP-SGD at equal ε. "
-        "The papers' results on images wait for a GPU."
+        f"{count['in part']} hold in part and {count['no']} do not."
     )
+    if results is not None:
+        found = digits_findings(results)
+        shown = sum(finding.holds == "yes" for finding in found)
+        text += (
+            f" On digits, {shown} of {len(found)} methods are shown to be better than DP-SGD at "
+            "equal ε."
+        )
+    return f"{text} The papers' results on images wait for a GPU."
 
 
 def _shrink(source: Path, target: Path) -> None:
