@@ -134,9 +134,7 @@ def _text(
         f"{report.flops_per_second:.3g} operations a second, an assumption of what one large GPU "
         "sustains in single precision; nothing of this was measured.",
         cost_table(runs, report.flops_per_second),
-        "Not configured here, for want of a model or data in the published form: DOPPLER's Fig. 4 "
-        "with GaLore, ResNet-50 and EfficientNet of its Fig. 7, DiSK on ImageNet (Fig. 7), and "
-        "GeoDP's rows with importance sampling and selective updates.",
+        "What a table or figure has beyond these runs is named at the head of its config file.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -136,5 +136,5 @@ def _flops_of_one_point(config: TrainConfig) -> float:
 
 def _hours(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(1.0, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
