@@ -353,10 +353,10 @@ class TestEdges:
         with pytest.raises(ValueError, match="neighbouring relation that the sampler states"):
             accounting.event_epsilon(without, DELTA, accountant="rdp")
         # Not halved inside, so not to be priced.
-        selected = dpa.dp_event.RepeatAndSelectDpEvent(gaussian, 3.0, 1.0)
+        other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="not accounted for here"):
             accounting.event_epsilon(
-                selected, DELTA, accountant="rdp", neighbouring_relation="replace-one"
+                other, DELTA, accountant="rdp", neighbouring_relation="replace-one"
             )
         with pytest.raises(ValueError, match="cannot account for"):
             accounting.event_epsilon(dpa.UnsupportedDpEvent(), DELTA)

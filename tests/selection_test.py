@@ -71,6 +71,17 @@ def test_truncated_batches_cost_delta_for_the_mean_number_of_trials():
     assert without <= found < 1.001 * without
 
 
+def test_under_replace_one_the_sensitivity_of_a_trial_is_doubled():
+    def priced(multiplier, relation):
+        one = dpa.GaussianDpEvent(multiplier)
+        event = selection.best_of_random([one], mean=5, distribution="geometric")
+        return accounting.event_epsilon(
+            event, DELTA, accountant="rdp", neighbouring_relation=relation
+        )
+
+    assert priced(6.0, "replace-one") == priced(3.0, "add-or-remove-one")
+
+
 def test_the_pld_accountant_says_that_it_cannot_price_it():
     event = selection.best_of_random([RUN], mean=3, distribution="geometric")
     with pytest.raises(ValueError, match="accountant='rdp'"):
