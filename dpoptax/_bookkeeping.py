@@ -25,6 +25,8 @@ from dpoptax._tracing import read_program
 _CANCELLED = 2.0**-13
 # Weights whose absolute sum is this many times their sum multiply differences, not gradients.
 _LARGE_WEIGHTS = 3.0
+# Parameters of at most this many entries are handled together, to compile fewer operations.
+_SMALL = 2**16
 
 
 def bookkept_sum(
@@ -174,28 +176,43 @@ def _sum(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> 
 
 
 def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array) -> Any:
-    """The same sum, with one example's gradient formed after the other, a vector for each group."""
+    """The same sum, with one example's gradient formed after the other.
+
+    Small parameters of a group go as one vector, since every operation takes time to compile. Large
+    ones stay apart, so that their gradients need not be held in memory.
+    """
     leaves, structure = jax.tree.flatten(params)
     groups = clip.groups(params)
-    members = [[i for i, g in enumerate(groups) if g == group] for group in range(1 + max(groups))]
+    bundles = [[i] for i, leaf in enumerate(leaves) if leaf.size > _SMALL]
+    for group in sorted(set(groups)):
+        small = [i for i, g in enumerate(groups) if g == group and leaves[i].size <= _SMALL]
+        bundles += [small] if small else []
+    group_of = [groups[bundle[0]] for bundle in bundles]
+    membership = np.eye(1 + max(groups), dtype=np.float32)[group_of]
     weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
     kept = [None] * len(pieces.products)
+
+    def joined(values: list[jax.Array], bundle: list[int]) -> jax.Array:
+        alone = len(bundle) == 1
+        return values[bundle[0]] if alone else jnp.concatenate([values[i].ravel() for i in bundle])
 
     def add(total: list[jax.Array], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
         example, used = jax.tree.map(lambda x: x[None], inputs)
         gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
-        vectors = [jnp.concatenate([gradient[i].ravel() for i in m])[None] for m in members]
+        vectors = [joined(gradient, bundle)[None] for bundle in bundles]
         units, scale, _ = unit_gradients(vectors, used)
-        norms = jnp.sqrt(jnp.stack([square_sum(unit) for unit in units], axis=-1))
-        factors = scaled_factors(clip, scale, norms)[0]
-        return [t + f * u[0] for t, f, u in zip(total, factors, units, strict=True)], None
+        square = jnp.stack([square_sum(unit) for unit in units], axis=-1)
+        square = jnp.matmul(square, membership, precision="highest")
+        factors = scaled_factors(clip, scale, jnp.sqrt(square))[0]
+        added = zip(total, group_of, units, strict=True)
+        return [t + factors[group] * unit[0] for t, group, unit in added], None
 
-    zeros = [jnp.concatenate([_zeros(leaves[i]).ravel() for i in m]) for m in members]
+    zeros = [joined([_zeros(leaf) for leaf in leaves], bundle) for bundle in bundles]
     total, _ = lax.scan(add, zeros, (pieces, mask))
     sums = list(leaves)
-    for vector, member in zip(total, members, strict=True):
-        ends = np.cumsum([leaves[i].size for i in member])
-        for i, part in zip(member, jnp.split(vector, ends[:-1]), strict=True):
+    for vector, bundle in zip(total, bundles, strict=True):
+        ends = np.cumsum([leaves[i].size for i in bundle])
+        for i, part in zip(bundle, jnp.split(vector.ravel(), ends[:-1]), strict=True):
             sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
     return jax.tree.unflatten(structure, sums)
 
