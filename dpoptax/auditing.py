@@ -406,7 +406,7 @@ def _run(game, threat_model, key, indices, masks):
         updates, opt_state = game.transform.update(grads, opt_state, params)
         seen = None
         if threat_model == "white-box":
-            seen = game.observe(updates, game.grad_fn(points, canary).sum)
+            seen = game.observe(updates, _added(game, points, canary))
         return (optax.apply_updates(params, updates), opt_state), seen
 
     start = game.params, _with_fresh_keys(game.transform.init(game.params), key)
@@ -414,8 +414,14 @@ def _run(game, threat_model, key, indices, masks):
     if threat_model == "last-iterate":
         points = gradient_points(start[1], game.params)
         moved = jax.tree.map(jnp.subtract, params, game.params)
-        seen = game.observe(moved, game.grad_fn(points, canary).sum)[None]
+        seen = game.observe(moved, _added(game, points, canary))[None]
     return seen, opt_state
+
+
+def _added(game, points, canary):
+    """What the canary adds to the sum of a step, shaped like the parameters."""
+    clipped = game.grad_fn(points, canary)
+    return clipped.clip.decode(clipped.sum, clipped.reference)
 
 
 def _with_fresh_keys(opt_state, key):
@@ -494,8 +500,8 @@ def _one_run(game, threat_model, key, included):
 
     def project(update, points):
         def score(canary):
-            grads = game.grad_fn(points, jax.tree.map(lambda x: x[None], canary))
-            return jnp.sum(leaf_projections(update, grads.sum))
+            alone = jax.tree.map(lambda x: x[None], canary)
+            return jnp.sum(leaf_projections(update, _added(game, points, alone)))
 
         return jax.lax.map(score, canaries, batch_size=64)
 

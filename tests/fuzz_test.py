@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpoptax.training import main as command_line
+from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.methods import build_optimizer
 from dpoptax.training.models import build_model
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"

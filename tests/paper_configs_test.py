@@ -7,20 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_optimizer
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import FILE_DATASETS
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.main import main
-from dpoptax.training.methods import (
-    CLIPS,
-    DIRECTIONS,
-    DPSGD,
-    SCHEDULES,
-    GeoDP,
-    HypersphericalClip,
-    build_optimizer,
-)
+from dpoptax.training.methods import DPSGD, GeoDP, HypersphericalClip
 from dpoptax.training.models import MODELS
 from dpoptax.training.planning import plan_run
 from tests.published_data import write_cifar, write_mnist
