@@ -6,4 +6,4 @@ from dpoptax.training.methods import AdamBC
 
 def get_config() -> TrainConfig:
     """The method's defaults."""
-    return TrainConfig(method=AdamBC(), learning_rate=0.02)
+    return TrainConfig(method=AdamBC(), learning_rate=0.005)

@@ -6,4 +6,4 @@ from dpoptax.training.methods import AdaptiveClip
 
 def get_config() -> TrainConfig:
     """The method's defaults."""
-    return TrainConfig(method=AdaptiveClip(), learning_rate=1.5)
+    return TrainConfig(method=AdaptiveClip(), learning_rate=0.75)

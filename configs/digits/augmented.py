@@ -6,4 +6,4 @@ from dpoptax.training.methods import Augmented
 
 def get_config() -> TrainConfig:
     """Four copies, each moved by a pixel at most."""
-    return TrainConfig(method=Augmented(), learning_rate=1.5)
+    return TrainConfig(method=Augmented(), learning_rate=0.75)
