@@ -103,12 +103,12 @@ def adaptive_kalman(
         g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
 
     from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t = √(2/(d
-    n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time; q_t is the mean of what
-    it leaves possible. So a drift that r_t could not show is not taken for none, which would let the
-    gain go to zero and the filter live on old gradients; and for large d, q_t is r_t or 0. The gain
-    starts as the running mean's, 1/(t + 1), and settles at that of `kalman_gain` for the drift. The
-    noise of sampling a batch counts as drift. Compare `disk`, whose gain is fixed and which also
-    predicts along the step.
+    n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time; q_t is the mean of
+    what it leaves possible. So a drift that r_t could not show is not taken for none, which would
+    let the gain go to zero and the filter live on old gradients; for large d, q_t is r_t or 0. The
+    gain starts as the running mean's, 1/(t + 1), and settles at that of `kalman_gain` for the
+    drift. The noise of sampling a batch counts as drift. Compare `disk`, whose gain is fixed and
+    which also predicts along the step.
 
     Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
     values and the public noise level are read. Memory: one copy of the parameters.
