@@ -165,7 +165,7 @@ def adaptive_kalman(
         ]
         sizes = [max(g.size, 1) for g in gradients]
         if not per_leaf:
-            squares, sizes = [sum(squares)], [sum(sizes)]
+            squares, sizes = [jnp.sum(jnp.stack(squares))], [sum(sizes)]
         counts = jnp.asarray(sizes, jnp.float32)
         power = jnp.stack(squares) / counts
         gain, drift, variance = gain_and_state(
