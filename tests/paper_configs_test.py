@@ -146,6 +146,12 @@ def test_a_stated_noise_has_an_epsilon(row):
     assert 0.1 < cost.epsilon < 200
 
 
+def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
+    cost = plan_run(ROWS["geodp/tables_2_3:figure_5/sigma-0.01/dp-2048"], count_flops=False)
+    assert cost.steps == 350
+    assert cost.epsilon == pytest.approx(144_800, rel=0.01)
+
+
 def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, method=GeoDP())
     config = dataclasses.replace(config, epsilon=1.0, noise_multiplier=None)

@@ -20,6 +20,7 @@ from dpoptax.training.methods import (
     AdaptiveClip,
     Augmented,
     CorrelatedNoise,
+    GeoDP,
     LPAdam,
 )
 from dpoptax.training.planning import plan_run, text
@@ -214,3 +215,9 @@ def test_an_audit_does_not_contradict_the_claim(name):
     assert not any(row.result.violated for row in rows)
     # The attack on one release sees; a fraction of the claim at so few trials.
     assert rows[0].result.epsilon_lower_bound > 0.1 * rows[0].result.claimed_epsilon
+
+
+def test_what_claims_nothing_is_not_audited():
+    config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
+    with pytest.raises(ConfigError, match=r"GeoDP claims no ε .*turn a small mean gradient around"):
+        audit.audit_config(config)

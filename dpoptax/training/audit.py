@@ -64,6 +64,12 @@ def audit_config(
             f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
             "no ε, so there is nothing to audit; give a private method and noise"
         )
+    if (unproven := config.method.unproven()) is not None:
+        raise ConfigError(
+            f"method={config.method.name} claims no ε that an audit could contradict: {unproven}. "
+            "Give a method with a proof; to audit an ε that others claim for it, use "
+            "dpoptax.auditing with claimed_epsilon"
+        )
     dataset = load_dataset(config.dataset, config.data_dir)
     plan = make_plan(config, dataset.train_size)
     settings: dict[str, Any] = {
