@@ -77,6 +77,21 @@ class Clip(abc.ABC):
         return mean
 
 
+class UnitClip(Clip):
+    """Base of geometries that encode each gradient as a vector of l2 norm at most 1."""
+
+    encodes: ClassVar[bool] = True
+
+    @property
+    def sensitivity(self) -> float:
+        """1: the bound on what `encode` makes, whatever it is made of."""
+        return 1.0
+
+    def factors(self, norms: chex.Array) -> chex.Array:
+        """Takes off what rounding put on top of 1."""
+        return jnp.minimum(1.0, 1.0 / norms)
+
+
 @dataclasses.dataclass(frozen=True)
 class L2Clip(Clip):
     """min(1, C/‖g‖) g; see `l2_clip`."""

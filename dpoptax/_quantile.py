@@ -13,6 +13,7 @@ from dpoptax._clipping import (
     Clip,
     ClippedSum,
     L2Clip,
+    UnitClip,
     positive,
     scaled_factors,
     square_sum,
@@ -38,10 +39,9 @@ class CountedGradient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip(Clip):
+class AdaptiveClip(UnitClip):
     """A clip to a threshold that follows a quantile; see `adaptive_clip`."""
 
-    encodes: ClassVar[bool] = True
     by_norms: ClassVar[bool] = True
     followed: ClassVar[bool] = True
 
@@ -49,15 +49,6 @@ class AdaptiveClip(Clip):
     quantile: float
     learning_rate: float
     count_share: float
-
-    @property
-    def sensitivity(self) -> float:
-        """1: the bound on the pair of gradient and count, whatever the threshold."""
-        return 1.0
-
-    def factors(self, norms):
-        """Takes off what rounding put on top of 1."""
-        return jnp.minimum(1.0, 1.0 / norms)
 
     def encode(self, grads, reference):
         """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
