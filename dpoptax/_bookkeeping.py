@@ -54,7 +54,7 @@ def bookkept_sum(
 
     def total_by(differences: bool) -> Any:
         pieces = make_pieces(program, plan, passes, clip.groups(params), differences=differences)
-        return _clip_and_sum(clip, params, plan, pieces, mask)
+        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask)
 
     cancel = _cancel(points.weights)
     if isinstance(cancel, jax.Array):
@@ -74,15 +74,25 @@ def _cancel(weights: tuple[Any, ...]) -> Any:
     return xp.sum(xp.abs(values)) > _LARGE_WEIGHTS * xp.abs(xp.sum(values))
 
 
-def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array) -> Any:
-    """The sum of clipped gradients, shaped like the parameters.
+def _clip_and_sum(
+    clip: Clip, reference: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> Any:
+    """The sum of clipped gradients, shaped like the parameters, or as the geometry encodes them.
 
     First with plain arithmetic, checking that it can be trusted for every example; where it
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
     each example's gradient formed.
     """
+    scaling = clip.scaling(reference)
+
+    def statistic(norms: jax.Array, used: jax.Array) -> Any:
+        value = clip.statistic(norms, reference)
+        return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
+
     if not pieces.products and not pieces.formed:
-        return jax.tree.map(_zeros, params)
+        return clip.join(
+            jax.tree.map(_zeros, params), statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+        )
     groups = clip.groups(params)
     kept = [
         _products.form(segments, product.layout.sizes)
@@ -117,7 +127,7 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
         return tops.T * jnp.sqrt(jnp.einsum("gp,pb->bg", membership, square, precision="highest"))
 
     norms, bounds = grouped(sizes.norms), grouped(sizes.bounds)
-    coefficients = scaled_factors(clip, unit, norms) / unit[:, None]
+    coefficients = scaled_factors(scaling, unit, norms) / unit[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
     keep = [g if p.method == "keep" else None for g, p in zip(kept, plan.products, strict=True)]
     weights = [coefficients[:, groups[i]] for i in leaves]
@@ -133,11 +143,12 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
         return jnp.all((jnp.all(fine, axis=0) & sound) | padding)
 
     trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
-    return lax.cond(
+    total, beside = lax.cond(
         trusted,
-        lambda: _sum(params, plan, pieces, weights, keep),
-        lambda: _one_by_one(clip, params, plan, pieces, mask),
+        lambda: (_sum(params, plan, pieces, weights, keep), statistic(unit * norms[:, 0], mask)),
+        lambda: _one_by_one(scaling, statistic, params, plan, pieces, mask),
     )
+    return clip.join(total, beside)
 
 
 def _vanishes(pieces: Pieces) -> jax.Array:
@@ -175,8 +186,10 @@ def _sum(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> 
     )
 
 
-def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array) -> Any:
-    """The same sum, with one example's gradient formed after the other.
+def _one_by_one(
+    clip: Clip, statistic: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> Any:
+    """The same two sums, with one example's gradient formed after the other.
 
     Small parameters of a group go as one vector, since every operation takes time to compile. Large
     ones stay apart, so that their gradients need not be held in memory.
@@ -196,25 +209,28 @@ def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.A
         alone = len(bundle) == 1
         return values[bundle[0]] if alone else jnp.concatenate([values[i].ravel() for i in bundle])
 
-    def add(total: list[jax.Array], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
+    def add(sums: tuple[Any, Any], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
         example, used = jax.tree.map(lambda x: x[None], inputs)
         gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
         vectors = [joined(gradient, bundle)[None] for bundle in bundles]
-        units, scale, _ = unit_gradients(vectors, used)
+        units, scale, used = unit_gradients(vectors, used)
         square = jnp.stack([square_sum(unit) for unit in units], axis=-1)
-        square = jnp.matmul(square, membership, precision="highest")
-        factors = scaled_factors(clip, scale, jnp.sqrt(square))[0]
-        added = zip(total, group_of, units, strict=True)
-        return [t + factors[group] * unit[0] for t, group, unit in added], None
+        norms = jnp.sqrt(jnp.matmul(square, membership, precision="highest"))
+        factors = scaled_factors(clip, scale, norms)[0]
+        added = zip(sums[0], group_of, units, strict=True)
+        total = [t + factors[group] * unit[0] for t, group, unit in added]
+        more = statistic(scale * norms[:, 0], used)
+        return (total, None if more is None else sums[1] + more), None
 
     zeros = [joined([_zeros(leaf) for leaf in leaves], bundle) for bundle in bundles]
-    total, _ = lax.scan(add, zeros, (pieces, mask))
+    nothing = statistic(jnp.zeros(1), jnp.zeros(1, bool))
+    (total, beside), _ = lax.scan(add, (zeros, nothing), (pieces, mask))
     sums = list(leaves)
     for vector, bundle in zip(total, bundles, strict=True):
         ends = np.cumsum([leaves[i].size for i in bundle])
         for i, part in zip(bundle, jnp.split(vector.ravel(), ends[:-1]), strict=True):
             sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
-    return jax.tree.unflatten(structure, sums)
+    return jax.tree.unflatten(structure, sums), beside
 
 
 def _zeros(leaf: Any) -> jax.Array:
