@@ -55,6 +55,7 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         style: dict[str, Any] = {
             "color": COLOURS[index % len(COLOURS)],
             "marker": MARKERS[index % len(MARKERS)],
+            "linestyle": ("-", ":")[index // len(COLOURS) % 2],
         }
         if not method["private"]:
             style = dict(_NOT_PRIVATE)
@@ -79,7 +80,9 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     if has_grid:
         axes[1].set_xscale("log")
-        axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        rates = [point["learning_rate"] for method in methods for point in method["grid"]]
+        between = (1.0,) if max(rates) > 100 * min(rates) else (1.0, 2.0, 5.0)
+        axes[1].xaxis.set_major_locator(LogLocator(subs=between))
         axes[1].xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
         axes[1].xaxis.set_minor_locator(NullLocator())
         label(axes[1], "learning rate", "validation accuracy (%)")

@@ -82,7 +82,8 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     results = None
     if report.digits:
         comparison = Comparison(
-            report.workdir / "digits",
+            # A comparison does not see changes of the code, a report does.
+            report.workdir / "digits" / records.source_sha256()[:12],
             seeds=report.seeds,
             epsilon=report.epsilon,
             processes=report.processes,

@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 import dpoptax
 from dpoptax.training import records
+from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, build_optimizer
+from dpoptax.training.methods import DPSGD
 from dpoptax.training.planning import plan_run
 
 CLAIMS = {

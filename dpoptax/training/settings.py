@@ -54,8 +54,11 @@ def random_candidates(
     return drawn
 
 
-_FREE = ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm")
-"""Fields that change nothing of what a run costs, as those of methods."""
+_FREE = frozenset(
+    ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm")
+    + tuple(f"method.{name}" for name in ("kappa", "gamma", "beta", "momentum", "preset"))
+)
+"""Fields that change nothing of what a run costs."""
 
 
 def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
@@ -67,7 +70,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
     axes = []
     for field, text in _parsed(given):
         ranged, values = ":" in text, text.split(",")
-        if field in _FREE or field.startswith("method."):
+        if field in _FREE:
             low = _draw(field, text, np.random.default_rng(0)) if ranged else values[0]
             axes.append((field, [low]))
         elif ranged:

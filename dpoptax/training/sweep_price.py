@@ -94,12 +94,12 @@ def price(
         if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
             why = plan.unproven or f"{candidate.name} trains without privacy"
             return Price(reason=why)
-    delta, relation = plans[0].delta, plans[0].sampler.neighbouring_relation
+    delta, relation = plans[0].delta, plans[0].priced.neighbouring_relation
     assert delta is not None
-    relations = sorted({plan.sampler.neighbouring_relation for plan in plans})
+    relations = sorted({plan.priced.neighbouring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [plan.sampler.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
+    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
