@@ -260,7 +260,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
         trained.append(config.learning_rate)
         return loop.train(config, *_)
 
-    monkeypatch.setattr("dpoptax.training.compare.train", train)
+    monkeypatch.setattr("dpoptax.training.trials.train", train)
 
     def compared(*rates):
         trained.clear()
