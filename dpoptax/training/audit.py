@@ -63,7 +63,7 @@ def audit_config(
             f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
             "no ε, so there is nothing to audit; give a private method and noise"
         )
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     plan = make_plan(config, dataset.train_size)
     settings: dict[str, Any] = {
         "delta": config.delta,

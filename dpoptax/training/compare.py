@@ -73,7 +73,7 @@ def compare(
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
     first = next(iter(configs.values()))
-    dataset = load_dataset(first.dataset, first.data_dir)
+    dataset = load_dataset(first.dataset, first.data_dir, first.tokens)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # every bad value shows before the first long run

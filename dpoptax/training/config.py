@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Method
+from dpoptax.training.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,26 @@ class TrainConfig:
     """Where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = "digits"
-    """Name of a data set: digits, or one of files, mnist, fashion_mnist, cifar10 or cifar100."""
+    """Name of a data set: digits, or one of files: mnist, fashion_mnist, cifar10, cifar100,
+    imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
     data_dir: Path | None = None
     """Directory with the files of the data set as they are published; digits needs none."""
     model: str = "mlp"
-    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, wrn_16_4, vit_tiny,
-    vit_small or vit_small_16."""
+    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, resnet_50, wrn_16_4,
+    efficientnet_b0, vit_tiny, vit_small, vit_small_16; roberta_base, roberta_large for sentences;
+    gpt2 for generation."""
+    pretrained: Path | None = None
+    """Directory of a published model, with config.json, model.safetensors and, for texts, the
+    tokenizer's files; training starts from its weights. Texts need one."""
+    sequence_length: int = 128
+    """Number of tokens of an example; longer texts are cut, shorter ones padded."""
+    lora_rank: int | None = None
+    """Rank of the trained correction to each projection of a language model, the rest of which is
+    frozen, but for the classification head; None: all weights are trained."""
+    lora_alpha: float = 16.0
+    """The correction is multiplied by lora_alpha / lora_rank."""
+    lora_projections: tuple[str, ...] = ()
+    """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
 
     steps: int = 120
     """Number of optimizer steps."""
@@ -90,9 +105,11 @@ class TrainConfig:
         counts = ("steps", "batch_size", "eval_every", "checkpoint_every", "keep_checkpoints")
         for name in counts:
             _check(self, name, _is_count, "a positive whole number")
-        _check(self, "microbatch_size", _is_count, "a positive whole number", optional=True)
+        for name in ("microbatch_size", "lora_rank"):
+            _check(self, name, _is_count, "a positive whole number", optional=True)
+        _check(self, "sequence_length", _is_length, "a whole number of at least 2")
         _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
-        for name in ("learning_rate", "l2_clip_norm"):
+        for name in ("learning_rate", "l2_clip_norm", "lora_alpha"):
             _check(self, name, _is_positive, "a positive finite number")
         _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
         _check(self, "delta", lambda value: 0 < value < 1, "a number strictly between 0 and 1")
@@ -121,12 +138,16 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, the method with its name, for summary.json."""
-        data_dir = None if self.data_dir is None else str(self.data_dir)
-        return {
-            **dataclasses.asdict(self),
-            "method": self.method.to_dict(),
-            "data_dir": data_dir,
+        paths = {
+            name: None if getattr(self, name) is None else str(getattr(self, name))
+            for name in ("data_dir", "pretrained")
         }
+        return {**dataclasses.asdict(self), "method": self.method.to_dict(), **paths}
+
+    @property
+    def tokens(self) -> Tokens:
+        """How the texts of a data set become arrays."""
+        return Tokens(self.pretrained, self.sequence_length)
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
@@ -187,6 +208,10 @@ def _check(config: TrainConfig, name: str, valid: Any, remedy: str, optional: bo
 
 def _is_count(value: float) -> bool:
     return isinstance(value, int) and value >= 1
+
+
+def _is_length(value: float) -> bool:
+    return isinstance(value, int) and value >= 2
 
 
 def _is_seed(value: float) -> bool:

@@ -66,7 +66,7 @@ def train_and_evaluate(
         CheckpointError: A checkpoint cannot be written, or there are some and none can be read.
     """
     place = devices.start(config.parallel)
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     workdir = Path(workdir)
     with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
         begun = checkpoints.newest_record()

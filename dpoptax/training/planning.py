@@ -183,7 +183,7 @@ def _data(config: TrainConfig) -> tuple[int, tuple[int, ...], int]:
     published = FILE_DATASETS.get(config.dataset)
     if published is not None and config.data_dir is None:
         return published.train_size, published.input_shape, published.num_classes
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"]
     return dataset.train_size, np.shape(example)[1:], dataset.num_classes
 
