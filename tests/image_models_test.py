@@ -9,7 +9,7 @@ import pytest
 
 import dpoptax
 from dpoptax.training import networks
-from dpoptax.training.models import MODELS, build_model, example_loss, init_params
+from dpoptax.training.models import MODELS, example_loss, init_variables
 
 GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
 TINY = {
@@ -23,8 +23,8 @@ TINY = {
 
 
 def shapes(model, shape):
-    init = functools.partial(init_params, model, key=jax.random.key(0))
-    return jax.eval_shape(init, jnp.zeros(shape))
+    init = functools.partial(init_variables, model, key=jax.random.key(0))
+    return jax.eval_shape(init, jnp.zeros(shape)).params
 
 
 def size(tree):
@@ -43,7 +43,7 @@ def size(tree):
     ],
 )
 def test_sizes(name, shape, classes, count):
-    assert size(shapes(build_model(name, classes), shape)) == count
+    assert size(shapes(MODELS[name](classes), shape)) == count
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -51,7 +51,7 @@ def test_sizes(name, shape, classes, count):
 def test_every_model_takes_every_small_image(name, shape):
     if name == "vit_small_16":
         shape = LARGE
-    model = build_model(name, 7)
+    model = MODELS[name](7)
     params = shapes(model, shape)
     logits = jax.eval_shape(model.apply, {"params": params}, jnp.zeros(shape))
     assert logits.shape == (7,)
@@ -79,7 +79,7 @@ def test_one_private_step_of_exact_clipped_gradients(name):
         "inputs": jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32),
         "labels": jnp.asarray([0, 1, 3]),
     }
-    params = init_params(model, batch["inputs"][0], jax.random.key(0))
+    params, _ = init_variables(model, batch["inputs"][0], jax.random.key(0))
     loss = example_loss(model)
     per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
     squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]

@@ -5,7 +5,10 @@ import json
 
 import numpy as np
 
-WORDS = ['the', 'food', 'was', 'good', 'bad', 'cheap', '“warm”', '"quoted"', 'café', 'near', 'river', 'and', 'never', 'again']
+WORDS = (
+    *("the", "food", "was", "good", "bad", "cheap", "“warm”", '"quoted"', "café", "near", "river"),
+    *("and", "never", "again"),
+)
 GLUE_FILES = {"sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI", "qqp": "QQP"}
 
 
@@ -31,7 +34,8 @@ def glue_rows(task, split, count, rng):
         return header, rows
     labels = ("neutral", "entailment", "contradiction")
     votes = ["label1"] if split == "train" else [f"label{i}" for i in range(1, 6)]
-    header = ["index", "promptID", "pairID", "genre", "sentence1_binary_parse", "sentence2_binary_parse", "sentence1_parse", "sentence2_parse", "sentence1", "sentence2"]
+    parses = [f"sentence{i}_{kind}" for kind in ("binary_parse", "parse") for i in (1, 2)]
+    header = ["index", "promptID", "pairID", "genre", *parses, "sentence1", "sentence2"]
     rows = [
         [str(i), str(i), f"{i}e", "fiction", *["( a b )"] * 4, sentence(rng), sentence(rng)]
         + [labels[i % 3]] * (len(votes) + 1)

@@ -131,18 +131,21 @@ def _whole_run(
 
 
 def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
-    model = models.build_model(config.model, dataset.num_classes)
+    model = models.build_model(config, dataset.num_classes, dataset.kind)
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
+    params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
     grad_fn = dpoptax.clipped_grad(
-        models.example_loss(model), build_clip(config), microbatch_size=config.microbatch_size
+        models.example_loss(model, frozen),
+        build_clip(config),
+        microbatch_size=config.microbatch_size,
     )
     return auditing.Game(
         build_release(config, plan.noise_multiplier, jax.random.key(0)),
         grad_fn,
-        models.init_params(model, inputs, jax.random.key(config.seed or 0)),
+        params,
         examples,
         plan.sampler,
         plan.permitted_steps,

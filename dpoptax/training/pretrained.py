@@ -1,0 +1,255 @@
+"""Published models from a folder: config.json and model.safetensors, named as in `transformers`.
+
+Names and shapes are checked: what a model here would not compute, or would not find, is an error.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.language import ACTIVATIONS, Gpt2, RobertaClassifier
+
+Params = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How one kind of model is published.
+
+    Attributes:
+        model_type: What config.json calls it.
+        fields: Of the module, by their names in config.json.
+        fixed: What else config.json may say, with the one value that is computed here.
+        names: Tensor names, without prefix, of the module's layers; "{}" stands for a number.
+        prefix: Begins the name of every tensor of the body, but in some files.
+        head: Prefix of the layers that are made anew where the file has none of their shape.
+        unused: Pattern of the names of tensors that the model has no use for.
+        transposed: Whether projections are stored (out, in).
+    """
+
+    model_type: str
+    fields: dict[str, str]
+    fixed: dict[str, Any]
+    names: dict[str, str]
+    prefix: str
+    head: str | None
+    unused: str
+    transposed: bool
+
+
+FORMATS: dict[type[nn.Module], Format] = {
+    RobertaClassifier: Format(
+        model_type="roberta",
+        fields={
+            "vocab_size": "vocab_size",
+            "width": "hidden_size",
+            "depth": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "hidden": "intermediate_size",
+            "positions": "max_position_embeddings",
+            "types": "type_vocab_size",
+            "padding": "pad_token_id",
+            "epsilon": "layer_norm_eps",
+            "activation": "hidden_act",
+        },
+        fixed={"position_embedding_type": "absolute", "is_decoder": False},
+        names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "position_embeddings": "embeddings.position_embeddings",
+            "token_type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+            "layer": "encoder.layer.{}",
+            "query": "attention.self.query",
+            "key": "attention.self.key",
+            "value": "attention.self.value",
+            "attention_output": "attention.output.dense",
+            "attention_norm": "attention.output.LayerNorm",
+            "intermediate": "intermediate.dense",
+            "output": "output.dense",
+            "output_norm": "output.LayerNorm",
+            "head_dense": "classifier.dense",
+            "head_output": "classifier.out_proj",
+        },
+        prefix="roberta.",
+        head="classifier.",
+        unused=r"lm_head\..*|(roberta\.)?(pooler\..*|embeddings\.position_ids)",
+        transposed=True,
+    ),
+    Gpt2: Format(
+        model_type="gpt2",
+        fields={
+            "vocab_size": "vocab_size",
+            "width": "n_embd",
+            "depth": "n_layer",
+            "heads": "n_head",
+            "hidden": "n_inner",
+            "positions": "n_positions",
+            "epsilon": "layer_norm_epsilon",
+            "activation": "activation_function",
+        },
+        fixed={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "tie_word_embeddings": True,
+        },
+        names={
+            "word_embeddings": "wte",
+            "position_embeddings": "wpe",
+            "layer": "h.{}",
+            "attention_norm": "ln_1",
+            "query_key_value": "attn.c_attn",
+            "attention_output": "attn.c_proj",
+            "output_norm": "ln_2",
+            "intermediate": "mlp.c_fc",
+            "output": "mlp.c_proj",
+            "final_norm": "ln_f",
+        },
+        prefix="transformer.",
+        head=None,
+        unused=r"lm_head\.weight|(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
+        transposed=False,
+    ),
+}
+"""The published form of each module that can start from a checkpoint."""
+
+
+def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
+    """The fields of `module` that the config.json in `folder` states.
+
+    Raises:
+        ConfigError: No such file, another kind of model, or one that computes something else.
+    """
+    path, form = folder / "config.json", FORMATS[module]
+    if not path.is_file():
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has no config.json; give the directory of a published "
+            "model, with config.json and model.safetensors"
+        )
+    try:
+        stated = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: it is no configuration of a model "
+            f"({type(error).__name__}: {error}); fetch it again from the model's own page"
+        ) from error
+    expected = {"model_type": form.model_type, **form.fixed}
+    for name, value in expected.items():
+        if stated.get(name, value) != value:
+            raise ConfigError(
+                f"{path} states {name}={stated[name]!r}, and this model is of {name}={value!r}; "
+                "give --model and --pretrained that belong together"
+            )
+    fields: dict[str, Any] = {field: stated.get(name) for field, name in form.fields.items()}
+    if fields["hidden"] is None:
+        fields["hidden"] = 4 * fields["width"]
+    fields = {field: value for field, value in fields.items() if value is not None}
+    if fields.get("activation", "gelu") not in ACTIVATIONS:
+        raise ConfigError(
+            f"{path} states {form.fields['activation']}={fields['activation']!r}; known: "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return fields
+
+
+def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`variables` of `module` with the published weights in place of the initial ones.
+
+    What is new keeps its initial values: LoRA's corrections, and a classification head of which the
+    file has none of this many classes.
+
+    Raises:
+        ConfigError: No such file, a tensor missing, of another shape, or without a place.
+    """
+    form = FORMATS[type(module)]
+    tensors = _read(folder)
+    used = set()
+
+    def weight(path: tuple[Any, ...], initial: Any) -> Any:
+        keys = [entry.key for entry in path]
+        if keys[-1].startswith("lora_"):
+            return initial
+        name = _name(form, keys[1:])
+        found = next((n for n in (name, name.removeprefix(form.prefix)) if n in tensors), name)
+        is_head = form.head is not None and name.startswith(form.head)
+        tensor = tensors.get(found)
+        if tensor is None:
+            if is_head:
+                return initial
+            raise ConfigError(
+                f"pretrained={str(folder)!r} has no tensor {name!r} in its safetensors files; "
+                "give the directory of a whole model"
+            )
+        used.add(found)
+        if form.transposed and keys[-1] == "kernel":
+            tensor = tensor.T
+        if tensor.shape != initial.shape:
+            if is_head:
+                return initial
+            raise ConfigError(
+                f"pretrained={str(folder)!r}: {found} has shape {tensor.shape}, want "
+                f"{initial.shape}; config.json and the safetensors files have to belong together"
+            )
+        return jnp.asarray(tensor, initial.dtype)
+
+    loaded = jax.tree_util.tree_map_with_path(weight, dict(variables))
+    left = [n for n in tensors if n not in used and re.fullmatch(form.unused, n) is None]
+    if left:
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has tensors that this model would not use: "
+            f"{', '.join(sorted(left)[:5])}; give a model of type {form.model_type!r} without "
+            "adapters"
+        )
+    return loaded
+
+
+def _name(form: Format, keys: list[str]) -> str:
+    """The tensor's name, from the path within a collection."""
+    *layers, leaf = keys
+    parts = []
+    for layer in layers:
+        stem, _, number = layer.rpartition("_")
+        numbered = number.isdigit()
+        parts.append(form.names[stem if numbered else layer].format(number if numbered else ""))
+    name = ".".join([*parts, "bias" if leaf == "bias" else "weight"])
+    return name if form.head is not None and name.startswith(form.head) else form.prefix + name
+
+
+def _read(folder: Path) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"published weights need {error.name}, which is not installed; "
+            "pip install 'dpoptax[language]'"
+        ) from error
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise ConfigError(
+            f"pretrained={str(folder)!r} has no model.safetensors; give the directory of a "
+            "published model, with config.json and model.safetensors"
+        )
+    tensors: dict[str, np.ndarray] = {}
+    for path in paths:
+        try:
+            tensors |= load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: it is no whole safetensors file ({error}); fetch it again "
+                "from the model's own page"
+            ) from error
+    return {_current(name): tensor for name, tensor in tensors.items()}
+
+
+def _current(name: str) -> str:
+    """`name` as it is today; old files call a norm's weight and bias gamma and beta."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
