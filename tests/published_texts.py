@@ -129,3 +129,67 @@ def write_tokenizer(folder, *, encoder=True, whole=True):
     else:
         tokenizer.model.save(str(folder))
     return tokenizer.get_vocab_size()
+
+
+def write_published_model(folder, *, encoder=True, width=8):
+    """A tiny RoBERTa or GPT-2 with random weights: config.json, model.safetensors, tokenizer."""
+    from safetensors.numpy import save_file
+
+    vocab = write_tokenizer(folder, encoder=encoder)
+    rng, positions = np.random.default_rng(4), 130 if encoder else 128
+    if encoder:
+        config = {
+            "model_type": "roberta",
+            "hidden_size": width,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 2 * width,
+            "max_position_embeddings": positions,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+        }
+        layer = "roberta.encoder.layer.0."
+        projections = {
+            **{f"attention.self.{name}": (width, width) for name in ("query", "key", "value")},
+            "attention.output.dense": (width, width),
+            "intermediate.dense": (2 * width, width),
+            "output.dense": (width, 2 * width),
+        }
+        norms = [f"{layer}{name}.LayerNorm" for name in ("attention.output", "output")]
+        norms.append("roberta.embeddings.LayerNorm")
+        embeddings = "roberta.embeddings."
+        shapes = {
+            f"{embeddings}word_embeddings": (vocab, width),
+            f"{embeddings}position_embeddings": (positions, width),
+            f"{embeddings}token_type_embeddings": (1, width),
+        }
+    else:
+        config = {
+            "model_type": "gpt2",
+            "n_embd": width,
+            "n_layer": 1,
+            "n_head": 2,
+            "n_positions": positions,
+        }
+        layer = "transformer.h.0."
+        projections = {
+            "attn.c_attn": (width, 3 * width),
+            "attn.c_proj": (width, width),
+            "mlp.c_fc": (width, 4 * width),
+            "mlp.c_proj": (4 * width, width),
+        }
+        norms = [f"{layer}ln_1", f"{layer}ln_2", "transformer.ln_f"]
+        shapes = {"transformer.wte": (vocab, width), "transformer.wpe": (positions, width)}
+    tensors = {f"{name}.weight": rng.normal(size=shape) * 0.02 for name, shape in shapes.items()}
+    for name, shape in projections.items():
+        tensors[f"{layer}{name}.weight"] = rng.normal(size=shape) * 0.1
+        tensors[f"{layer}{name}.bias"] = np.zeros(shape[0 if encoder else 1])
+    for name in norms:
+        tensors |= {f"{name}.weight": np.ones(width), f"{name}.bias": np.zeros(width)}
+    save_file(
+        {name: tensor.astype(np.float32) for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": vocab}))

@@ -56,7 +56,8 @@ class TrainConfig:
     microbatch_size: int | None = None
     """Examples whose gradients are held in memory at once; None: the whole batch."""
     optimizer: str = "sgd"
-    """What turns the (filtered) gradient into a direction: sgd, momentum or adam."""
+    """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
+    weight decay is 0.01."""
     learning_rate: float = 1.0
     """Peak learning rate."""
     schedule: str = "constant"

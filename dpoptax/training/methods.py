@@ -225,6 +225,7 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
     "momentum": lambda: optax.trace(decay=0.9),
     "adam": optax.scale_by_adam,
+    "adamw": lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.01)),
 }
 """Optimizers by name, without their learning rate."""
 
