@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training import networks
+from dpoptax.training import large_networks, networks
 from dpoptax.training.models import MODELS, example_loss, init_variables
 
 GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
@@ -17,6 +17,11 @@ TINY = {
     "cnn_5": (networks.FiveLayerCNN(4, channels=(4, 4, 4, 8, 8)), (12, 12, 3)),
     "resnet": (networks.ResNet(4, channels=(16, 32), blocks=1), (8, 8, 3)),
     "wrn": (networks.WideResNet(4, depth=10, width=1), (8, 8, 3)),
+    "resnet_50": (large_networks.ResNet50(4, blocks=(1, 1)), (16, 16, 3)),
+    "efficientnet": (
+        large_networks.EfficientNetB0(4, stages=((1, 16, 1, 1, 3), (6, 16, 2, 2, 5))),
+        (16, 16, 3),
+    ),
     "vit": (networks.VisionTransformer(4, width=8, depth=1, heads=2), (8, 8, 1)),
 }
 """The same layers at sizes that compile in seconds."""
@@ -38,6 +43,8 @@ def size(tree):
         ("cnn_2", GREY, 10, 21_840),  # GeoDP, section VI-D
         ("cnn_5", COLOUR, 10, 279_050),
         ("resnet_18", COLOUR, 10, 11_173_962),  # of the batch-normalised one too
+        ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
+        ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too
         ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
@@ -59,7 +66,7 @@ def test_every_model_takes_every_small_image(name, shape):
 
 @pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
 def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
-    conv = networks._StandardisedConv(64)
+    conv = networks.StandardisedConv(64)
     inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
     params = conv.init(jax.random.key(1), inputs)
     scaled = jax.tree.map(lambda kernel: 3.0 + standardised_scale * kernel, params)

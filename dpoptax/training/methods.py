@@ -88,7 +88,7 @@ class Doppler(Method):
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The bias-corrected filter."""
         del stddev
-        return dpoptax.doppler(*_coefficients(self))
+        return dpoptax.doppler(*coefficients(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PMLF(Method):
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """Its gradient points and its bias-corrected filter."""
         del stddev
-        return dpoptax.pmlf(self.length, self.beta, *_coefficients(self))
+        return dpoptax.pmlf(self.length, self.beta, *coefficients(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,8 @@ class HypersphericalClip(Method):
         )
 
 
-def _coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """b and a of a method's filter: its own, or those of its preset."""
     if method.b or method.a:
         return method.b, method.a
     return dpoptax.filters.preset(method.preset)
@@ -245,6 +246,7 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "auto_v": lambda l2_clip_norm: dpoptax.automatic_clip(l2_clip_norm, gamma=0.0),
     "psac": dpoptax.psac_clip,
     "normalized": dpoptax.normalized_clip,
+    "per_layer": dpoptax.per_layer_clip,
 }
 """Clip geometries by name, from the clip norm."""
 

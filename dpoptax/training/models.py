@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax.training import networks, pretrained
+from dpoptax.training import large_networks, networks, pretrained
 from dpoptax.training.data import Kind
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.language import Gpt2, Lora, RobertaClassifier
@@ -66,6 +66,8 @@ register_model("cnn_2", networks.TwoLayerCNN)
 register_model("cnn_5", networks.FiveLayerCNN)
 register_model("resnet_3", lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1))
 register_model("resnet_18", networks.ResNet)
+register_model("resnet_50", large_networks.ResNet50)
+register_model("efficientnet_b0", large_networks.EfficientNetB0)
 register_model("wrn_16_4", networks.WideResNet)
 register_model("vit_tiny", lambda n: networks.VisionTransformer(n, width=64, depth=4, heads=2))
 register_model("vit_small", networks.VisionTransformer)
