@@ -22,7 +22,7 @@ from dpoptax.training.models import (
     init_variables,
     start_variables,
 )
-from dpoptax.training.pretrained import load_weights
+from dpoptax.training.pretrained import fields_of, load_weights, save_model
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -209,6 +209,40 @@ def test_a_checkpoint_of_the_body_alone_loads(name, copy):
     for key in params:
         if not key.startswith("head_"):
             jax.tree.map(np.testing.assert_array_equal, params[key], expected[key])
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_is_saved_is_what_was_loaded(name, tmp_path):
+    model, variables, _ = start(name)
+    save_model(tmp_path / "copy", model, collections(variables))
+    saved, published = (
+        safetensors.load_file(folder / "model.safetensors")
+        for folder in (tmp_path / "copy", DATA / name)
+    )
+    assert set(saved) == set(published)
+    jax.tree.map(np.testing.assert_array_equal, saved, published)
+    module = type(model)
+    assert fields_of(tmp_path / "copy", module) == fields_of(DATA / name, module)
+    written, stored = (
+        json.loads((folder / "config.json").read_text())
+        for folder in (tmp_path / "copy", DATA / name)
+    )
+    common = [key for key in written if key in stored and key != "n_inner"]
+    assert {key: written[key] for key in common} == {key: stored[key] for key in common}
+    assert {"model_type", "architectures"} <= set(common)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
+    model, variables, reference = start(name, lora_rank=2, lora_alpha=5.0)
+    moved = jax.tree.map(lambda leaf: leaf + 0.1, variables.params)
+    variables = Variables(moved, variables.frozen)
+    save_model(tmp_path, model, collections(variables))
+    merged, whole, _ = start(name, tmp_path)
+    run = jax.jit(apply, static_argnums=0)
+    expected = run(model, variables, reference["inputs"][0])
+    np.testing.assert_allclose(run(merged, whole, reference["inputs"][0]), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected - reference["logits"][0]).max() > 0.01
 
 
 def test_a_head_of_other_classes_is_made_anew():

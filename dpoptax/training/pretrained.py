@@ -27,6 +27,7 @@ class Format:
 
     Attributes:
         model_type: What config.json calls it.
+        architecture: The class of `transformers` that has this head.
         fields: Of the module, by their names in config.json.
         fixed: What else config.json may say, with the one value that is computed here.
         names: Tensor names, without prefix, of the module's layers; "{}" stands for a number.
@@ -37,6 +38,7 @@ class Format:
     """
 
     model_type: str
+    architecture: str
     fields: dict[str, str]
     fixed: dict[str, Any]
     names: dict[str, str]
@@ -49,6 +51,7 @@ class Format:
 FORMATS: dict[type[nn.Module], Format] = {
     RobertaClassifier: Format(
         model_type="roberta",
+        architecture="RobertaForSequenceClassification",
         fields={
             "vocab_size": "vocab_size",
             "width": "hidden_size",
@@ -86,6 +89,7 @@ FORMATS: dict[type[nn.Module], Format] = {
     ),
     Gpt2: Format(
         model_type="gpt2",
+        architecture="GPT2LMHeadModel",
         fields={
             "vocab_size": "vocab_size",
             "width": "n_embd",
@@ -209,6 +213,51 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
             "adapters"
         )
     return loaded
+
+
+def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> None:
+    """Writes config.json and model.safetensors as `transformers` reads them.
+
+    LoRA's corrections are added to the weights that they correct: what is written has no adapters.
+
+    Args:
+        folder: Made if missing; the tokenizer's files are not written.
+        module: The model.
+        variables: Its collections, "params" and, with LoRA, "frozen".
+    """
+    from safetensors.numpy import save_file
+
+    form, fields = FORMATS[type(module)], vars(module)
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):
+        keys = [entry.key for entry in path]
+        if keys[-1] == "lora_b":
+            continue
+        value = np.asarray(leaf)
+        if keys[-1] == "lora_a":
+            correction = variables["params"]
+            for key in keys[1:-1]:
+                correction = correction[key]
+            value = fields["lora"].alpha / fields["lora"].rank * (value @ correction["lora_b"])
+            keys[-1] = "kernel"
+        if form.transposed and keys[-1] == "kernel":
+            value = value.T
+        name = _name(form, keys[1:])
+        tensors[name] = np.ascontiguousarray(tensors[name] + value if name in tensors else value)
+    stated = {name: fields[field] for field, name in form.fields.items()}
+    if form.head is not None:
+        labels = [f"LABEL_{i}" for i in range(fields["num_classes"])]
+        stated["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        stated["label2id"] = {label: i for i, label in enumerate(labels)}
+    config = {
+        "model_type": form.model_type,
+        "architectures": [form.architecture],
+        **form.fixed,
+        **stated,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _name(form: Format, keys: list[str]) -> str:
