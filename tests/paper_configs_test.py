@@ -21,7 +21,7 @@ from dpoptax.training.methods import (
     HypersphericalClip,
     build_optimizer,
 )
-from dpoptax.training.models import LANGUAGE_MODELS, MODELS
+from dpoptax.training.models import MODELS, PUBLISHED_MODELS
 from dpoptax.training.planning import plan_run
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -97,7 +97,7 @@ def test_every_row_is_whole(file):
 def check_row(config):
     assert config.dataset in FILE_DATASETS
     assert config.batch_size < FILE_DATASETS[config.dataset].train_size
-    assert config.model in (*MODELS, *LANGUAGE_MODELS)
+    assert config.model in (*MODELS, *PUBLISHED_MODELS)
     assert config.clip in CLIPS
     assert config.optimizer in DIRECTIONS
     assert config.schedule in SCHEDULES

@@ -34,15 +34,15 @@ class TrainConfig:
     """Directory with the files of the data set as they are published; digits needs none."""
     model: str = "mlp"
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, resnet_50, wrn_16_4,
-    efficientnet_b0, vit_tiny, vit_small, vit_small_16; roberta_base, roberta_large for sentences;
-    gpt2 for generation."""
+    efficientnet_b0, vit_tiny, vit_small, vit_small_16, vit_small_published; roberta_base,
+    roberta_large for sentences; gpt2 for generation."""
     pretrained: Path | None = None
     """Directory of a published model, with config.json, model.safetensors and, for texts, the
-    tokenizer's files; training starts from its weights. Texts need one."""
+    tokenizer's files; training starts from its weights. The last four models need one."""
     sequence_length: int = 128
     """Number of tokens of an example; longer texts are cut, shorter ones padded."""
     lora_rank: int | None = None
-    """Rank of the trained correction to each projection of a language model, the rest of which is
+    """Rank of the trained correction to each projection of a published model, the rest of which is
     frozen, but for the classification head; None: all weights are trained."""
     lora_alpha: float = 16.0
     """The correction is multiplied by lora_alpha / lora_rank."""

@@ -21,7 +21,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 """Activations under the names that published configurations have."""
 
-_SMALL = nn.initializers.normal(0.02)
+SMALL = nn.initializers.normal(0.02)
+"""What weights are drawn from where no checkpoint gives them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Lora:
     projections: tuple[str, ...]
 
 
-class _Frozen(nn.Module):
+class Frozen(nn.Module):
     """Base of layers whose weights are parameters, or constants where `frozen`."""
 
     frozen: bool
@@ -56,7 +57,7 @@ class _Frozen(nn.Module):
         return constant.value
 
 
-class _Projection(_Frozen):
+class Projection(Frozen):
     """x ↦ x W + b, with LoRA's correction if it is among `lora.projections`."""
 
     features: int = 0
@@ -64,8 +65,9 @@ class _Projection(_Frozen):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        """(..., features) of (..., width)."""
         width = inputs.shape[-1]
-        kernel = self.weight("kernel", _SMALL, (width, self.features))
+        kernel = self.weight("kernel", SMALL, (width, self.features))
         bias = self.weight("bias", nn.initializers.zeros_init(), (self.features,))
         outputs = inputs @ kernel + bias
         if self.lora is None or self.name not in self.lora.projections:
@@ -76,13 +78,14 @@ class _Projection(_Frozen):
         return outputs + self.lora.alpha / self.lora.rank * (inputs @ a @ b)
 
 
-class _Norm(_Frozen):
+class Norm(Frozen):
     """Layer normalisation."""
 
     epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        """`inputs`, with mean 0 and variance 1 over the last axis, scaled and shifted."""
         shape = inputs.shape[-1:]
         scale = self.weight("scale", nn.initializers.ones_init(), shape)
         bias = self.weight("bias", nn.initializers.zeros_init(), shape)
@@ -91,7 +94,7 @@ class _Norm(_Frozen):
         return centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
 
 
-class _Embedding(_Frozen):
+class _Embedding(Frozen):
     """A table (rows, features)."""
 
     rows: int = 0
@@ -99,10 +102,10 @@ class _Embedding(_Frozen):
 
     @nn.compact
     def __call__(self) -> jax.Array:
-        return self.weight("embedding", _SMALL, (self.rows, self.features))
+        return self.weight("embedding", SMALL, (self.rows, self.features))
 
 
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array):
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array):
     """Attention over (length, width) with `seen` (length, length) or (length,) of the keys."""
     query, key, value = (x.reshape(len(x), heads, -1) for x in (query, key, value))
     scores = jnp.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
@@ -124,14 +127,14 @@ class _RobertaLayer(nn.Module):
         frozen, width = self.lora is not None, inputs.shape[-1]
 
         def project(x: jax.Array, features: int, name: str) -> jax.Array:
-            return _Projection(frozen, features, self.lora, name=name)(x)
+            return Projection(frozen, features, self.lora, name=name)(x)
 
         query, key, value = (project(inputs, width, name) for name in ("query", "key", "value"))
-        attended = project(_attend(query, key, value, self.heads, seen), width, "attention_output")
-        middle = _Norm(frozen, self.epsilon, name="attention_norm")(inputs + attended)
+        attended = project(attend(query, key, value, self.heads, seen), width, "attention_output")
+        middle = Norm(frozen, self.epsilon, name="attention_norm")(inputs + attended)
         hidden = ACTIVATIONS[self.activation](project(middle, self.hidden, "intermediate"))
         outputs = project(hidden, width, "output")
-        return _Norm(frozen, self.epsilon, name="output_norm")(middle + outputs)
+        return Norm(frozen, self.epsilon, name="output_norm")(middle + outputs)
 
 
 class RobertaClassifier(nn.Module):
@@ -180,14 +183,14 @@ class RobertaClassifier(nn.Module):
         hidden = table("word_embeddings", self.vocab_size)[inputs]
         hidden += table("token_type_embeddings", self.types)[0]
         hidden += table("position_embeddings", self.positions)[position]
-        hidden = _Norm(frozen, self.epsilon, name="embeddings_norm")(hidden)
+        hidden = Norm(frozen, self.epsilon, name="embeddings_norm")(hidden)
         self.sow("intermediates", "hidden", hidden)
         for i in range(self.depth):
             layer = (self.heads, self.hidden, self.epsilon, self.activation, self.lora)
             hidden = _RobertaLayer(*layer, name=f"layer_{i}")(hidden, used)
             self.sow("intermediates", "hidden", hidden)
-        first = jnp.tanh(_Projection(False, self.width, name="head_dense")(hidden[0]))
-        return _Projection(False, self.num_classes, name="head_output")(first)
+        first = jnp.tanh(Projection(False, self.width, name="head_dense")(hidden[0]))
+        return Projection(False, self.num_classes, name="head_output")(first)
 
 
 class _Gpt2Layer(nn.Module):
@@ -204,15 +207,15 @@ class _Gpt2Layer(nn.Module):
         frozen, (length, width) = self.lora is not None, inputs.shape
 
         def project(x: jax.Array, features: int, name: str) -> jax.Array:
-            return _Projection(frozen, features, self.lora, name=name)(x)
+            return Projection(frozen, features, self.lora, name=name)(x)
 
-        normed = _Norm(frozen, self.epsilon, name="attention_norm")(inputs)
+        normed = Norm(frozen, self.epsilon, name="attention_norm")(inputs)
         whole = project(normed, 3 * width, "query_key_value")
         query, key, value = jnp.split(whole, 3, axis=-1)
         seen = jnp.tril(jnp.ones((length, length), bool))
-        attended = _attend(query, key, value, self.heads, seen)
+        attended = attend(query, key, value, self.heads, seen)
         middle = inputs + project(attended, width, "attention_output")
-        normed = _Norm(frozen, self.epsilon, name="output_norm")(middle)
+        normed = Norm(frozen, self.epsilon, name="output_norm")(middle)
         hidden = ACTIVATIONS[self.activation](project(normed, self.hidden, "intermediate"))
         return middle + project(hidden, width, "output")
 
@@ -259,4 +262,4 @@ class Gpt2(nn.Module):
             layer = (self.heads, self.hidden, self.epsilon, self.activation, self.lora)
             hidden = _Gpt2Layer(*layer, name=f"layer_{i}")(hidden)
             self.sow("intermediates", "hidden", hidden)
-        return _Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T
+        return Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T

@@ -13,6 +13,7 @@ from dpoptax.training import large_networks, networks, pretrained
 from dpoptax.training.data import Kind
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.language import Gpt2, Lora, RobertaClassifier
+from dpoptax.training.vision import VitClassifier
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig
@@ -74,7 +75,7 @@ register_model("vit_small", networks.VisionTransformer)
 register_model("vit_small_16", lambda n: networks.VisionTransformer(n, patch=16))
 
 
-LANGUAGE_MODELS: dict[str, tuple[type[nn.Module], Kind, dict[str, int]]] = {
+PUBLISHED_MODELS: dict[str, tuple[type[nn.Module], Kind, dict[str, int]]] = {
     "roberta_base": (RobertaClassifier, "sentences", {}),
     "roberta_large": (
         RobertaClassifier,
@@ -82,12 +83,14 @@ LANGUAGE_MODELS: dict[str, tuple[type[nn.Module], Kind, dict[str, int]]] = {
         {"width": 1024, "depth": 24, "heads": 16, "hidden": 4096},
     ),
     "gpt2": (Gpt2, "generation", {}),
+    "vit_small_published": (VitClassifier, "images", {}),
 }
-"""Language models by name: module, what they are for, and the sizes as published."""
+"""Models that start from a checkpoint: module, what they are for, and the sizes as published."""
 
 _PROJECTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     RobertaClassifier: ("query", "key", "value"),
     Gpt2: ("query_key_value",),
+    VitClassifier: ("query", "key", "value"),
 }
 _COMMON_PROJECTIONS = ("attention_output", "intermediate", "output")
 
@@ -95,36 +98,36 @@ _COMMON_PROJECTIONS = ("attention_output", "intermediate", "output")
 def build_model(config: "TrainConfig", num_classes: int, kind: Kind = "images") -> nn.Module:
     """The model that a config means, for examples of `kind`.
 
-    A language model has the sizes that the config.json of `config.pretrained` states, or, where
+    A published model has the sizes that the config.json of `config.pretrained` states, or, where
     none is given, those of its name.
 
     Raises:
         ConfigError: An unknown model, or one for another kind of examples; a checkpoint of another
             kind of model; a projection that it does not have.
     """
-    if config.model in LANGUAGE_MODELS:
-        return _language_model(config, num_classes, kind)
+    if config.model in PUBLISHED_MODELS:
+        return _published_model(config, num_classes, kind)
     if config.model not in MODELS:
-        raise unknown_name("model", config.model, (*MODELS, *LANGUAGE_MODELS))
+        raise unknown_name("model", config.model, (*MODELS, *PUBLISHED_MODELS))
     if kind != "images":
         raise _misfit(config, kind)
     for name in ("pretrained", "lora_rank"):
         if getattr(config, name) is not None:
             raise ConfigError(
-                f"{name}={getattr(config, name)!r} is for language models, and "
+                f"{name}={getattr(config, name)!r} is for published models, and "
                 f"model={config.model!r} is none; leave it out"
             )
     return MODELS[config.model](num_classes)
 
 
-def _language_model(config: "TrainConfig", num_classes: int, kind: Kind) -> nn.Module:
-    module, purpose, sizes = LANGUAGE_MODELS[config.model]
+def _published_model(config: "TrainConfig", num_classes: int, kind: Kind) -> nn.Module:
+    module, purpose, sizes = PUBLISHED_MODELS[config.model]
     if purpose != kind:
         raise _misfit(config, kind)
     fields: dict[str, Any] = dict(sizes)
     if config.pretrained is not None:
         fields = pretrained.fields_of(config.pretrained, module)
-    if purpose == "sentences":
+    if purpose != "generation":
         fields["num_classes"] = num_classes
     if config.lora_rank is not None:
         own = _PROJECTIONS[module]
@@ -133,7 +136,10 @@ def _language_model(config: "TrainConfig", num_classes: int, kind: Kind) -> nn.M
             if name not in (*own, *_COMMON_PROJECTIONS):
                 raise unknown_name("lora_projections", name, (*own, *_COMMON_PROJECTIONS))
         fields["lora"] = Lora(config.lora_rank, config.lora_alpha, chosen)
+        fields |= {"frozen": True} if module is VitClassifier else {}
     model: Any = module(**fields)
+    if purpose == "images":
+        return model
     longest = model.positions - (model.padding + 1 if purpose == "sentences" else 0)
     if config.sequence_length > longest:
         raise ConfigError(
@@ -144,7 +150,7 @@ def _language_model(config: "TrainConfig", num_classes: int, kind: Kind) -> nn.M
 
 
 def _misfit(config: "TrainConfig", kind: Kind) -> ConfigError:
-    fitting = {name: purpose for name, (_, purpose, _) in LANGUAGE_MODELS.items()}
+    fitting = {name: purpose for name, (_, purpose, _) in PUBLISHED_MODELS.items()}
     fitting |= dict.fromkeys(MODELS, "images")
     names = ", ".join(sorted(name for name, purpose in fitting.items() if purpose == kind))
     return ConfigError(
@@ -179,6 +185,11 @@ def start_variables(
     Raises:
         ConfigError: A checkpoint that cannot be read, or is not of this model.
     """
+    if config.pretrained is None and type(model) in pretrained.FORMATS:
+        raise ConfigError(
+            f"pretrained=None, and model={config.model!r} starts from published weights; give "
+            "--pretrained, a directory with config.json and model.safetensors"
+        )
     if config.pretrained is None:
         return init_variables(model, inputs, key)
     # Compiled, the forward pass of initialisation is left out.

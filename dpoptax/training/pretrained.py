@@ -17,6 +17,7 @@ import numpy as np
 
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.language import ACTIVATIONS, Gpt2, RobertaClassifier
+from dpoptax.training.vision import VitClassifier
 
 Params = Any
 
@@ -122,8 +123,48 @@ FORMATS: dict[type[nn.Module], Format] = {
         unused=r"lm_head\.weight|(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
         transposed=False,
     ),
+    VitClassifier: Format(
+        model_type="vit",
+        architecture="ViTForImageClassification",
+        fields={
+            "width": "hidden_size",
+            "depth": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "hidden": "intermediate_size",
+            "image": "image_size",
+            "patch": "patch_size",
+            "epsilon": "layer_norm_eps",
+            "activation": "hidden_act",
+        },
+        fixed={"qkv_bias": True, "num_channels": 3},
+        names={
+            "class_token": "embeddings.cls_token",
+            "positions": "embeddings.position_embeddings",
+            "patch_embeddings": "embeddings.patch_embeddings.projection",
+            "layer": "encoder.layer.{}",
+            "attention_norm": "layernorm_before",
+            "query": "attention.attention.query",
+            "key": "attention.attention.key",
+            "value": "attention.attention.value",
+            "attention_output": "attention.output.dense",
+            "output_norm": "layernorm_after",
+            "intermediate": "intermediate.dense",
+            "output": "output.dense",
+            "final_norm": "layernorm",
+            "head_output": "classifier",
+        },
+        prefix="vit.",
+        head="classifier.",
+        unused=r"(vit\.)?pooler\..*",
+        transposed=True,
+    ),
 }
 """The published form of each module that can start from a checkpoint."""
+
+
+_OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
+_STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
+"""Axes of a kernel from (out, in, ...) to (..., in, out), and back."""
 
 
 def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
@@ -194,7 +235,7 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
             )
         used.add(found)
         if form.transposed and keys[-1] == "kernel":
-            tensor = tensor.T
+            tensor = tensor.transpose(_OWN[tensor.ndim])
         if tensor.shape != initial.shape:
             if is_head:
                 return initial
@@ -241,7 +282,7 @@ def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) ->
             value = fields["lora"].alpha / fields["lora"].rank * (value @ correction["lora_b"])
             keys[-1] = "kernel"
         if form.transposed and keys[-1] == "kernel":
-            value = value.T
+            value = value.transpose(_STORED[value.ndim])
         name = _name(form, keys[1:])
         tensors[name] = np.ascontiguousarray(tensors[name] + value if name in tensors else value)
     stated = {name: fields[field] for field, name in form.fields.items()}
@@ -263,6 +304,8 @@ def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) ->
 def _name(form: Format, keys: list[str]) -> str:
     """The tensor's name, from the path within a collection."""
     *layers, leaf = keys
+    if leaf in form.names:
+        return form.prefix + form.names[leaf]
     parts = []
     for layer in layers:
         stem, _, number = layer.rpartition("_")
