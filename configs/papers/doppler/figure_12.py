@@ -1,7 +1,7 @@
 """DOPPLER, Figure 12: fine-tuning ViT on CIFAR-10 at several ε. Names are eps-E/METHOD.
 
-`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`; the
-paper does not say which ViT it was, nor its ε, here 1, 2, 4 and 8, nor its epochs, here 10.
+`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`;
+the paper does not say which ViT it was, nor its ε, here 1, 2, 4 and 8, nor its epochs, here 10.
 """
 
 import dataclasses
