@@ -57,7 +57,7 @@ def variants(libraries: tuple[str, ...], algorithms: tuple[str, ...]) -> list[Va
         elif library.startswith("dpoptax"):
             for algorithm in algorithms:
                 chosen.append(Variant(library, algorithm, microbatch_size=TUNED))
-                if algorithm == "dp-sgd":
+                if algorithm in ("dp-sgd", "disk"):
                     chosen.append(replace(chosen[-1], noise=False))
         else:
             chosen.append(Variant(library))

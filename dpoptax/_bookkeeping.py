@@ -25,6 +25,8 @@ from dpoptax._tracing import read_program
 _CANCELLED = 2.0**-13
 # Weights whose absolute sum is this many times their sum multiply differences, not gradients.
 _LARGE_WEIGHTS = 3.0
+# Parameters of at most this many entries are handled together, to compile fewer operations.
+_SMALL = 2**16
 
 
 def bookkept_sum(
@@ -52,7 +54,7 @@ def bookkept_sum(
 
     def total_by(differences: bool) -> Any:
         pieces = make_pieces(program, plan, passes, clip.groups(params), differences=differences)
-        return _clip_and_sum(clip, params, plan, pieces, mask)
+        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask)
 
     cancel = _cancel(points.weights)
     if isinstance(cancel, jax.Array):
@@ -72,15 +74,25 @@ def _cancel(weights: tuple[Any, ...]) -> Any:
     return xp.sum(xp.abs(values)) > _LARGE_WEIGHTS * xp.abs(xp.sum(values))
 
 
-def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array) -> Any:
-    """The sum of clipped gradients, shaped like the parameters.
+def _clip_and_sum(
+    clip: Clip, reference: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> Any:
+    """The sum of clipped gradients, shaped like the parameters, or as the geometry encodes them.
 
     First with plain arithmetic, checking that it can be trusted for every example; where it
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
     each example's gradient formed.
     """
+    scaling = clip.scaling(reference)
+
+    def statistic(norms: jax.Array, used: jax.Array) -> Any:
+        value = clip.statistic(norms, reference)
+        return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
+
     if not pieces.products and not pieces.formed:
-        return jax.tree.map(_zeros, params)
+        return clip.join(
+            jax.tree.map(_zeros, params), statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+        )
     groups = clip.groups(params)
     kept = [
         _products.form(segments, product.layout.sizes)
@@ -115,7 +127,7 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
         return tops.T * jnp.sqrt(jnp.einsum("gp,pb->bg", membership, square, precision="highest"))
 
     norms, bounds = grouped(sizes.norms), grouped(sizes.bounds)
-    coefficients = scaled_factors(clip, unit, norms) / unit[:, None]
+    coefficients = scaled_factors(scaling, unit, norms) / unit[:, None]
     coefficients = jnp.where(mask[:, None], coefficients, 0.0)
     keep = [g if p.method == "keep" else None for g, p in zip(kept, plan.products, strict=True)]
     weights = [coefficients[:, groups[i]] for i in leaves]
@@ -131,11 +143,12 @@ def _clip_and_sum(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax
         return jnp.all((jnp.all(fine, axis=0) & sound) | padding)
 
     trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
-    return lax.cond(
+    total, beside = lax.cond(
         trusted,
-        lambda: _sum(params, plan, pieces, weights, keep),
-        lambda: _one_by_one(clip, params, plan, pieces, mask),
+        lambda: (_sum(params, plan, pieces, weights, keep), statistic(unit * norms[:, 0], mask)),
+        lambda: _one_by_one(scaling, statistic, params, plan, pieces, mask),
     )
+    return clip.join(total, beside)
 
 
 def _vanishes(pieces: Pieces) -> jax.Array:
@@ -173,31 +186,51 @@ def _sum(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> 
     )
 
 
-def _one_by_one(clip: Clip, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array) -> Any:
-    """The same sum, with one example's gradient formed after the other, a vector for each group."""
+def _one_by_one(
+    clip: Clip, statistic: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> Any:
+    """The same two sums, with one example's gradient formed after the other.
+
+    Small parameters of a group go as one vector, since every operation takes time to compile. Large
+    ones stay apart, so that their gradients need not be held in memory.
+    """
     leaves, structure = jax.tree.flatten(params)
     groups = clip.groups(params)
-    members = [[i for i, g in enumerate(groups) if g == group] for group in range(1 + max(groups))]
+    bundles = [[i] for i, leaf in enumerate(leaves) if leaf.size > _SMALL]
+    for group in sorted(set(groups)):
+        small = [i for i, g in enumerate(groups) if g == group and leaves[i].size <= _SMALL]
+        bundles += [small] if small else []
+    group_of = [groups[bundle[0]] for bundle in bundles]
+    membership = np.eye(1 + max(groups), dtype=np.float32)[group_of]
     weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
     kept = [None] * len(pieces.products)
 
-    def add(total: list[jax.Array], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
+    def joined(values: list[jax.Array], bundle: list[int]) -> jax.Array:
+        alone = len(bundle) == 1
+        return values[bundle[0]] if alone else jnp.concatenate([values[i].ravel() for i in bundle])
+
+    def add(sums: tuple[Any, Any], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
         example, used = jax.tree.map(lambda x: x[None], inputs)
         gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
-        vectors = [jnp.concatenate([gradient[i].ravel() for i in m])[None] for m in members]
-        units, scale, _ = unit_gradients(vectors, used)
-        norms = jnp.sqrt(jnp.stack([square_sum(unit) for unit in units], axis=-1))
+        vectors = [joined(gradient, bundle)[None] for bundle in bundles]
+        units, scale, used = unit_gradients(vectors, used)
+        square = jnp.stack([square_sum(unit) for unit in units], axis=-1)
+        norms = jnp.sqrt(jnp.matmul(square, membership, precision="highest"))
         factors = scaled_factors(clip, scale, norms)[0]
-        return [t + f * u[0] for t, f, u in zip(total, factors, units, strict=True)], None
+        added = zip(sums[0], group_of, units, strict=True)
+        total = [t + factors[group] * unit[0] for t, group, unit in added]
+        more = statistic(scale * norms[:, 0], used)
+        return (total, None if more is None else sums[1] + more), None
 
-    zeros = [jnp.concatenate([_zeros(leaves[i]).ravel() for i in m]) for m in members]
-    total, _ = lax.scan(add, zeros, (pieces, mask))
+    zeros = [joined([_zeros(leaf) for leaf in leaves], bundle) for bundle in bundles]
+    nothing = statistic(jnp.zeros(1), jnp.zeros(1, bool))
+    (total, beside), _ = lax.scan(add, (zeros, nothing), (pieces, mask))
     sums = list(leaves)
-    for vector, member in zip(total, members, strict=True):
-        ends = np.cumsum([leaves[i].size for i in member])
-        for i, part in zip(member, jnp.split(vector, ends[:-1]), strict=True):
+    for vector, bundle in zip(total, bundles, strict=True):
+        ends = np.cumsum([leaves[i].size for i in bundle])
+        for i, part in zip(bundle, jnp.split(vector.ravel(), ends[:-1]), strict=True):
             sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
-    return jax.tree.unflatten(structure, sums)
+    return jax.tree.unflatten(structure, sums), beside
 
 
 def _zeros(leaf: Any) -> jax.Array:

@@ -25,10 +25,15 @@ class Clip(abc.ABC):
     something else than a scaled gradient encodes it first, and decodes the noisy mean.
 
     Attributes:
-      encodes: whether `encode` is more than the identity; then per-example gradients are needed.
+      encodes: whether `encode` is more than the identity.
+      by_norms: whether each gradient's norm is all that `encode` needs, as `scaling`, `statistic`
+        and `join` say; if not, and `encodes`, per-example gradients are needed.
+      followed: whether the reference is kept by a noise stage of the geometry's own.
     """
 
     encodes: ClassVar[bool] = False
+    by_norms: ClassVar[bool] = False
+    followed: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -51,10 +56,40 @@ class Clip(abc.ABC):
         del reference
         return grads
 
+    def scaling(self, reference: Any) -> "Clip":
+        """The geometry whose factors `encode` scales gradients by, at a reference; itself here."""
+        del reference
+        return self
+
+    def statistic(self, norms: chex.Array, reference: Any) -> chex.Array | None:
+        """What `encode` puts beside each gradient, (B,), from its norm, (B,); nothing here."""
+        del norms, reference
+        return None
+
+    def join(self, gradient: Any, statistic: Any) -> Any:
+        """Sums of scaled gradients and of statistics as the sum that `encode` makes."""
+        del statistic
+        return gradient
+
     def decode(self, mean: Any, reference: Any) -> Any:
         """The gradient, shaped like the parameters, that the noisy mean encodes; itself here."""
         del reference
         return mean
+
+
+class UnitClip(Clip):
+    """Base of geometries that encode each gradient as a vector of l2 norm at most 1."""
+
+    encodes: ClassVar[bool] = True
+
+    @property
+    def sensitivity(self) -> float:
+        """1: the bound on what `encode` makes, whatever it is made of."""
+        return 1.0
+
+    def factors(self, norms: chex.Array) -> chex.Array:
+        """Takes off what rounding put on top of 1."""
+        return jnp.minimum(1.0, 1.0 / norms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +178,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
 
     Raises:
       TypeError: `clip` is no geometry.
-      ValueError: at `update`, leaves whose leading axes, the examples, disagree.
+      ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
+        leaves whose leading axes, the examples, disagree.
 
     >>> import jax.numpy as jnp
     >>> tx = clip_per_example(l2_clip(1.0))
@@ -152,7 +188,11 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     >>> clipped.sum["w"]
     Array([0.9..., 1.2...], dtype=float32)
     """
-    check_clip(clip)
+    if check_clip(clip).followed:
+        raise ValueError(
+            f"clip={clip} follows a threshold that only its own noise stage knows: take gradients "
+            "with dpoptax.clipped_grad, and dpoptax.adaptive_gaussian_noise behind it"
+        )
 
     def init_fn(params):
         del params

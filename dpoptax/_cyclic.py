@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpoptax import _events
-from dpoptax.accounting import _integer
+from dpoptax._checks import integer
 from dpoptax.sampling import Sample, Sampler, _largest_usual_draw, _permuted
 
 
@@ -49,7 +49,7 @@ class CyclicPoissonSampler(Sampler):
 
     def __post_init__(self):
         super().__post_init__()
-        length = _integer("cycle_length", self.cycle_length, 1, "1 is Poisson sampling")
+        length = integer("cycle_length", self.cycle_length, 1, "1 is Poisson sampling")
         object.__setattr__(self, "cycle_length", length)
         if self.batch_size > self.group_size:
             raise ValueError(

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import chex
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax import _random
-from dpoptax._clipping import Clip, positive
+from dpoptax._clipping import UnitClip, positive
 from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
 from dpoptax._noise import (
     GaussianNoiseState,
@@ -102,24 +102,13 @@ def geodp(
 
 
 @dataclasses.dataclass(frozen=True)
-class HypersphericalClip(Clip):
+class HypersphericalClip(UnitClip):
     """Bounded magnitude and angles of each example's gradient; see `hyperspherical_clip`."""
-
-    encodes: ClassVar[bool] = True
 
     l2_clip_norm: float
     angle_norm: float | None
     beta: float | None
     magnitude_weight: float
-
-    @property
-    def sensitivity(self) -> float:
-        """1: the bound on ‖u‖, whatever the clip norm."""
-        return 1.0
-
-    def factors(self, norms):
-        """Takes off what rounding put on top of ‖u‖ = 1."""
-        return jnp.minimum(1.0, 1.0 / norms)
 
     def encode(self, grads, reference):
         """u(g) in the shapes of the gradients, leaves (B, …); NaN for a gradient with one."""

@@ -87,8 +87,8 @@ def clipped_grad(
         raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
     if method not in ("auto", "vmap"):
         raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
-    # What a geometry encodes are whole per-example gradients.
-    summed = per_example_sum if method == "vmap" or clip.encodes else bookkept_sum
+    whole_gradients = clip.encodes and not clip.by_norms
+    summed = per_example_sum if method == "vmap" or whole_gradients else bookkept_sum
 
     layout = make_layout(mesh, axis_name, param_specs)
 

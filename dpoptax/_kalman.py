@@ -97,13 +97,18 @@ def adaptive_kalman(
     The noise power of a release is known, so what its innovation has beyond noise and the filter's
     own error is the drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
 
-        q_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1}, floored at 0,
+        r_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1},
+        q_t = E[q | r_t, q ≥ 0] = r_t + s_t φ(r_t/s_t)/Φ(r_t/s_t),
         k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
         g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
 
-    from g̃_0 = g_0, p_0 = stddev². Where the gradient stands still this is the running mean, k_t =
-    1/(t + 1); where it moves, the gain settles at `kalman_gain`'s. The noise of sampling a batch
-    counts as drift. Compare `disk`, whose gain is fixed and which also predicts along the step.
+    from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t = √(2/(d
+    n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time; q_t is the mean of
+    what it leaves possible. So a drift that r_t could not show is not taken for none, which would
+    let the gain go to zero and the filter live on old gradients; for large d, q_t is r_t or 0. The
+    gain starts as the running mean's, 1/(t + 1), and settles at that of `kalman_gain` for the
+    drift. The noise of sampling a batch counts as drift. Compare `disk`, whose gain is fixed and
+    which also predicts along the step.
 
     Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
     values and the public noise level are read. Memory: one copy of the parameters.
@@ -112,8 +117,8 @@ def adaptive_kalman(
       stddev: the noise's standard deviation in the released mean, absolute: noise multiplier times
         clip bound over batch size; see `dpoptax.release_stddev`.
       decay: of the mean over time, in [0, 1); 0.95 is a memory of 20 steps.
-      per_leaf: whether every leaf has a gain of its own. Leaves of few coordinates estimate theirs
-        badly: the relative error of a drift is about √(2/d) · stddev²/drift.
+      per_leaf: whether every leaf has a gain of its own. Leaves of few coordinates cannot tell
+        theirs, and are filtered little: s_t grows with √(1/d).
       accumulator_dtype: the dtype of the filtered gradient; by default the parameters'.
 
     Returns:
@@ -130,11 +135,14 @@ def adaptive_kalman(
         raise ValueError(f"decay={decay}: want a number in [0, 1)")
     noise = float(stddev) ** 2
 
-    def gain_and_state(power, drift, variance, count):
-        """Kalman's gain from the mean square of the innovation of a group of coordinates."""
+    def gain_and_state(power, sizes, drift, variance, count):
+        """Kalman's gain from the mean square of the innovation of groups of `sizes` coordinates."""
         drift = decay * drift + (1.0 - decay) * (power - noise - variance)
-        corrected = drift / (1.0 - jnp.power(decay, jnp.maximum(count, 1)))
-        predicted = variance + jnp.maximum(corrected, 0.0)
+        forgotten = jnp.power(decay, jnp.maximum(count, 1))
+        # The inverse of the number of samples that a mean with these weights is worth.
+        share = (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
+        error = jnp.sqrt(2.0 * share / sizes) * (noise + variance)
+        predicted = variance + _mean_above_zero(drift / (1.0 - forgotten), error)
         first = count == 0
         gain = jnp.where(first, 1.0, predicted / (predicted + noise))
         variance = jnp.where(first, noise, (1.0 - gain) * predicted)
@@ -156,11 +164,13 @@ def adaptive_kalman(
             for g, e in zip(gradients, estimates, strict=True)
         ]
         sizes = [max(g.size, 1) for g in gradients]
-        if per_leaf:
-            power = jnp.stack([s / n for s, n in zip(squares, sizes, strict=True)])
-        else:
-            power = jnp.stack([sum(squares) / sum(sizes)])
-        gain, drift, variance = gain_and_state(power, state.drift, state.variance, state.count)
+        if not per_leaf:
+            squares, sizes = [jnp.sum(jnp.stack(squares))], [sum(sizes)]
+        counts = jnp.asarray(sizes, jnp.float32)
+        power = jnp.stack(squares) / counts
+        gain, drift, variance = gain_and_state(
+            power, counts, state.drift, state.variance, state.count
+        )
         gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
         estimates = correct(estimates, gradients, list(gains))
         out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
@@ -171,3 +181,11 @@ def adaptive_kalman(
         )
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _mean_above_zero(estimate, error):
+    """The mean of a normal variable, of mean `estimate` and deviation `error`, given it is >= 0."""
+    z = estimate / error
+    ratio = jnp.exp(jax.scipy.stats.norm.logpdf(z) - jax.scipy.stats.norm.logcdf(z))
+    # Far below zero the two terms cancel, and the mean tends to error/|z|.
+    return error * jnp.where(z < -10.0, -1.0 / jnp.minimum(z, -10.0), z + ratio)

@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpoptax import _fixed_point, _random
 from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
 from dpoptax._points import is_masked
 from dpoptax._sharding import out_sharding
+
+# Leaves of at most this many entries may be drawn together with others of their shape.
+_SMALL = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,13 +261,30 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
+    noisy = list(leaves)
+    for indices in _alike(leaves):
+        leaf = leaves[indices[0]]
+        dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
+        if len(indices) == 1:
+            noise = [_random.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)]
+        else:
+            draw = lambda key, leaf=leaf, dtype=dtype: _random.normal(key, leaf.shape, dtype)  # noqa: E731
+            noise = list(jax.vmap(draw)(keys[np.array(indices)]))
+        for i, drawn in zip(indices, noise, strict=True):
+            noisy[i] = leaves[i] + stddev * drawn
+    return jax.tree.unflatten(treedef, noisy)
 
-    def noisy(key, leaf):
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        noise = _random.normal(key, leaf.shape, dtype, out_sharding=out_sharding(leaf))
-        return leaf + stddev * noise
 
-    return jax.tree.unflatten(treedef, list(map(noisy, keys, leaves)))
+def _alike(leaves: list[jax.Array]) -> list[list[int]]:
+    """Indices of leaves to draw together, as every draw takes time to compile.
+
+    Large leaves and split ones are drawn alone: their noise is added where it is made.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        together = leaf.size <= _SMALL and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
+    return list(groups.values())
 
 
 def check_clipped_sum(updates: Any) -> ClippedSum:

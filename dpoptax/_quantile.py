@@ -13,6 +13,7 @@ from dpoptax._clipping import (
     Clip,
     ClippedSum,
     L2Clip,
+    UnitClip,
     positive,
     scaled_factors,
     square_sum,
@@ -38,38 +39,40 @@ class CountedGradient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClip(Clip):
+class AdaptiveClip(UnitClip):
     """A clip to a threshold that follows a quantile; see `adaptive_clip`."""
 
-    encodes: ClassVar[bool] = True
+    by_norms: ClassVar[bool] = True
+    followed: ClassVar[bool] = True
 
     initial_l2_clip_norm: float
     quantile: float
     learning_rate: float
     count_share: float
 
-    @property
-    def sensitivity(self) -> float:
-        """1: the bound on the pair of gradient and count, whatever the threshold."""
-        return 1.0
-
-    def factors(self, norms):
-        """Takes off what rounding put on top of 1."""
-        return jnp.minimum(1.0, 1.0 / norms)
-
     def encode(self, grads, reference):
         """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
-        threshold = self._threshold(reference)
         units, scale, finite = unit_gradients(grads)
         norms = jnp.sqrt(sum(map(square_sum, units)))
         # g/C_t is clipped to 1 by way of (g/scale) and scale/C_t, neither of which overflows.
-        scale = scale / threshold
-        coefficients = scaled_factors(L2Clip(1.0), scale, norms[:, None])[:, 0]
-        coefficients *= math.sqrt(1.0 - self.count_share)
+        coefficients = scaled_factors(self.scaling(reference), scale, norms[:, None])[:, 0]
         clipped = [u * coefficients.reshape((-1,) + (1,) * (u.ndim - 1)) for u in units]
-        count = math.sqrt(self.count_share) * jnp.where(scale * norms <= 1.0, 1.0, -1.0)
+        count = self.statistic(scale * norms, reference)
         gradient = jax.tree.unflatten(jax.tree.structure(grads), clipped)
         return CountedGradient(gradient, jnp.where(finite, count, jnp.nan))
+
+    def scaling(self, reference):
+        """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
+        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
+
+    def statistic(self, norms, reference):
+        """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
+        unclipped = norms <= self._threshold(reference)
+        return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
+
+    def join(self, gradient, statistic):
+        """The `CountedGradient`."""
+        return CountedGradient(gradient, statistic)
 
     def decode(self, mean, reference):
         """The gradient in its own units: times C_t/√(1 − ρ)."""
@@ -90,6 +93,21 @@ class AdaptiveClip(Clip):
                 "dpoptax.gradient_points(opt_state, params)"
             )
         return reference
+
+
+@dataclasses.dataclass(frozen=True)
+class _ToThreshold(Clip):
+    """g ↦ bound · min(1/C, 1/‖g‖) g, with an array C."""
+
+    threshold: chex.Array
+    bound: float
+
+    @property
+    def sensitivity(self):
+        return self.bound
+
+    def factors(self, norms):
+        return self.bound / jnp.maximum(self.threshold, norms)
 
 
 def adaptive_clip(
@@ -114,8 +132,6 @@ def adaptive_clip(
     counts with standard deviation σ_b = σ/(2√ρ). That is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2),
     and its recommended σ_b = B/20 is ρ = (10 σ/B)². An example with a non-finite gradient adds
     exactly zero.
-
-    Needs per-example gradients, with their memory.
 
     Args:
       initial_l2_clip_norm: C_0.

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import stats
 
 from dpoptax import _events
-from dpoptax.accounting import _integer
+from dpoptax._checks import integer
 
 # By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
 # is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
@@ -71,7 +71,7 @@ class Sampler(abc.ABC):
         }
         for name, (minimum, remedy) in limits.items():
             # NumPy integers become Python's, for the sake of hashing, equality and JSON.
-            object.__setattr__(self, name, _integer(name, getattr(self, name), minimum, remedy))
+            object.__setattr__(self, name, integer(name, getattr(self, name), minimum, remedy))
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"batch_size={self.batch_size} is above dataset_size={self.dataset_size}; "
@@ -117,7 +117,7 @@ class Sampler(abc.ABC):
     def _generator(self, step: int) -> np.random.Generator:
         # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
         # The class is part of it, so that two kinds of sampler with one seed are independent.
-        step = _integer("step", step, 0, "steps are counted from 0")
+        step = integer("step", step, 0, "steps are counted from 0")
         key = (*type(self).__name__.encode(), step)
         return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))
 
@@ -165,7 +165,7 @@ class PoissonSampler(Sampler):
         super().__post_init__()
         if self.max_batch_size is None:
             return
-        largest = _integer("max_batch_size", self.max_batch_size, 1, "choose at least batch_size")
+        largest = integer("max_batch_size", self.max_batch_size, 1, "choose at least batch_size")
         object.__setattr__(self, "max_batch_size", largest)
         if not self.batch_size <= largest <= self.dataset_size:
             raise ValueError(
@@ -277,7 +277,7 @@ class ShuffledSampler(Sampler):
 
     def sample(self, step: int) -> Sample:
         """The records at the step's place in its epoch's order."""
-        step = _integer("step", step, 0, "steps are counted from 0")
+        step = integer("step", step, 0, "steps are counted from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))

@@ -151,7 +151,7 @@ def test_report_draws_cells_and_sweeps(tmp_path):
 
 def test_variants_and_sweeps_are_complete():
     chosen = variants(JAX_LIBRARIES, ALGORITHMS)
-    assert len(chosen) == len(set(chosen)) == 15
-    assert sum(not variant.noise for variant in chosen) == 2
+    assert len(chosen) == len(set(chosen)) == 17
+    assert sum(not variant.noise for variant in chosen) == 4
     for sweep in ("batch", "parameters", "length", "points"):
         assert len({str(cell) for cell in sweep_cells(sweep)}) >= 4

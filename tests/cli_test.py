@@ -10,8 +10,9 @@ import pytest
 import dpoptax
 from dpoptax.training import loop
 from dpoptax.training.compare import Comparison, compare
-from dpoptax.training.config import load_config
+from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.main import main
+from dpoptax.training.methods import NonPrivate
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
 TINY = ("--steps", "4", "--eval-every", "2", "--batch-size", "64", "--accountant", "rdp")
@@ -243,6 +244,44 @@ def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     assert repeated["test_accuracy"] == reported["test_accuracy"]
 
 
+def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_path, monkeypatch):
+    configs = {
+        rate: TrainConfig(
+            method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
+        )
+        for rate in (1.0, 0.5, 0.25)
+    }
+    comparison = Comparison(workdir=tmp_path, seeds=1)
+    trained = []
+
+    def train(config, *_):
+        if len(trained) == stop_after:
+            raise KeyboardInterrupt
+        trained.append(config.learning_rate)
+        return loop.train(config, *_)
+
+    monkeypatch.setattr("dpoptax.training.compare.train", train)
+
+    def compared(*rates):
+        trained.clear()
+        found = compare({str(rate): configs[rate] for rate in rates}, comparison, progress=False)
+        assert json.loads((tmp_path / "results.json").read_text())["methods"] == found["methods"]
+        return [method["name"] for method in found["methods"]]
+
+    stop_after = 8  # a method takes five rates and a final run
+    with pytest.raises(KeyboardInterrupt):
+        compared(1.0, 0.5)
+    stop_after = None
+    assert compared(1.0, 0.5) == ["Non-private (1.0)", "Non-private (0.5)"]
+    assert len(trained) == 6  # the first method was finished
+    assert compared(0.25, 1.0) == ["Non-private (0.25)", "Non-private (1.0)"]
+    assert len(trained) == 6
+    comparison = Comparison(workdir=tmp_path, seeds=1, steps=3, factors=(2.0, 1.0))
+    assert compared(0.5) == ["Non-private"]
+    assert trained[:2] == [0.5, 1.0]
+    assert len(trained) == 3
+
+
 def test_comparison_figure_shows_something(compared):
     image = matplotlib.image.imread(compared[1] / "comparison.png")
     assert image.shape[1] > 1000
@@ -270,6 +309,7 @@ def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
         (", dataset='other'", [], "no common dataset"),
         ("", ["--seeds", "0"], "seeds=0"),
         ("", ["--learning-rates", "-1"], "learning_rates=(-1.0,)"),
+        ("", ["--factors", "1", "0"], "factors=(1.0, 0.0)"),
         ("", ["--epsilon", "-2"], "epsilon=-2.0"),
     ],
 )

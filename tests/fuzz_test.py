@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpoptax.training import main as command_line
+from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.methods import build_optimizer
 from dpoptax.training.models import build_model
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
+GEODP = DIGITS.parent / "papers" / "geodp" / "tables_2_3.py"
 FIELDS = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "method"]
 numbers = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
@@ -130,6 +131,7 @@ def test_any_config_file(text, tmp_path_factory):
         ("audit", str(DIGITS / "dp_sgd.py"), "--confidence", "2"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "-1"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--sampling", "shuffled"),
+        ("audit", f"{GEODP}:figure_5/sigma-1/geodp_1-2048"),
     ],
 )
 def test_bad_audits(arguments):

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import dpoptax
+from dpoptax import _kalman
 from tests.oracles import disk as oracle
 
 
@@ -70,3 +72,20 @@ def test_leaves_can_have_gains_of_their_own():
     _, gains = jax.lax.scan(body, tx.init({k: x[0] for k, x in inputs.items()}), inputs)
     assert gains[-1, 0] > 0.5
     assert gains[-1, 1] < 0.1
+
+
+@pytest.mark.parametrize("size", [100, 2000])
+def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
+    signal = np.zeros((400, size))
+    gains = np.mean([_track(signal, 1.0, seed)[1][200:].mean() for seed in range(4)])
+    error = (2 / (39 * size)) ** 0.5  # a decay of 0.95 is a mean over 39 steps
+    largest = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=(0.8 * error) ** 0.5)
+    assert 0.4 < gains / largest < 1.0  # once p is too large for the signal, r is below 0
+
+
+def test_what_an_estimate_leaves_possible():
+    estimates = np.array([-200.0, -30.0, -9.9, -3.0, 0.0, 2.0, 40.0])
+    want = stats.truncnorm(-estimates / 2.0, np.inf, loc=estimates, scale=2.0).mean()
+    got = _kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))
+    np.testing.assert_allclose(got, want, rtol=0.03)
+    np.testing.assert_allclose(got[3:], want[3:], rtol=1e-5)

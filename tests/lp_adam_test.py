@@ -7,15 +7,15 @@ import numpy as np
 import optax
 import pytest
 
+from dpoptax.training.chain import noise_stddev
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.lp_adam import LPAdam
-from dpoptax.training.methods import noise_stddev
+from dpoptax.training.methods import LPAdam
 
 
 def test_with_adams_momentum_it_is_adam():
     rng = np.random.default_rng(0)
-    ours, theirs = LPAdam("momentum").filter(0.1), optax.scale_by_adam()
+    ours, theirs = LPAdam("momentum").direction(0.1), optax.scale_by_adam()
     params = {"w": np.zeros((3, 2), np.float32)}
     states = ours.init(params), theirs.init(params)
     for _ in range(5):
@@ -30,7 +30,7 @@ def test_with_adams_momentum_it_is_adam():
 def test_the_known_noise_is_taken_off():
     """White noise of the stated deviation has nothing left: the floor of v̂ divides it."""
     grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
-    plain, corrected = (LPAdam("none", noise_corrected=c).filter(1.0) for c in (False, True))
+    plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
     norms = []
     for tx in (plain, corrected):
         state = tx.init(grads[0])

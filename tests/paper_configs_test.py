@@ -7,20 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_optimizer
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import FILE_DATASETS
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.main import main
-from dpoptax.training.methods import (
-    CLIPS,
-    DIRECTIONS,
-    DPSGD,
-    SCHEDULES,
-    GeoDP,
-    HypersphericalClip,
-    build_optimizer,
-)
+from dpoptax.training.methods import DPSGD, GeoDP, HypersphericalClip
 from dpoptax.training.models import MODELS, PUBLISHED_MODELS
 from dpoptax.training.planning import plan_run
 from tests.published_data import write_cifar, write_mnist
@@ -192,6 +185,12 @@ def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
 def test_a_stated_noise_has_an_epsilon(row):
     cost = plan_run(ROWS[f"geodp/tables_2_3:{row}"], count_flops=False)
     assert 0.1 < cost.epsilon < 200
+
+
+def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
+    cost = plan_run(ROWS["geodp/tables_2_3:figure_5/sigma-0.01/dp-2048"], count_flops=False)
+    assert cost.steps == 350
+    assert cost.epsilon == pytest.approx(144_800, rel=0.01)
 
 
 def test_no_noise_is_calibrated_for_geodp(data_dir, tmp_path):

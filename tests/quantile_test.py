@@ -1,5 +1,7 @@
 """Adaptive clipping: the threshold finds its quantile, and the pair costs one release."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 
 import dpoptax
 from dpoptax._clipping import sum_clipped
-from tests import helpers
+from tests import bookkeeping_test, helpers
+from tests.networks import NETWORKS
 
 KEY = jax.random.key(0)
 
@@ -149,6 +152,77 @@ def test_a_training_loop_moves_a_hopeless_threshold():
     threshold = float(state[0].threshold.reference)
     assert jnp.quantile(norms, 0.15) < threshold < jnp.quantile(norms, 0.85)
     assert dpoptax.ledgers(state)[0].releases == 80
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied_embeddings"])
+def test_norms_from_book_keeping_give_the_same_pair(name):
+    network = NETWORKS[name]
+    batch = network.batch(jax.random.key(2), 6)
+    points = bookkeeping_test.points_of(network, 2)
+    wide = dpoptax.adaptive_clip(1e6, count_share=0.5)
+    mask = jnp.array([True, False, True, True, True, True])
+    for threshold in (1e-9, _middle_norm(network, points, batch), 1e9):
+        at = dataclasses.replace(points, reference=jnp.float32(threshold))
+        got, want = bookkeeping_test.both(network, wide, at, batch, mask)
+        assert isinstance(got, dpoptax.CountedGradient)
+        bookkeeping_test.close(got, want)
+    assert abs(want.count) == pytest.approx(5 * 0.5**0.5)  # all on one side, without the masked
+
+
+def _middle_norm(network, points, batch):
+    """Half of the gradients that count are longer, and none is near."""
+
+    def norm(example, key):
+        args = (example, key) if network.keyed else (example,)
+        grads = [jax.grad(network.loss)(point, *args) for point in points.points]
+        total = jax.tree.map(lambda *g: sum(map(jnp.multiply, points.weights, g)), *grads)
+        return optax.tree.norm(total)
+
+    keys = jax.random.split(jax.random.key(7), 6)
+    norms = jnp.sort(jax.jit(jax.vmap(norm))(batch, keys))
+    return float(norms[2:4].mean())
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(scale):
+    clip = dpoptax.adaptive_clip(0.1, count_share=0.5)
+    params = helpers.mlp_params(KEY)
+    x, y = helpers.mlp_batch(0, 6)
+    x = x.at[1].set(jnp.nan).at[2].multiply(scale)
+    points = dataclasses.replace(dpoptax.gradient_points((), params), reference=jnp.float32(0.8))
+    sums = [
+        dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=4)(
+            points, (x, y)
+        ).sum
+        for method in ("auto", "vmap")
+    ]
+    bookkeeping_test.close(*sums)
+    signs = float(sums[0].count) / 0.5**0.5
+    assert signs == pytest.approx(round(signs), abs=1e-5)
+    assert round(signs) % 2 == 1  # five examples
+
+
+def test_no_per_example_gradient_is_formed():
+    clip = dpoptax.adaptive_clip(0.1)
+    weights, batch = jnp.zeros((300, 200)), (jnp.ones((64, 300)), jnp.ones((64, 200)))
+    points = dataclasses.replace(dpoptax.gradient_points((), weights), reference=jnp.float32(1.0))
+
+    def memory(method):
+        grad_fn = dpoptax.clipped_grad(
+            lambda w, e: jnp.sum(jnp.tanh(e[0] @ w) * e[1]), clip, method=method
+        )
+        compiled = jax.jit(grad_fn).lower(points, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory("auto") < 64 * 300 * 200 * 4 / 4 < memory("vmap")
+
+
+def test_per_example_stages_refuse_a_threshold_that_they_cannot_know():
+    clip = dpoptax.adaptive_clip(0.1)
+    with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
+        dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
+    with pytest.raises(ValueError, match="only its own noise stage knows"):
+        dpoptax.clip_per_example(clip)
 
 
 def test_bfloat16_parameters_get_bfloat16_updates():

@@ -1,6 +1,7 @@
 """Audits of a config: its own noise, filter, clip, sampler, optimizer and model, under attack."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,10 +12,10 @@ import optax
 import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.training import models, streaming
+from dpoptax.training.chain import build_clip, build_optimizer, build_release
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import build_clip, build_optimizer, build_release
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -62,6 +63,12 @@ def audit_config(
         raise ConfigError(
             f"method={config.method.name} with noise_multiplier={config.noise_multiplier} claims "
             "no ε, so there is nothing to audit; give a private method and noise"
+        )
+    if (unproven := config.method.unproven()) is not None:
+        raise ConfigError(
+            f"method={config.method.name} claims no ε that an audit could contradict: {unproven}. "
+            "Give a method with a proof; to audit an ε that others claim for it, use "
+            "dpoptax.auditing with claimed_epsilon"
         )
     dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     plan = make_plan(config, dataset.train_size)
@@ -115,9 +122,8 @@ def table(rows: list[Audited]) -> str:
 
 def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
     records = plan.sampler.dataset_size
-    transform = build_release(
-        dataclasses.replace(config, batch_size=records), plan.noise_multiplier, jax.random.key(0)
-    )
+    release = dataclasses.replace(config, batch_size=records, steps=1)
+    transform = build_release(release, plan.noise_multiplier, jax.random.key(0))
     sampler = sampling.PoissonSampler(records, records, seed=0)
     return auditing.canary_gradient(transform, build_clip(config), jnp.zeros(_SMALL), sampler)
 
@@ -137,11 +143,10 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
     params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
-    grad_fn = dpoptax.clipped_grad(
-        models.example_loss(model, frozen),
-        build_clip(config),
-        microbatch_size=config.microbatch_size,
-    )
+    loss = config.method.loss(models.example_loss(model, frozen))
+    grad_fn = dpoptax.clipped_grad(loss, build_clip(config), microbatch_size=config.microbatch_size)
+    if config.method.random:  # the same at every step here, which only tells the attacker more
+        grad_fn = functools.partial(grad_fn, key=jax.random.key(config.seed or 0))
     return auditing.Game(
         build_release(config, plan.noise_multiplier, jax.random.key(0)),
         grad_fn,

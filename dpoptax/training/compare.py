@@ -1,6 +1,7 @@
 """Several configs at one ε: the same tuning budget for each, then the same seeds."""
 
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,8 +17,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import RunResult, train
 from dpoptax.training.privacy import make_plan
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""The default grid: these multiples of each config's own learning rate."""
 _SHARED = ("steps", "batch_size", "l2_clip_norm", "optimizer", "schedule", "model")
 """The fields of every config that a comparison can set."""
 
@@ -33,13 +32,17 @@ class Comparison:
     """
 
     workdir: Path
-    """Directory for results.json, table.md and comparison.png."""
+    """Directory for results.json, table.md and comparison.png. Methods that its results.json has
+    with the same settings are not trained again: the same command goes on where it was stopped, and
+    one with more configs trains those alone. After a change of a method's code, give another."""
     seeds: int = 5
     """Number of seeds; seed s is the same for all configs."""
     epsilon: float | None = None
     """Privacy of every private config; None: the one that the configs agree on."""
     learning_rates: tuple[float, ...] | None = None
-    """Grid of learning rates for every config; None: a quarter to four times the config's own."""
+    """Grid of learning rates for every config; None: multiples of the config's own."""
+    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
+    """These multiples, the same for every config; without effect next to learning_rates."""
     steps: int | None = None
     """Number of steps of every config; None: the configs' own, as for all that follow."""
     batch_size: int | None = None
@@ -56,11 +59,10 @@ class Comparison:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ConfigError(f"seeds={self.seeds} is not allowed; give at least 1")
-        rates = self.learning_rates
-        if rates is not None and not (rates and all(0 < rate < math.inf for rate in rates)):
-            raise ConfigError(
-                f"learning_rates={rates} is not allowed; give positive finite numbers"
-            )
+        for name in ("learning_rates", "factors"):
+            grid = getattr(self, name)
+            if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
+                raise ConfigError(f"{name}={grid} is not allowed; give positive finite numbers")
 
 
 def compare(
@@ -81,25 +83,54 @@ def compare(
     comparison.workdir.mkdir(parents=True, exist_ok=True)
 
     seeds = range(comparison.seeds)
-    total = sum((len(rates) * (len(rates) > 1) + 1) * len(seeds) for rates in plans)
+    settings = [_settings(*pair, seeds) for pair in zip(configs.values(), plans, strict=True)]
+    path = comparison.workdir / "results.json"
+    methods = _finished(path, settings)
+    header = {"dataset": dataset.name, "epsilon": epsilon, "delta": delta, "seeds": list(seeds)}
+
+    def results() -> dict[str, Any]:
+        found = [{"name": names[i], **methods[i]} for i in sorted(methods)]
+        versions = {"versions": records.versions()}
+        return {**header, "notes": _notes(found), "methods": found, **versions}
+
+    missing = [i for i in range(len(names)) if i not in methods]
+    total = sum((len(plans[i]) * (len(plans[i]) > 1) + 1) * len(seeds) for i in missing)
     with tqdm(total=total, unit="run", disable=not progress) as bar:
-        methods = []
-        for name, config, rates in zip(names, configs.values(), plans, strict=True):
-            bar.set_description(name)
-            methods.append({"name": name, **_one_method(config, dataset, rates, seeds, bar)})
-    results = {
-        "dataset": dataset.name,
-        "epsilon": epsilon,
-        "delta": delta,
+        for i in missing:
+            bar.set_description(names[i])
+            config = list(configs.values())[i]
+            found = _one_method(config, dataset, plans[i], seeds, bar)
+            methods[i] = {"settings": settings[i], **found}
+            records.write_json(path, results())
+    final = results()
+    (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
+    plots.plot_comparison(final, comparison.workdir / "comparison.png")
+    records.write_json(path, final)
+    return final
+
+
+def _settings(config: TrainConfig, rates: Sequence[float], seeds: range) -> dict[str, Any]:
+    """What a method's results depend on, as JSON values."""
+    varied = dataclasses.replace(config, learning_rate=rates[0], seed=0, data_dir=None)
+    settings = {
+        "config": varied.to_dict(),
+        "learning_rates": list(rates),
         "seeds": list(seeds),
-        "notes": _notes(methods),
-        "methods": methods,
         "versions": records.versions(),
     }
-    (comparison.workdir / "table.md").write_text(table(results) + "\n", encoding="utf-8")
-    plots.plot_comparison(results, comparison.workdir / "comparison.png")
-    records.write_json(comparison.workdir / "results.json", results)
-    return results
+    return json.loads(records.to_json(settings))
+
+
+def _finished(path: Path, settings: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Of the methods in results.json, those of these settings, by their place among them."""
+    if not path.exists():
+        return {}
+    found = {}
+    for method in json.loads(path.read_text(encoding="utf-8"))["methods"]:
+        del method["name"]  # which depends on the other configs
+        if method.get("settings") in settings:
+            found[settings.index(method["settings"])] = method
+    return found
 
 
 def _one_method(
@@ -183,7 +214,7 @@ def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
 def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
     if comparison.learning_rates is not None:
         return tuple(sorted(set(comparison.learning_rates)))
-    return tuple(factor * config.learning_rate for factor in FACTORS)
+    return tuple(factor * config.learning_rate for factor in sorted(set(comparison.factors)))
 
 
 def _names(configs: dict[str, TrainConfig]) -> list[str]:

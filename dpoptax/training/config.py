@@ -76,7 +76,8 @@ class TrainConfig:
     l2_clip_norm: float = 1.0
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = "poisson"
-    """How batches are drawn: poisson, fixed_size, or shuffled (without a guarantee)."""
+    """How batches are drawn: poisson, fixed_size, cyclic (groups of examples take turns, for
+    correlated noise), or shuffled (without a guarantee)."""
     accountant: Literal["pld", "rdp"] = "pld"
     """Composition by privacy loss distributions, or by Rényi divergences."""
 

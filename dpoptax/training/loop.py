@@ -13,12 +13,12 @@ from tqdm import tqdm
 
 from dpoptax import accounting, spectrum
 from dpoptax.training import devices, models, plots, recording, records, resume, streaming
+from dpoptax.training.chain import build_optimizer, noise_stddev
 from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
-from dpoptax.training.methods import build_optimizer, noise_stddev
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 from dpoptax.training.step import Resident, compile_step
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from dpoptax import accounting
 from dpoptax.training import models, streaming
+from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import FILE_DATASETS, Kind, load_dataset
-from dpoptax.training.methods import build_optimizer
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.step import build_step
 
@@ -120,8 +120,9 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
 def text(name: str, cost: RunCost) -> str:
     """One run's cost, a line for each number."""
     config = cost.config
+    optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {config.optimizer}, {config.model} on {config.dataset}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {_epochs(cost):.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}"),
     ]
@@ -199,7 +200,7 @@ def _disagreement(config: TrainConfig, plan: Any) -> tuple[float, float] | None:
         epsilon=config.epsilon,
         delta=config.delta,
         steps=config.steps,
-        sampler=plan.sampler,
+        sampler=plan.priced,
         accountant=config.accountant,
     )
     pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))

@@ -54,6 +54,7 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         style: dict[str, Any] = {
             "color": _COLOURS[index % len(_COLOURS)],
             "marker": _MARKERS[index % len(_MARKERS)],
+            "linestyle": ("-", ":")[index // len(_COLOURS) % 2],
         }
         if not method["private"]:
             style = dict(_NOT_PRIVATE)
@@ -78,7 +79,9 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     if has_grid:
         axes[1].set_xscale("log")
-        axes[1].xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        rates = [point["learning_rate"] for method in methods for point in method["grid"]]
+        between = (1.0,) if max(rates) > 100 * min(rates) else (1.0, 2.0, 5.0)
+        axes[1].xaxis.set_major_locator(LogLocator(subs=between))
         axes[1].xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
         axes[1].xaxis.set_minor_locator(NullLocator())
         _label(axes[1], "learning rate", "validation accuracy (%)")

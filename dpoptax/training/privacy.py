@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from dpoptax import accounting, sampling
+from dpoptax import accounting, matrix, sampling
 from dpoptax.training import devices
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -13,6 +13,7 @@ SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,
     "fixed_size": sampling.FixedSizeSampler,
     "shuffled": sampling.ShuffledSampler,
+    "cyclic": matrix.CyclicPoissonSampler,
 }
 
 
@@ -27,6 +28,7 @@ class PrivacyPlan:
         delta: Failure probability; None if not private.
         accountant: "pld" or "rdp".
         unproven: Why no ε may be stated although there is noise; None where one may.
+        strategy: How the noise is correlated over the steps; None where it is independent.
     """
 
     sampler: sampling.Sampler
@@ -35,12 +37,18 @@ class PrivacyPlan:
     delta: float | None
     accountant: accounting.Accountant
     unproven: str | None = None
+    strategy: matrix.Strategy | None = None
+
+    @property
+    def priced(self) -> Any:
+        """What the accounting takes for the sampler: noise that is correlated has its share."""
+        return _priced(self.sampler, self.strategy)
 
     def epsilon(self, steps: int) -> float | None:
         """ε after `steps` steps; None where nothing is promised."""
         if self.delta is None or self.noise_multiplier == 0:
             return None
-        return _epsilon(self.sampler, self.noise_multiplier, steps, self.delta, self.accountant)
+        return _epsilon(self.priced, self.noise_multiplier, steps, self.delta, self.accountant)
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
@@ -58,11 +66,16 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
-    sampler = SAMPLERS[config.sampling](
+    kind = SAMPLERS[config.sampling]
+    turns = (
+        {"cycle_length": config.method.cycle_length} if kind is matrix.CyclicPoissonSampler else {}
+    )
+    sampler = kind(
         dataset_size,
         config.batch_size,
         seed=devices.fresh_seed() if config.seed is None else config.seed,
         multiple_of=config.microbatch_size or 1,
+        **turns,
     )
     if not config.method.private:
         return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
@@ -75,21 +88,25 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         return PrivacyPlan(
             sampler, config.noise_multiplier, config.steps, None, config.accountant, unproven
         )
-    sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
+    strategy = config.method.strategy(config.steps)
+    priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
+    priced.dp_event(1.0, 1)  # or where the sampling has no guarantee
     noise_multiplier, permitted = _noise_and_steps(
-        dataclasses.replace(sampler, seed=0),
+        _without_seed(priced),
         epsilon=config.epsilon,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
         steps=config.steps,
         accountant=config.accountant,
     )
-    return PrivacyPlan(sampler, noise_multiplier, permitted, config.delta, config.accountant)
+    return PrivacyPlan(
+        sampler, noise_multiplier, permitted, config.delta, config.accountant, strategy=strategy
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _noise_and_steps(
-    sampler: sampling.Sampler,
+    sampler: Any,
     *,
     epsilon: float | None,
     delta: float,
@@ -115,7 +132,7 @@ def _noise_and_steps(
 
 @functools.lru_cache(maxsize=4096)
 def _cached_epsilon(
-    sampler: sampling.Sampler,
+    sampler: Any,
     noise_multiplier: float,
     steps: int,
     delta: float,
@@ -130,6 +147,16 @@ def _cached_epsilon(
     )
 
 
-def _epsilon(sampler: sampling.Sampler, *release: Any) -> float:
-    # The guarantee does not depend on the seed: without it, runs over many seeds share the cache.
-    return _cached_epsilon(dataclasses.replace(sampler, seed=0), *release)
+def _epsilon(sampler: Any, *release: Any) -> float:
+    return _cached_epsilon(_without_seed(sampler), *release)
+
+
+def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
+    return sampler if strategy is None else strategy.under(sampler)
+
+
+def _without_seed(sampler: Any) -> Any:
+    """The guarantee does not depend on the seed: without it, runs over many share the caches."""
+    if isinstance(sampler, matrix.Participation):
+        return dataclasses.replace(sampler, sampler=_without_seed(sampler.sampler))
+    return dataclasses.replace(sampler, seed=0)

@@ -32,10 +32,7 @@ def describe(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> dict[str
     """What a checkpoint records of its run, the ledger included."""
     return {
         "run": _identity(config, plan),
-        "ledgers": [
-            {**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases}
-            for ledger in dpoptax.ledgers(opt_state)
-        ],
+        "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         "seed": plan.sampler.seed,
     }
 
@@ -76,7 +73,7 @@ def check_same_run(
 def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
     """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
-        restored = {**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases}
+        restored = _ledger(ledger)
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
                 f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
@@ -99,9 +96,14 @@ def _identity(config: TrainConfig, plan: PrivacyPlan) -> dict[str, Any]:
             "method": fields.pop("method"),
             "noise_multiplier": plan.noise_multiplier,
             **{name: fields[name] for name in fields if name not in FREE | _IN_PLAN},
-            **({"steps": config.steps} if config.record else {}),  # there is room for so many
+            # A record has room for so many, and correlated noise was made for so many.
+            **({"steps": config.steps} if config.record or plan.strategy is not None else {}),
         }
     )
+
+
+def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:
+    return _json({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
 
 
 def _json(value: Any) -> Any:

@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax.training.augmentations import step_key
+from dpoptax.training.chain import build_clip, build_optimizer
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import build_clip, build_optimizer
 from dpoptax.training.models import example_loss
 
 _COMPILED_IN = (
@@ -118,11 +119,15 @@ def _private_gradient(
 
     def with_frozen(frozen: Any) -> Callable[..., Any]:
         clipped_grad = dpoptax.clipped_grad(
-            example_loss(model, frozen), clip, microbatch_size=config.microbatch_size, mesh=mesh
+            config.method.loss(example_loss(model, frozen)),
+            clip,
+            microbatch_size=config.microbatch_size,
+            mesh=mesh,
         )
 
         def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
-            return clipped_grad(dpoptax.gradient_points(opt_state, params), batch, mask)
+            points = dpoptax.gradient_points(opt_state, params)
+            return clipped_grad(points, batch, mask, key=step_key(opt_state))
 
         return gradient
 

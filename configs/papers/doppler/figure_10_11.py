@@ -7,8 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.lp_adam import LPAdam
-from dpoptax.training.methods import Doppler
+from dpoptax.training.methods import Doppler, LPAdam
 
 
 def get_configs() -> dict[str, TrainConfig]:

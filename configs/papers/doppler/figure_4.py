@@ -10,8 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.lp_adam import LPAdam
-from dpoptax.training.methods import DPSGD, Doppler
+from dpoptax.training.methods import DPSGD, Doppler, LPAdam
 
 FILTER = "doppler-first-order-1"
 PANELS = {

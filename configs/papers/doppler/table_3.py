@@ -7,8 +7,7 @@ script asks the masked language model to fill in a word; here a classification h
 """
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.lp_adam import LPAdam
-from dpoptax.training.methods import DPSGD, Method
+from dpoptax.training.methods import DPSGD, LPAdam, Method
 
 TASKS = {"sst2": (67_349, 1), "qnli": (104_743, 2), "qqp": (363_846, 6), "mnli": (392_702, 6)}
 """Number of training examples, and the factor of batch size and epochs."""

@@ -1,0 +1,251 @@
+"""Strategies of correlated noise: lower-triangular Toeplitz matrices, given or optimal."""
+
+import abc
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpoptax.sampling import Sampler
+
+if TYPE_CHECKING:
+    from dpoptax.matrix import Participation
+
+
+class Strategy(abc.ABC):
+    """A lower-triangular Toeplitz matrix C whose columns have l2 norm 1 at most.
+
+    Subclasses are frozen dataclasses: static, hashable.
+    """
+
+    @property
+    @abc.abstractmethod
+    def bands(self) -> int | None:
+        """How many diagonals of C are not zero; None for all."""
+
+    @abc.abstractmethod
+    def column(self, steps: int) -> np.ndarray:
+        """The first column of C over that many steps, float64; the others are it, moved down."""
+
+    @abc.abstractmethod
+    def noising_matrix(self) -> Any:
+        """C⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
+
+    def under(self, sampler: Sampler) -> "Participation":
+        """The strategy with batches drawn by `sampler`: what `dpoptax.accounting` can price.
+
+        Raises:
+          ValueError: the sampler lets an example take part in steps between which the strategy
+            correlates noise, so that no ε is known.
+        """
+        from dpoptax.matrix import Participation
+
+        return Participation(self, sampler)
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedToeplitz(Strategy):
+    """C with b diagonals: C[t, t − i] = c_i/‖c‖ for i < b.
+
+    Under `CyclicPoissonSampler` with a cycle of b steps or more, no example takes part in two steps
+    that share a band, and the run costs what independent noise of the same multiplier costs over
+    ⌈steps/cycle⌉ Poisson samples. One band is independent noise.
+
+    Attributes:
+      coefficients: c_0, c_1, …, c_{b−1}, with c_0 > 0; normalised to l2 norm 1.
+
+    Raises:
+      ValueError: no or non-finite coefficients, c_0 not positive, or a C whose inverse is unstable.
+
+    >>> BandedToeplitz((2.0,)).coefficients
+    (1.0,)
+    """
+
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self):
+        c = np.asarray(self.coefficients, float).ravel()
+        if not (c.size and np.isfinite(c).all() and c[0] > 0):
+            raise ValueError(
+                f"coefficients={self.coefficients}: want finite numbers, the first positive"
+            )
+        if c.size > 1 and np.abs(np.roots(c)).max(initial=0.0) > 1.0:
+            raise ValueError(
+                f"coefficients={self.coefficients}: 1/C(z) has a pole outside the unit circle, so "
+                "the noise would grow without bound"
+            )
+        object.__setattr__(self, "coefficients", tuple((c / np.linalg.norm(c)).tolist()))
+
+    @property
+    def bands(self) -> int:
+        """b."""
+        return len(self.coefficients)
+
+    def column(self, steps: int) -> np.ndarray:
+        """c/‖c‖ and zeros, or as much of it as there are steps."""
+        column = np.zeros(max(steps, self.bands))
+        column[: self.bands] = self.coefficients
+        return column[:steps]
+
+    def noising_matrix(self) -> Any:
+        """The recursion x_t = (z_t − Σ c_i x_{t−i})/c_0, with b − 1 buffers."""
+        toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
+        return toeplitz.inverse_as_streaming_matrix(np.asarray(self.coefficients, np.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferedToeplitz(Strategy):
+    """C with all diagonals, from few buffers: C[t, t − i] ∝ Σ_j scale_j decay_j^{i−1}, C[t, t] ∝ 1.
+
+    Normalised so that its first column has l2 norm 1 over `steps` steps; a longer run is not
+    accounted for. It wants a sampler whose examples take part in fixed, distant steps: a
+    `CyclicPoissonSampler` with cycle · batch_size = dataset_size.
+
+    Attributes:
+      decay: θ_j in [0, 1), one a buffer.
+      scale: ω_j ≥ 0, one a buffer.
+      steps: the length of the run.
+
+    Raises:
+      ValueError: decays outside [0, 1), negative scales, different numbers of the two, or an
+        inverse that is unstable.
+
+    >>> BufferedToeplitz((0.5,), (0.4,), steps=100).bands is None
+    True
+    """
+
+    decay: tuple[float, ...]
+    scale: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self):
+        decay, scale = np.asarray(self.decay, float), np.asarray(self.scale, float)
+        if decay.ndim != 1 or decay.shape != scale.shape or not decay.size:
+            raise ValueError(
+                f"decay={self.decay}, scale={self.scale}: want as many of one as the other"
+            )
+        if not (np.all((decay >= 0) & (decay < 1)) and np.all(scale >= 0)):
+            raise ValueError(
+                f"decay={self.decay}, scale={self.scale}: want decays in [0, 1) and scales >= 0"
+            )
+        # C⁻¹ has the buffers' matrix diag(θ) − ω 1ᵀ.
+        if np.abs(np.linalg.eigvals(np.diag(decay) - scale[:, None])).max() > 1.0:
+            raise ValueError(
+                f"decay={self.decay}, scale={self.scale}: the inverse is unstable, so the noise "
+                "would grow without bound"
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
+        object.__setattr__(self, "decay", tuple(decay.tolist()))
+        object.__setattr__(self, "scale", tuple(scale.tolist()))
+
+    @property
+    def bands(self) -> None:
+        """None: every step's noise depends on all earlier ones."""
+
+    def column(self, steps: int) -> np.ndarray:
+        """Of C, up to `steps`."""
+        if steps > self.steps:
+            raise ValueError(
+                f"the strategy was made for {self.steps} steps, not for {steps}: make another"
+            )
+        return self._raw(steps) / np.linalg.norm(self._raw(self.steps))
+
+    def noising_matrix(self) -> Any:
+        """The inverse recursion of McMahan et al., Algorithm 3, with one buffer a decay."""
+        blt = jax_privacy_module("matrix_factorization.buffered_toeplitz")
+        inverse = blt.BufferedToeplitz.build(
+            self.decay, self.scale, dtype=np.float32
+        ).inverse_as_streaming_matrix()
+        import jax.numpy as jnp
+
+        norm = np.linalg.norm(self._raw(self.steps))
+        return inverse.scale_rows_and_columns(row_scale=jnp.full(1, norm, jnp.float32))
+
+    def _raw(self, steps):
+        powers = np.asarray(self.decay)[None, :] ** np.arange(max(steps - 1, 0))[:, None]
+        return np.concatenate([[1.0], powers @ np.asarray(self.scale)])[:steps]
+
+
+def optimal_banded_toeplitz(
+    steps: int, bands: int, *, optimizer_steps: int = 250
+) -> BandedToeplitz:
+    """The banded strategy with the least mean squared error of the noisy gradient sums.
+
+        min_C (1/steps) Σ_t Var[(A C⁻¹ Z)_t] · ‖C e_1‖²,    A the lower triangle of ones
+
+    that is, of SGD's parameters at a constant learning rate without filter. Computed by
+    jax_privacy's L-BFGS in float64.
+
+    Args:
+      steps: the length of the run; a shorter or longer one is accounted for as well.
+      bands: b, between 1 and `steps`.
+      optimizer_steps: iterations of L-BFGS.
+
+    Raises:
+      ValueError: `bands` outside its range.
+
+    >>> optimal_banded_toeplitz(steps=16, bands=1).coefficients
+    (1.0,)
+    """
+    if not 1 <= bands <= steps:
+        raise ValueError(f"bands={bands}: want between 1 and steps={steps}")
+    if bands == 1:
+        return BandedToeplitz((1.0,))
+    toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
+    return BandedToeplitz(
+        _floats(
+            toeplitz.optimize_banded_toeplitz(steps, bands, max_optimizer_steps=optimizer_steps)
+        )
+    )
+
+
+def optimal_buffered_toeplitz(
+    steps: int, cycle_length: int, *, error: str = "mean", max_buffers: int = 4
+) -> BufferedToeplitz:
+    """The buffered strategy with the least error of the noisy sums, for fixed participation.
+
+    The error is that of `optimal_banded_toeplitz`, times the squared sensitivity of an example that
+    takes part every `cycle_length` steps. Computed by jax_privacy's L-BFGS in float64.
+
+    Args:
+      steps: the length of the run.
+      cycle_length: the sampler's.
+      error: "mean" or "max" over the steps.
+      max_buffers: more are tried as long as they help.
+
+    Raises:
+      ValueError: an argument out of its range.
+    """
+    if error not in ("mean", "max") or not 1 <= cycle_length <= steps:
+        raise ValueError(
+            f"error={error!r}, cycle_length={cycle_length}: want 'mean' or 'max', and between 1 "
+            f"and steps={steps}"
+        )
+    blt = jax_privacy_module("matrix_factorization.buffered_toeplitz")
+    import jax
+
+    with jax.enable_x64(True):
+        found = blt.optimize(
+            n=steps,
+            min_sep=cycle_length,
+            max_participations=None,
+            error=error,
+            min_buffers=1,
+            max_buffers=max_buffers,
+        )
+        return BufferedToeplitz(_floats(found.buf_decay), _floats(found.output_scale), steps)
+
+
+def _floats(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(np.asarray(values, float).tolist())
+
+
+def jax_privacy_module(name: str) -> Any:
+    """A module of jax_privacy, or an error that says what to install."""
+    try:
+        return importlib.import_module(f"jax_privacy.{name}")
+    except ImportError as error:
+        raise ImportError("correlated noise needs jax_privacy: install dpoptax[matrix]") from error

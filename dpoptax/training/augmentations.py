@@ -1,0 +1,73 @@
+"""Random shifts of images, and the keys that losses with randomness take each step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax.training.errors import ConfigError
+
+
+def shifted(most: int) -> Callable[[Any, jax.Array], Any]:
+    """`augment(example, key)`: the image moved by up to `most` pixels along each axis.
+
+    Every shift of -most, ..., most is as likely; what enters from outside is zero. `inputs` are an
+    image (height, width, channels); all else of the example stays.
+    """
+    if not isinstance(most, int) or most < 0:
+        raise ConfigError(f"shift={most!r} is not allowed; give a number of pixels, 0 for none")
+
+    def augment(example: Any, key: jax.Array) -> Any:
+        image = example["inputs"]
+        if image.ndim != 3:
+            raise ConfigError(
+                f"shifts want images (height, width, channels), not inputs of shape {image.shape}; "
+                "take another method"
+            )
+        down, right = jax.random.randint(key, (2,), 0, 2 * most + 1)
+        padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
+        moved = jax.lax.dynamic_slice(padded, (down, right, 0), image.shape)
+        return {**example, "inputs": moved}
+
+    return augment
+
+
+class StepKeysState(NamedTuple):
+    """State of `step_keys`.
+
+    Attributes:
+        augmentation_key: What every step's key is folded from.
+        augmentation_count: Number of updates so far.
+    """
+
+    augmentation_key: Any
+    augmentation_count: Any
+
+
+def step_keys(noise_key: jax.Array) -> optax.GradientTransformation:
+    """Passes updates on and counts them, for `step_key`.
+
+    The keys are folded from that of the noise, whose own are `fold_in(noise_key, step)`.
+    """
+
+    def init(params: Any) -> StepKeysState:
+        del params
+        own = jax.random.fold_in(noise_key, 2**32 - 1)  # there are not so many steps
+        return StepKeysState(own, jnp.zeros([], jnp.int32))
+
+    def update(updates: Any, state: StepKeysState, params: Any = None) -> tuple[Any, StepKeysState]:
+        del params
+        count = optax.safe_increment(state.augmentation_count)
+        return updates, state._replace(augmentation_count=count)
+
+    return optax.GradientTransformation(init, update)
+
+
+def step_key(opt_state: Any) -> jax.Array | None:
+    """The key of the coming step, from the optimizer's state; None where it has no `step_keys`."""
+    key = optax.tree.get(opt_state, "augmentation_key")
+    if key is None:
+        return None
+    return jax.random.fold_in(key, optax.tree.get(opt_state, "augmentation_count"))

@@ -1,0 +1,94 @@
+"""What a method is to the trainer, and the two that have no filter."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import optax
+
+import dpoptax
+from dpoptax.matrix import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """Base of the methods. To add one, subclass it and use an instance in a config.
+
+    Attributes:
+        name: How tables and figures call it.
+        private: Whether gradients are clipped and noised.
+        random: Whether the loss takes a key, a new one each step.
+        cycle_length: Number of groups that take turns where a config's sampling is "cyclic".
+    """
+
+    name: ClassVar[str]
+    private: ClassVar[bool] = True
+    random: ClassVar[bool] = False
+
+    @property
+    def cycle_length(self) -> int:
+        """One group: all examples, at every step."""
+        return 1
+
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """What is differentiated of one example: `loss_fn(params, example)`, or with a key."""
+        return loss_fn
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
+        """Clip of a geometry of the method's own; None: the one that the config names."""
+        return None
+
+    def strategy(self, steps: int) -> Strategy | None:
+        """How noise is correlated over a run of so many steps; None: independent."""
+        del steps
+        return None
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`."""
+        del clip
+        strategy = self.strategy(steps)
+        if strategy is None:
+            return dpoptax.gaussian_noise(**release)
+        return dpoptax.correlated_noise(strategy, **release)
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Gradient points and filter: what stands between the noise and the optimizer.
+
+        `stddev` is the standard deviation of the noise in the gradient that it gets.
+        """
+        del stddev
+        return optax.identity()
+
+    def direction(self, stddev: float) -> optax.GradientTransformation | None:
+        """An optimizer of the method's own, without learning rate; None: the config's."""
+        del stddev
+        return None
+
+    def unproven(self) -> str | None:
+        """Why no ε may be stated for the method, from its own ledger; None where one may."""
+        if not self.private:
+            return None
+        clip = self.clip(1.0) or dpoptax.l2_clip(1.0)
+        noise = self.noise(clip, 1, noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
+        reasons = [ledger.mechanism.unproven for ledger in dpoptax.ledgers(noise.init({}))]
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters as plain values."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class NonPrivate(Method):
+    """No clip, no noise, no guarantee: what the model reaches without privacy."""
+
+    name: ClassVar[str] = "Non-private"
+    private: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DPSGD(Method):
+    """Clipped gradients and Gaussian noise, no filter (Abadi et al., 2016)."""
+
+    name: ClassVar[str] = "DP-SGD"

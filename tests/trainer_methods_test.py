@@ -1,0 +1,223 @@
+"""The trainer's methods with a clip, noise, loss or optimizer of their own: what ε they state."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax import accounting, matrix
+from dpoptax.training import audit, chain, models
+from dpoptax.training.augmentations import shifted, step_key
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train
+from dpoptax.training.methods import (
+    AdamBC,
+    AdaptiveClip,
+    Augmented,
+    CorrelatedNoise,
+    GeoDP,
+    LPAdam,
+)
+from dpoptax.training.planning import plan_run, text
+from dpoptax.training.privacy import make_plan
+from tests import resume_test
+
+pytestmark = resume_test.pytestmark
+
+TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp")
+METHODS = {
+    "adaptive_clip": {"method": AdaptiveClip()},
+    "correlated_noise": {
+        "method": CorrelatedNoise(bands=3, preset="momentum"),
+        "sampling": "cyclic",
+    },
+    "augmented": {"method": Augmented(multiplicity=2)},
+    "adam_bc": {"method": AdamBC()},
+    "lp_adam": {"method": LPAdam()},
+}
+
+
+def tiny(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def run(config):
+    dataset = load_dataset(config.dataset)
+    return train(config, dataset, make_plan(config, dataset.train_size))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+    changes = {**METHODS[name], "batch_size": 64}
+    whole = resume_test.run(tmp_path / "whole", **changes)
+    with pytest.raises(resume_test.StoppedError):
+        resume_test.run(tmp_path / "stopped", stop_before=4, **changes)
+    again = resume_test.run(tmp_path / "stopped", **changes)
+    assert again.summary["params_sha256"] == whole.summary["params_sha256"]
+    assert again.summary["epsilon"] == whole.summary["epsilon"]
+
+
+@pytest.mark.parametrize("name", ["adaptive_clip", "augmented", "adam_bc", "lp_adam"])
+def test_what_is_dp_sgd_with_poisson_sampling_costs_what_dp_sgd_does(name):
+    config = tiny(**METHODS[name])
+    plan = make_plan(config, 1438)
+    assert plan.noise_multiplier == make_plan(TINY, 1438).noise_multiplier
+    assert run(config).summary["epsilon"] == plan.epsilon(6)
+
+
+def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
+    # The noise in a released gradient alone is that of σ/√(1 − ρ).
+    config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
+    release = chain.build_release(config, 2.0, jax.random.key(0))
+    params = jnp.zeros(40_000)
+    clip, state = chain.build_clip(config), release.init(params)
+    reference = dpoptax.gradient_points(state, params).reference
+    pair = dpoptax.CountedGradient(params, jnp.zeros(()))
+    noise, _ = release.update(dpoptax.ClippedSum(pair, clip, reference), state, params)
+    assert jnp.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
+
+
+def test_correlated_noise_is_priced_with_its_sampler():
+    config = tiny(**METHODS["correlated_noise"])
+    summary = run(config).summary
+    sampler = matrix.CyclicPoissonSampler(1438, 64, seed=7, cycle_length=3)
+    strategy = matrix.optimal_banded_toeplitz(6, 3)
+    release = {"noise_multiplier": summary["noise_multiplier"], "delta": 1e-5, "accountant": "rdp"}
+    want = accounting.epsilon(**release, steps=6, sampler=strategy.under(sampler))
+    assert summary["epsilon"] == pytest.approx(want)
+    assert 0.99 * config.epsilon < want <= config.epsilon
+    # Two turns with probability 3B/N each need more noise than six with B/N.
+    assert summary["noise_multiplier"] > 1.1 * make_plan(TINY, 1438).noise_multiplier
+    assert (summary["sampling"], summary["cycle_length"]) == ("CyclicPoissonSampler", 3)
+    said = text("run", plan_run(config))
+    assert "replace-special, cyclic sampling" in said
+
+
+def test_correlated_noise_over_more_steps_is_another_mechanism(tmp_path):
+    changes = {**METHODS["correlated_noise"], "batch_size": 64}
+    resume_test.run(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=r"steps=12 differs from 6"):
+        resume_test.run(tmp_path, **changes, steps=12)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
+    config = tiny(**{**METHODS["correlated_noise"], "sampling": sampling})
+    with pytest.raises(ValueError, match=r"lets an example take part in successive steps"):
+        make_plan(config, 1438)
+
+
+def test_groups_smaller_than_the_batch_are_refused():
+    config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
+    with pytest.raises(ValueError, match=r"batch_size=64 is above the 47 records of a group"):
+        make_plan(config, 1438)
+
+
+def test_the_augmented_step_averages_shifted_copies_before_the_clip():
+    config = tiny(
+        method=Augmented(multiplicity=3, shift=1),
+        steps=1,
+        noise_multiplier=0.0,
+        epsilon=None,
+        l2_clip_norm=0.5,
+    )
+    dataset = load_dataset("digits")
+    plan = make_plan(config, dataset.train_size)
+    got = train(config, dataset, plan).params
+    init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
+    model = models.build_model("linear", 10)
+    example = jax.tree.map(lambda x: x[0], dataset.train)
+    params = models.init_params(model, example["inputs"], init_key)
+    state = chain.build_optimizer(config, 0.0, noise_key).init(params)
+    indices, mask = plan.sampler.sample(0)
+    batch = jax.tree.map(lambda x: x[indices], dataset.train)
+    loss, augment = models.example_loss(model), shifted(1)
+
+    @jax.jit
+    @jax.vmap
+    def clipped(example, index):
+        keys = jax.random.split(jax.random.fold_in(step_key(state), index), 3)
+        grads = [jax.grad(loss)(params, augment(example, key)) for key in keys]
+        mean = jax.tree.map(lambda *g: sum(g) / 3, *grads)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(mean)))
+        return jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.5 / norm), mean)
+
+    each = clipped(batch, jnp.arange(len(mask)))
+    want = jax.tree.map(lambda p, g: p - jnp.tensordot(mask * 1.0, g, 1) / 64, params, each)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+
+def test_every_step_has_a_key_of_its_own():
+    tx = chain.build_optimizer(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0))
+    params = jnp.zeros(2)
+    state = tx.init(params)
+    clipped = dpoptax.ClippedSum(params, dpoptax.l2_clip(1.0))
+    keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
+    for _ in range(3):
+        _, state = tx.update(clipped, state, params)
+        keys.add(tuple(jax.random.key_data(step_key(state)).tolist()))
+    assert len(keys) == 4
+    assert step_key(chain.build_optimizer(TINY, 1.0, jax.random.key(0)).init(params)) is None
+
+
+def test_shifts_are_all_alike_and_bring_in_zeros():
+    image = np.arange(1.0, 13.0).reshape(3, 4, 1)
+    example = {"inputs": jnp.asarray(image), "labels": 3}
+    moved = jax.vmap(lambda key: shifted(1)(example, key)["inputs"])(
+        jax.random.split(jax.random.key(0), 900)
+    )
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+    windows = [padded[i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
+    counts = [int(np.sum(np.all(np.asarray(moved) == w, axis=(1, 2, 3)))) for w in windows]
+    assert sum(counts) == 900
+    assert min(counts) > 60
+    with pytest.raises(ConfigError, match="shift=-1"):
+        shifted(-1)
+    with pytest.raises(ConfigError, match=r"inputs of shape \(5,\)"):
+        shifted(1)({"inputs": jnp.zeros(5)}, jax.random.key(0))
+
+
+def test_adam_of_a_method_is_its_own_and_knows_the_noise():
+    base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
+    sgd, momentum, other = (
+        run(tiny(method=method, optimizer=optimizer, **base)).summary["params_sha256"]
+        for method, optimizer in ((AdamBC(), "sgd"), (AdamBC(), "momentum"), (LPAdam(), "sgd"))
+    )
+    assert sgd == momentum != other
+    assert "DP-AdamBC, its own optimizer" in text("run", plan_run(tiny(method=AdamBC())))
+    config = tiny(method=AdamBC(), **base)
+    release, key = jax.random.key(3), jax.random.key(0)
+    trainer = chain.build_optimizer(config, 1.0, release)
+    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
+    adam = dpoptax.adam_bc(0.01, stddev=1.0 / 64)
+    params = jnp.zeros(5)
+    state, states = trainer.init(params), (noise.init(params), adam.init(params))
+    for step in range(3):
+        total = jax.random.normal(jax.random.fold_in(key, step), (5,))
+        clipped = dpoptax.ClippedSum(total, dpoptax.l2_clip(1.0))
+        got, state = trainer.update(clipped, state, params)
+        mean, noise_state = noise.update(clipped, states[0], params)
+        want, adam_state = adam.update(mean, states[1], params)
+        states = noise_state, adam_state
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_an_audit_does_not_contradict_the_claim(name):
+    rows = audit.audit_config(tiny(**METHODS[name]), trials=640)
+    assert len(rows) == 4
+    assert not any(row.result.violated for row in rows)
+    # The attack on one release sees; a fraction of the claim at so few trials.
+    assert rows[0].result.epsilon_lower_bound > 0.1 * rows[0].result.claimed_epsilon
+
+
+def test_what_claims_nothing_is_not_audited():
+    config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
+    with pytest.raises(ConfigError, match=r"GeoDP claims no ε .*turn a small mean gradient around"):
+        audit.audit_config(config)
