@@ -145,7 +145,12 @@ class TrainConfig:
             name: None if getattr(self, name) is None else str(getattr(self, name))
             for name in ("data_dir", "pretrained")
         }
-        return {**dataclasses.asdict(self), "method": self.method.to_dict(), **paths}
+        return {
+            **dataclasses.asdict(self),
+            "method": self.method.to_dict(),
+            "lora_projections": list(self.lora_projections),
+            **paths,
+        }
 
     @property
     def tokens(self) -> Tokens:

@@ -13,6 +13,7 @@ from dpoptax.training import large_networks, networks, pretrained
 from dpoptax.training.data import Kind
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.language import Gpt2, Lora, RobertaClassifier
+from dpoptax.training.published import FORMATS
 from dpoptax.training.vision import VitClassifier
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def start_variables(
     Raises:
         ConfigError: A checkpoint that cannot be read, or is not of this model.
     """
-    if config.pretrained is None and type(model) in pretrained.FORMATS:
+    if config.pretrained is None and type(model) in FORMATS:
         raise ConfigError(
             f"pretrained=None, and model={config.model!r} starts from published weights; give "
             "--pretrained, a directory with config.json and model.safetensors"
