@@ -20,6 +20,18 @@ def get_config():
 """
 
 
+FIRST_FILE = {
+    "mnist": "train-images-idx3-ubyte",
+    "fashion_mnist": "train-images-idx3-ubyte",
+    "cifar10": "cifar-10-python.tar.gz",
+    "cifar100": "cifar-100-python.tar.gz",
+    "imagenet": "a folder train/",
+    "e2e": "trainset.csv",
+    "dart": "dart-v1.1.1-full-train.json",
+}
+"""What is asked for where a directory is empty; of GLUE it is train.tsv."""
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(
     ("name", "folder"),
@@ -60,7 +72,7 @@ def test_what_is_missing_is_named_with_the_remedy(tmp_path, name):
         load_dataset(name)
     with pytest.raises(ConfigError, match=r"data_dir='.*nowhere' is not a directory"):
         load_dataset(name, tmp_path / "nowhere")
-    file = r"train-images-idx3-ubyte" if "mnist" in name else r"cifar-10+-python.tar.gz"
+    file = FIRST_FILE.get(name, "train.tsv")
     with pytest.raises(ConfigError, match=rf"{name}.* needs {file}.*--data-dir"):
         load_dataset(name, tmp_path)
 

@@ -49,7 +49,7 @@ def no_training():
         dataset = load_dataset(config.dataset)
         plan = make_plan(config, dataset.train_size)
         build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
-        build_model(config.model, dataset.num_classes)
+        build_model(config, dataset.num_classes)
         raise _PlannedError
 
     patch = pytest.MonkeyPatch()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training import networks
-from dpoptax.training.models import MODELS, build_model, example_loss, init_params
+from dpoptax.training import large_networks, networks
+from dpoptax.training.models import MODELS, example_loss, init_variables
 
 GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
 TINY = {
@@ -17,14 +17,19 @@ TINY = {
     "cnn_5": (networks.FiveLayerCNN(4, channels=(4, 4, 4, 8, 8)), (12, 12, 3)),
     "resnet": (networks.ResNet(4, channels=(16, 32), blocks=1), (8, 8, 3)),
     "wrn": (networks.WideResNet(4, depth=10, width=1), (8, 8, 3)),
+    "resnet_50": (large_networks.ResNet50(4, blocks=(1, 1)), (16, 16, 3)),
+    "efficientnet": (
+        large_networks.EfficientNetB0(4, stages=((1, 16, 1, 1, 3), (6, 16, 2, 2, 5))),
+        (16, 16, 3),
+    ),
     "vit": (networks.VisionTransformer(4, width=8, depth=1, heads=2), (8, 8, 1)),
 }
 """The same layers at sizes that compile in seconds."""
 
 
 def shapes(model, shape):
-    init = functools.partial(init_params, model, key=jax.random.key(0))
-    return jax.eval_shape(init, jnp.zeros(shape))
+    init = functools.partial(init_variables, model, key=jax.random.key(0))
+    return jax.eval_shape(init, jnp.zeros(shape)).params
 
 
 def size(tree):
@@ -38,12 +43,14 @@ def size(tree):
         ("cnn_2", GREY, 10, 21_840),  # GeoDP, section VI-D
         ("cnn_5", COLOUR, 10, 279_050),
         ("resnet_18", COLOUR, 10, 11_173_962),  # of the batch-normalised one too
+        ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
+        ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too
         ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
 )
 def test_sizes(name, shape, classes, count):
-    assert size(shapes(build_model(name, classes), shape)) == count
+    assert size(shapes(MODELS[name](classes), shape)) == count
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -51,7 +58,7 @@ def test_sizes(name, shape, classes, count):
 def test_every_model_takes_every_small_image(name, shape):
     if name == "vit_small_16":
         shape = LARGE
-    model = build_model(name, 7)
+    model = MODELS[name](7)
     params = shapes(model, shape)
     logits = jax.eval_shape(model.apply, {"params": params}, jnp.zeros(shape))
     assert logits.shape == (7,)
@@ -59,7 +66,7 @@ def test_every_model_takes_every_small_image(name, shape):
 
 @pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
 def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
-    conv = networks._StandardisedConv(64)
+    conv = networks.StandardisedConv(64)
     inputs = jax.random.normal(jax.random.key(0), (16, 16, 32))
     params = conv.init(jax.random.key(1), inputs)
     scaled = jax.tree.map(lambda kernel: 3.0 + standardised_scale * kernel, params)
@@ -79,7 +86,7 @@ def test_one_private_step_of_exact_clipped_gradients(name):
         "inputs": jnp.asarray(rng.normal(size=(3, *shape)), jnp.float32),
         "labels": jnp.asarray([0, 1, 3]),
     }
-    params = init_params(model, batch["inputs"][0], jax.random.key(0))
+    params, _ = init_variables(model, batch["inputs"][0], jax.random.key(0))
     loss = example_loss(model)
     per_example = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, batch)
     squares = [jnp.sum(leaf.reshape(3, -1) ** 2, axis=1) for leaf in jax.tree.leaves(per_example)]

@@ -14,9 +14,17 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.main import main
 from dpoptax.training.methods import DPSGD, GeoDP, HypersphericalClip
-from dpoptax.training.models import MODELS
+from dpoptax.training.models import MODELS, PUBLISHED_MODELS
 from dpoptax.training.planning import plan_run
 from tests.published_data import write_cifar, write_mnist
+from tests.published_texts import (
+    GLUE_FILES,
+    write_dart,
+    write_e2e,
+    write_glue,
+    write_imagenet,
+    write_published_model,
+)
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
 ROWS = {
@@ -24,7 +32,12 @@ ROWS = {
     for path in sorted(PAPERS.glob("*/*.py"))
     for name, config in load_configs(path).items()
 }
+STATES_BOTH = [row for name, row in ROWS.items() if name.startswith("disk/figure_7:")]
 GEODP = PAPERS / "geodp" / "tables_2_3.py"
+
+
+ORDINARY = {"images": "linear", "sentences": "roberta_base", "generation": "gpt2"}
+"""For each kind of examples a model that takes them."""
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +47,25 @@ def data_dir(tmp_path_factory):
     write_mnist(folder / "fashion_mnist")
     write_cifar(folder, 10, per_file=4)
     write_cifar(folder, 100, per_file=20)
+    write_imagenet(folder / "imagenet", classes=2, train=3)
+    for task in GLUE_FILES:
+        write_glue(folder, task)
+    write_e2e(folder / "e2e")
+    write_dart(folder / "dart")
+    write_published_model(folder / "roberta")
+    write_published_model(folder / "gpt2", encoder=False)
     return folder
 
 
 def shortened(config, data_dir, **changes):
-    """Two steps of a config on a handful of examples; the noise of a config that calibrates it."""
+    """Two steps of a config on a handful of examples, with a noise whose ε can be stated."""
+    kind = FILE_DATASETS[config.dataset].kind
+    if kind != "images":
+        changes |= {
+            "model": config.model if "model" not in changes else ORDINARY[kind],
+            "pretrained": data_dir / ("gpt2" if kind == "generation" else "roberta"),
+            "sequence_length": 12,
+        }
     return dataclasses.replace(
         config,
         data_dir=data_dir,
@@ -47,7 +74,7 @@ def shortened(config, data_dir, **changes):
         microbatch_size=None,
         epsilon=None,
         delta=1e-3,
-        noise_multiplier=config.noise_multiplier or 1.0,
+        noise_multiplier=1.0 if config.method.unproven() is None else config.noise_multiplier,
         accountant="rdp",
         **changes,
     )
@@ -63,13 +90,16 @@ def test_every_row_is_whole(file):
 def check_row(config):
     assert config.dataset in FILE_DATASETS
     assert config.batch_size < FILE_DATASETS[config.dataset].train_size
-    assert config.model in MODELS
+    assert config.model in (*MODELS, *PUBLISHED_MODELS)
     assert config.clip in CLIPS
     assert config.optimizer in DIRECTIONS
     assert config.schedule in SCHEDULES
     config.method.filter(1.0)  # raises at an unknown preset or a coefficient out of range
-    # What calibrates has an ε of the paper; what states a σ promises none that the paper has not.
-    assert (config.epsilon is None) == (config.noise_multiplier is not None)
+    if not config.method.private:
+        assert config.epsilon is config.noise_multiplier is None
+    elif config not in STATES_BOTH:
+        # What calibrates has an ε of the paper; what states a σ promises none the paper has not.
+        assert (config.epsilon is None) == (config.noise_multiplier is not None)
 
 
 def test_steps_are_the_epochs_that_the_papers_state():
@@ -82,10 +112,14 @@ def test_steps_are_the_epochs_that_the_papers_state():
         name: round(ROWS[f"disk/base:{name}"].delta * 1e6, 1) for name in ("mnist", "cifar10")
     }
     assert deltas == {"mnist": 5.5, "cifar10": 6.8}  # DiSK, Table 7
+    assert steps["disk/base:imagenet"] == 160 * 1_281_167 // 5000
+    assert steps["disk/table_1_3:roberta_base/sst2/eps-1/dp_adamw"] == 3 * 67_349 // 1000
+    assert steps["pmlf/table_2:qnli/eps-8/pmlf"] == 20 * 104_743 // 1000
 
 
 SMALL = {
-    (type(row.method), row.clip, row.optimizer, row.schedule): name for name, row in ROWS.items()
+    (type(row.method), row.clip, row.optimizer, row.schedule, row.lora_rank): name
+    for name, row in ROWS.items()
 }
 
 
@@ -96,10 +130,17 @@ def test_every_method_and_clip_trains_two_steps(name, data_dir, tmp_path):
     assert train_and_evaluate(config, tmp_path, progress=False).summary["steps"] == 2
 
 
-@pytest.mark.parametrize("dataset", sorted({row.dataset for row in ROWS.values()}))
+DATASETS = sorted({row.dataset for row in ROWS.values()})
+HEAVY = ("dart", "e2e", "imagenet", "mnli", "qnli", "qqp", "sst2")  # texts and large images
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in HEAVY)) for name in DATASETS],
+)
 def test_every_data_set_trains_two_steps(dataset, data_dir, tmp_path):
-    config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
-    config = dataclasses.replace(config, dataset=dataset)
+    config = dataclasses.replace(ROWS["pmlf/base:mnist"], dataset=dataset)
+    config = shortened(config, data_dir, model="linear")
     assert train_and_evaluate(config, tmp_path, progress=False).summary["dataset"] == dataset
 
 

@@ -137,8 +137,8 @@ def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, fie
 def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
     load = loop.load_dataset
 
-    def smaller(name, data_dir):
-        dataset = load(name, data_dir)
+    def smaller(*args):
+        dataset = load(*args)
         train = {key: values[:-1] for key, values in dataset.train.items()}
         return dataclasses.replace(dataset, train=train)
 
@@ -204,8 +204,9 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
 def _state_like():
     """Parameters and optimizer state of the runs here, before any step."""
     dataset = loop.load_dataset(CONFIG.dataset)
-    model = loop.models.build_model(CONFIG.model, dataset.num_classes)
-    params = loop.models.init_params(model, dataset.train["inputs"][0], jax.random.key(0))
+    model = loop.models.build_model(CONFIG, dataset.num_classes)
+    inputs = dataset.train["inputs"][0]
+    params, _ = loop.models.init_variables(model, inputs, jax.random.key(0))
     tx = loop.build_optimizer(CONFIG, CONFIG.noise_multiplier, jax.random.key(0))
     return params, tx.init(params)
 

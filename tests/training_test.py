@@ -254,7 +254,10 @@ def test_delta_of_one_over_n_warns():
     [
         ({"dataset": "digit"}, r"dataset='digit' is unknown; available: .*digits"),
         ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, cnn_2, .*linear, mlp"),
-        ({"optimizer": "sdg"}, r"optimizer='sdg' is unknown; available: adam, momentum, sgd"),
+        (
+            {"optimizer": "sdg"},
+            r"optimizer='sdg' is unknown; available: adam, adamw, momentum, sgd",
+        ),
         ({"schedule": "step"}, r"schedule='step' is unknown; available: constant, cosine, linear"),
         ({"sampling": "all"}, r"sampling='all' is unknown; .*poisson"),
         ({"method": Doppler(preset="lowpass")}, r"'lowpass' .*doppler-first-order-1"),

@@ -205,7 +205,7 @@ def _digits() -> dict[str, Any]:
     from dpoptax.training.data import load_dataset
 
     data = load_dataset("digits")
-    splits = {"train": cast(dict[str, np.ndarray], data.train), "test": data.test}
+    splits = cast(dict[str, dict[str, np.ndarray]], {"train": data.train, "test": data.test})
     return {
         name: {
             "inputs": jnp.asarray(split["inputs"].reshape(len(split["labels"]), -1) - 0.3),

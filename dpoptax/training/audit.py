@@ -70,7 +70,7 @@ def audit_config(
             "Give a method with a proof; to audit an ε that others claim for it, use "
             "dpoptax.auditing with claimed_epsilon"
         )
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     plan = make_plan(config, dataset.train_size)
     settings: dict[str, Any] = {
         "delta": config.delta,
@@ -137,19 +137,20 @@ def _whole_run(
 
 
 def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
-    model = models.build_model(config.model, dataset.num_classes)
+    model = models.build_model(config, dataset.num_classes, dataset.kind)
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
-    loss = config.method.loss(models.example_loss(model))
+    params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
+    loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, build_clip(config), microbatch_size=config.microbatch_size)
     if config.method.random:  # the same at every step here, which only tells the attacker more
         grad_fn = functools.partial(grad_fn, key=jax.random.key(config.seed or 0))
     return auditing.Game(
         build_release(config, plan.noise_multiplier, jax.random.key(0)),
         grad_fn,
-        models.init_params(model, inputs, jax.random.key(config.seed or 0)),
+        params,
         examples,
         plan.sampler,
         plan.permitted_steps,

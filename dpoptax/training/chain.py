@@ -16,6 +16,7 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
     "momentum": lambda: optax.trace(decay=0.9),
     "adam": optax.scale_by_adam,
+    "adamw": lambda: optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.01)),
 }
 """Optimizers by name, without their learning rate."""
 
@@ -35,6 +36,7 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "auto_v": lambda l2_clip_norm: dpoptax.automatic_clip(l2_clip_norm, gamma=0.0),
     "psac": dpoptax.psac_clip,
     "normalized": dpoptax.normalized_clip,
+    "per_layer": dpoptax.per_layer_clip,
 }
 """Clip geometries by name, from the clip norm."""
 

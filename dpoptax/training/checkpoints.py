@@ -207,10 +207,14 @@ class Checkpoints:
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:
-    """The leaves by their number, keys as their data: what a checkpoint stores of them."""
+    """The leaves by their number, keys as their data: what a checkpoint stores of them.
+
+    Empty arrays, which the library refuses, are left out: their shape says it all.
+    """
     return {
         f"{index:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
         for index, leaf in enumerate(jax.tree.leaves(state))
+        if leaf.size
     }
 
 
@@ -221,7 +225,7 @@ def _names(state: Any) -> list[str]:
 
 def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
     old, structure = jax.tree.flatten(like)
-    new = [arrays[f"{index:05d}"] for index in range(len(old))]
+    new = [arrays[f"{index:05d}"] if leaf.size else leaf for index, leaf in enumerate(old)]
     leaves = [
         jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
         for leaf, x in zip(old, new, strict=True)

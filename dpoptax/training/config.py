@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Method
+from dpoptax.training.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +28,26 @@ class TrainConfig:
     """Where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = "digits"
-    """Name of a data set: digits, or one of files, mnist, fashion_mnist, cifar10 or cifar100."""
+    """Name of a data set: digits, or one of files: mnist, fashion_mnist, cifar10, cifar100,
+    imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
     data_dir: Path | None = None
     """Directory with the files of the data set as they are published; digits needs none."""
     model: str = "mlp"
-    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, wrn_16_4, vit_tiny,
-    vit_small or vit_small_16."""
+    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, resnet_50, wrn_16_4,
+    efficientnet_b0, vit_tiny, vit_small, vit_small_16, vit_small_published; roberta_base,
+    roberta_large for sentences; gpt2 for generation."""
+    pretrained: Path | None = None
+    """Directory of a published model, with config.json, model.safetensors and, for texts, the
+    tokenizer's files; training starts from its weights. The last four models need one."""
+    sequence_length: int = 128
+    """Number of tokens of an example; longer texts are cut, shorter ones padded."""
+    lora_rank: int | None = None
+    """Rank of the trained correction to each projection of a published model, the rest of which is
+    frozen, but for the classification head; None: all weights are trained."""
+    lora_alpha: float = 16.0
+    """The correction is multiplied by lora_alpha / lora_rank."""
+    lora_projections: tuple[str, ...] = ()
+    """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
 
     steps: int = 120
     """Number of optimizer steps."""
@@ -41,7 +56,8 @@ class TrainConfig:
     microbatch_size: int | None = None
     """Examples whose gradients are held in memory at once; None: the whole batch."""
     optimizer: str = "sgd"
-    """What turns the (filtered) gradient into a direction: sgd, momentum or adam."""
+    """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
+    weight decay is 0.01."""
     learning_rate: float = 1.0
     """Peak learning rate."""
     schedule: str = "constant"
@@ -55,7 +71,8 @@ class TrainConfig:
     noise_multiplier: float | None = None
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     clip: str = "l2"
-    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; a method may have its own."""
+    """Geometry of the clip: l2, auto_s, auto_v, psac, normalized or per_layer, whose bound is split
+    evenly over the arrays of parameters; a method may have its own."""
     l2_clip_norm: float = 1.0
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = "poisson"
@@ -91,9 +108,11 @@ class TrainConfig:
         counts = ("steps", "batch_size", "eval_every", "checkpoint_every", "keep_checkpoints")
         for name in counts:
             _check(self, name, _is_count, "a positive whole number")
-        _check(self, "microbatch_size", _is_count, "a positive whole number", optional=True)
+        for name in ("microbatch_size", "lora_rank"):
+            _check(self, name, _is_count, "a positive whole number", optional=True)
+        _check(self, "sequence_length", _is_length, "a whole number of at least 2")
         _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
-        for name in ("learning_rate", "l2_clip_norm"):
+        for name in ("learning_rate", "l2_clip_norm", "lora_alpha"):
             _check(self, name, _is_positive, "a positive finite number")
         _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
         _check(self, "delta", lambda value: 0 < value < 1, "a number strictly between 0 and 1")
@@ -122,12 +141,21 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, the method with its name, for summary.json."""
-        data_dir = None if self.data_dir is None else str(self.data_dir)
+        paths = {
+            name: None if getattr(self, name) is None else str(getattr(self, name))
+            for name in ("data_dir", "pretrained")
+        }
         return {
             **dataclasses.asdict(self),
             "method": self.method.to_dict(),
-            "data_dir": data_dir,
+            "lora_projections": list(self.lora_projections),
+            **paths,
         }
+
+    @property
+    def tokens(self) -> Tokens:
+        """How the texts of a data set become arrays."""
+        return Tokens(self.pretrained, self.sequence_length)
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
@@ -188,6 +216,10 @@ def _check(config: TrainConfig, name: str, valid: Any, remedy: str, optional: bo
 
 def _is_count(value: float) -> bool:
     return isinstance(value, int) and value >= 1
+
+
+def _is_length(value: float) -> bool:
+    return isinstance(value, int) and value >= 2
 
 
 def _is_seed(value: float) -> bool:

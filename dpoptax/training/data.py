@@ -1,17 +1,23 @@
-"""Data sets by name: a train and a test split, each a dict of equally long arrays."""
+"""Data sets by name: a train and a test split, each a dict of equally long arrays or a source."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
+import jax
 import numpy as np
 
 from dpoptax.training import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.tokens import Tokens
+
+Kind = Literal["images", "sentences", "generation"]
+"""What an example is: an image and its class, a row of tokens and its class, or a row of tokens and
+as many labels, the token to come at each position or `NO_LABEL`."""
 
 Split = dict[str, np.ndarray]
-"""`{"inputs": (N, ...), "labels": (N,)}`: the leading axis counts examples."""
+"""`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
 
 TrainSplit = streaming.Source
 """A split of which a step reads its batch only: arrays as in `Split`, memory-mapped ones, or a
@@ -20,19 +26,21 @@ source of records `{"inputs": ..., "labels": ...}`."""
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A classification data set.
+    """A data set for classification, or for the generation of text.
 
     Attributes:
         name: The name it is registered under.
         train: The private examples; they may be larger than memory.
         test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
-        num_classes: Labels are 0, ..., num_classes - 1.
+        num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
+        kind: What an example is.
     """
 
     name: str
     train: TrainSplit
-    test: Split
+    test: TrainSplit
     num_classes: int
+    kind: Kind = "images"
 
     @property
     def train_size(self) -> int:
@@ -71,16 +79,27 @@ class FileDataset:
     """A data set that is read from files in a directory of the user's.
 
     Attributes:
-        load: From that directory to the data set.
+        load: From that directory to the data set; where examples are texts, with `Tokens`.
         train_size: Number of training examples as published.
-        input_shape: Shape of one example's inputs.
-        num_classes: Number of classes.
+        input_shape: Shape of one image.
+        num_classes: Number of classes; 0 for generation.
+        kind: What an example is.
     """
 
-    load: Callable[[Path], Dataset]
+    load: Callable[..., Dataset]
     train_size: int
-    input_shape: tuple[int, ...]
-    num_classes: int
+    input_shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    kind: Kind = "images"
+
+    def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of one example, of `length` tokens if it is a text."""
+        if self.kind == "images":
+            inputs = jax.ShapeDtypeStruct(self.input_shape, np.float32)
+        else:
+            inputs = jax.ShapeDtypeStruct((length,), np.int32)
+        labels = (length,) if self.kind == "generation" else ()
+        return {"inputs": inputs, "labels": jax.ShapeDtypeStruct(labels, np.int32)}
 
 
 FILE_DATASETS: dict[str, FileDataset] = {}
@@ -91,8 +110,17 @@ def register_file_dataset(name: str, dataset: FileDataset) -> None:
     FILE_DATASETS[name] = dataset
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+def load_dataset(
+    name: str,
+    data_dir: str | Path | None = None,
+    tokens: Tokens = Tokens(None, 128),  # noqa: B008
+) -> Dataset:
     """The data set registered under `name`; one of files is read from `data_dir`.
+
+    Args:
+        name: Of the data set.
+        data_dir: Directory of its files as they are published.
+        tokens: How its texts become arrays, if it has texts.
 
     Raises:
         ConfigError: No such name, no directory for one of files, or a file missing or damaged.
@@ -108,7 +136,10 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
         )
     if not Path(data_dir).is_dir():
         raise ConfigError(f"data_dir={str(data_dir)!r} is not a directory; give an existing one")
-    return FILE_DATASETS[name].load(Path(data_dir))
+    published = FILE_DATASETS[name]
+    if published.kind == "images":
+        return published.load(Path(data_dir))
+    return published.load(Path(data_dir), tokens)
 
 
 @register_dataset

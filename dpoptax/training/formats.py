@@ -40,7 +40,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _damaged(path, f"it is no whole gzip file ({error})") from error
+        raise damaged(path, f"it is no whole gzip file ({error})") from error
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
@@ -54,11 +54,11 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     content = read_bytes(path)
     if len(content) < 4 + 4 * dimensions or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise _damaged(path, f"it is no IDX file of bytes in {dimensions} dimension(s)")
+        raise damaged(path, f"it is no IDX file of bytes in {dimensions} dimension(s)")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
     if values.size != math.prod(shape):
-        raise _damaged(path, f"it announces shape {shape} and holds {values.size} values")
+        raise damaged(path, f"it announces shape {shape} and holds {values.size} values")
     return values.reshape(shape)
 
 
@@ -84,9 +84,9 @@ def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarra
         images, labels = np.asarray(batch[b"data"]), np.asarray(batch[label.encode()])
     except Exception as error:  # whatever a damaged pickle raises
         reason = f"{type(error).__name__}: {error}"
-        raise _damaged(path, f"it is no pickled batch of CIFAR ({reason})") from error
+        raise damaged(path, f"it is no pickled batch of CIFAR ({reason})") from error
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != math.prod(CIFAR_SHAPE):
-        raise _damaged(path, f"its data has shape {images.shape} and type {images.dtype}")
+        raise damaged(path, f"its data has shape {images.shape} and type {images.dtype}")
     return _cifar_images(images, labels, path)
 
 
@@ -103,7 +103,7 @@ def read_cifar_binary(
     """
     record = label_bytes + math.prod(CIFAR_SHAPE)
     if not content or len(content) % record:
-        raise _damaged(
+        raise damaged(
             path, f"its {len(content)} bytes are no whole number of {record}-byte records"
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
@@ -119,7 +119,7 @@ def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
     if path.is_dir():
         for name in names:
             if not (path / name).is_file():
-                raise _damaged(path, f"{name} is missing in it")
+                raise damaged(path, f"{name} is missing in it")
             yield (path / name).read_bytes()
         return
     try:
@@ -128,9 +128,9 @@ def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
             contents = {name: archive.extractfile(found[name]) for name in names}
             yield from [file.read() for file in contents.values() if file is not None]
     except KeyError as error:
-        raise _damaged(path, f"{error.args[0]} is missing in it") from error
+        raise damaged(path, f"{error.args[0]} is missing in it") from error
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(path, f"it is no whole archive ({error})") from error
+        raise damaged(path, f"it is no whole archive ({error})") from error
 
 
 def _cifar_images(
@@ -138,7 +138,7 @@ def _cifar_images(
 ) -> tuple[np.ndarray, np.ndarray]:
     """From rows of red, green and blue planes to images with the channels last."""
     if len(rows) != len(labels):
-        raise _damaged(path, f"it has {len(rows)} images and {len(labels)} labels")
+        raise damaged(path, f"it has {len(rows)} images and {len(labels)} labels")
     height, width, channels = CIFAR_SHAPE
     return rows.reshape(-1, channels, height, width).transpose(0, 2, 3, 1), labels
 
@@ -160,5 +160,14 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a batch of images")
 
 
-def _damaged(path: Path, reason: str) -> ConfigError:
+def damaged(path: Path, reason: str) -> ConfigError:
+    """The error for a file that is there and is not what it should be."""
     return ConfigError(f"{path} cannot be read: {reason}; fetch it again from the data's own page")
+
+
+def missing(dataset: str, data_dir: Path, files: str) -> ConfigError:
+    """The error for files that are not there."""
+    return ConfigError(
+        f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; put it "
+        "there as it is published, or give another --data-dir"
+    )

@@ -54,7 +54,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
     )
     source = formats.find(data_dir, (name,), sources)
     if source is None:
-        raise _missing(name, data_dir, f"{sources[1]}, {sources[3]} or one of them unpacked")
+        raise formats.missing(name, data_dir, f"{sources[1]}, {sources[3]} or one of them unpacked")
     binary = source.name in sources[2:]
     suffix = ".bin" if binary else ""
     train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if ten else [f"train{suffix}"]
@@ -79,7 +79,7 @@ def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, nam
     plain = (f"{stem}-idx{dimensions}-ubyte", f"{stem}.idx{dimensions}-ubyte")
     path = formats.find(data_dir, folders, [*plain, *(f"{file}.gz" for file in plain)])
     if path is None:
-        raise _missing(name, data_dir, f"{plain[0]} or {plain[0]}.gz")
+        raise formats.missing(name, data_dir, f"{plain[0]} or {plain[0]}.gz")
     return path
 
 
@@ -95,13 +95,6 @@ def _split(inputs: np.ndarray, labels: np.ndarray, classes: int, file: str, name
             f"{classes - 1}; check that data_dir holds this data set"
         )
     return {"inputs": inputs, "labels": labels.astype(np.int32)}
-
-
-def _missing(name: str, data_dir: Path, files: str) -> ConfigError:
-    return ConfigError(
-        f"dataset={name!r} needs {files}, which is not in data_dir={str(data_dir)!r}; put it there "
-        "as it is published, or give another --data-dir"
-    )
 
 
 for _name, _folders in (

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +18,11 @@ from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 from dpoptax.training.step import Resident, compile_step
 
 Record = dict[str, Any]
-
-_evaluator = functools.lru_cache(models.evaluate_split)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +64,7 @@ def train_and_evaluate(
         CheckpointError: A checkpoint cannot be written, or there are some and none can be read.
     """
     place = devices.start(config.parallel)
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
     workdir = Path(workdir)
     with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
         begun = checkpoints.newest_record()
@@ -145,11 +143,13 @@ def train(
             "files; leave it out"
         )
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model(config.model, dataset.num_classes)
+    model = models.build_model(config, dataset.num_classes, dataset.kind)
     optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
     example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
-    params = models.init_params(model, example["inputs"], init_key)
-    params, opt_state = place.replicate((params, optimizer.init(params)))
+    params, frozen = place.replicate(
+        models.start_variables(config, model, example["inputs"], init_key)
+    )
+    opt_state = place.replicate(optimizer.init(params))
     feed = _Feed(dataset, plan, place, config)
     begun = checkpoints.restore((params, opt_state)) if checkpoints else None
     start, history, before = 0, [], 0.0
@@ -163,10 +163,10 @@ def train(
 
     compiling = time.perf_counter()
     step = compile_step(
-        config, plan.noise_multiplier, model, (params, opt_state, *feed(0)), place.mesh
+        config, plan.noise_multiplier, model, (params, opt_state, *feed(0), frozen), place.mesh
     )
-    evaluate = _evaluator(model)
-    jax.block_until_ready(evaluate(params, feed.splits["test"]))
+    evaluate = Evaluation(config, model, feed.splits, frozen)
+    evaluate(params, "test")
     started = time.perf_counter() - before
     last = max(start, plan.permitted_steps)
 
@@ -182,7 +182,7 @@ def train(
     ) as bar:
 
         def record(done: int) -> None:
-            entry = _measure(config, plan, evaluate, params, feed.splits, done)
+            entry = _measure(config, plan, evaluate, params, done)
             entry["seconds"] = round(time.perf_counter() - started, 4)
             history.append(entry)
             observe(entry)
@@ -197,7 +197,7 @@ def train(
             streaming.prefetch(feed, range(start, plan.permitted_steps)),
             strict=True,
         ):
-            params, opt_state = step(params, opt_state, *batch)
+            params, opt_state = step(params, opt_state, *batch, frozen)
             done = index + 1
             bar.update()
             if done % config.eval_every == 0 or done == last:
@@ -213,6 +213,7 @@ def train(
         "dataset": dataset.name,
         "test_loss": history[-1]["test_loss"],
         "test_accuracy": history[-1]["test_accuracy"],
+        **{name: history[-1][name] for name in ("test_perplexity",) if name in history[-1]},
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "params_sha256": records.params_sha256(params),
         "train_seconds": history[-1]["seconds"],
@@ -227,7 +228,7 @@ class _Feed:
     """Batch and mask of each step, from the training split on the device or from where it is.
 
     Attributes:
-        splits: What evaluations read, on the device.
+        splits: What evaluations read, on the device, or where it is if it is streamed.
     """
 
     def __init__(
@@ -235,7 +236,9 @@ class _Feed:
     ) -> None:
         self._sampler, self._source, self._place = plan.sampler, dataset.train, place
         self._resident = place.mesh is None and streaming.in_memory(dataset.train)
-        self.splits = {"test": place.replicate(dataset.test)}
+        self.splits: dict[str, Any] = {"test": dataset.test}
+        if streaming.in_memory(dataset.test):
+            self.splits["test"] = place.replicate(dataset.test)
         if self._resident or config.record_training_metrics:
             self.splits["train"] = place.replicate(dataset.train)
 
@@ -247,23 +250,15 @@ class _Feed:
 
 
 def _measure(
-    config: TrainConfig,
-    plan: PrivacyPlan,
-    evaluate: Callable[[Any, Any], Any],
-    params: Any,
-    splits: Any,
-    done: int,
+    config: TrainConfig, plan: PrivacyPlan, evaluate: Evaluation, params: Any, done: int
 ) -> Record:
-    loss, accuracy = map(float, evaluate(params, splits["test"]))
     entry: Record = {
         "step": done,
         "epsilon": plan.epsilon(done),
-        "test_loss": loss,
-        "test_accuracy": accuracy,
+        **evaluate(params, "test"),
     }
     if config.record_training_metrics:
-        loss, accuracy = map(float, evaluate(params, splits["train"]))
-        entry["not_covered_by_epsilon"] = {"train_loss": loss, "train_accuracy": accuracy}
+        entry["not_covered_by_epsilon"] = evaluate(params, "train")
     return entry
 
 

@@ -164,9 +164,12 @@ def _train(arguments: list[str]) -> int:
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
         spent = f"({summary['epsilon']:.3f}, {summary['delta']:g})-differentially private"
+    reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
+    if "test_perplexity" in summary:
+        reached = f"test perplexity {summary['test_perplexity']:.2f}"
     print(
-        f"{summary['method']}: test accuracy {100 * summary['test_accuracy']:.2f} % after "
-        f"{summary['steps']} steps, {spent}; written to {given.workdir}"
+        f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
+        f"{given.workdir}"
     )
     return 0
 

@@ -52,8 +52,8 @@ class FiveLayerCNN(nn.Module):
         return nn.Dense(self.num_classes)(hidden.reshape(-1))
 
 
-class _StandardisedConv(nn.Module):
-    """A 3x3 or 1x1 convolution whose kernel has mean 0 and variance 1/fan-in per output channel."""
+class StandardisedConv(nn.Module):
+    """A convolution without bias whose kernel has mean 0 and variance 1/fan-in per channel."""
 
     channels: int
     size: int = 3
@@ -61,6 +61,7 @@ class _StandardisedConv(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        """The image (height, width, channels), halved in size for a stride of 2."""
         shape = (self.size, self.size, inputs.shape[-1], self.channels)
         kernel = self.param(
             "kernel", nn.initializers.variance_scaling(1.0, "fan_in", "normal"), shape
@@ -80,11 +81,12 @@ class _StandardisedConv(nn.Module):
 
 def _conv(channels: int, size: int, stride: int, standardised: bool) -> nn.Module:
     if standardised:
-        return _StandardisedConv(channels, size, stride)
+        return StandardisedConv(channels, size, stride)
     return nn.Conv(channels, (size, size), strides=(stride, stride), use_bias=False)
 
 
-def _group_norm(hidden: jax.Array, groups: int) -> jax.Array:
+def group_norm(hidden: jax.Array, groups: int) -> jax.Array:
+    """Group normalisation of one image, with one group where `groups` does not divide."""
     # One example has no batch axis: all its positions and a group's channels are averaged over.
     groups = groups if hidden.shape[-1] % groups == 0 else 1
     return nn.GroupNorm(num_groups=groups, reduction_axes=(-3, -2, -1))(hidden)
@@ -103,18 +105,18 @@ class _ResidualBlock(nn.Module):
         changes = self.stride != 1 or inputs.shape[-1] != self.channels
         shortcut = hidden = inputs
         if self.preactivated:
-            hidden = nn.relu(_group_norm(hidden, self.groups))
+            hidden = nn.relu(group_norm(hidden, self.groups))
             if changes:
                 shortcut = _conv(self.channels, 1, self.stride, True)(hidden)
             hidden = _conv(self.channels, 3, self.stride, True)(hidden)
-            hidden = nn.relu(_group_norm(hidden, self.groups))
+            hidden = nn.relu(group_norm(hidden, self.groups))
             return shortcut + _conv(self.channels, 3, 1, True)(hidden)
         hidden = _conv(self.channels, 3, self.stride, False)(hidden)
-        hidden = nn.relu(_group_norm(hidden, self.groups))
-        hidden = _group_norm(_conv(self.channels, 3, 1, False)(hidden), self.groups)
+        hidden = nn.relu(group_norm(hidden, self.groups))
+        hidden = group_norm(_conv(self.channels, 3, 1, False)(hidden), self.groups)
         if changes:
             shortcut = _conv(self.channels, 1, self.stride, False)(inputs)
-            shortcut = _group_norm(shortcut, self.groups)
+            shortcut = group_norm(shortcut, self.groups)
         return nn.relu(shortcut + hidden)
 
 
@@ -134,7 +136,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits (num_classes,) of one image."""
-        hidden = nn.relu(_group_norm(_conv(self.channels[0], 3, 1, False)(inputs), 16))
+        hidden = nn.relu(group_norm(_conv(self.channels[0], 3, 1, False)(inputs), 16))
         for stage, channels in enumerate(self.channels):
             for block in range(self.blocks):
                 stride = 2 if stage and not block else 1
@@ -158,13 +160,13 @@ class WideResNet(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits (num_classes,) of one image."""
-        hidden = _StandardisedConv(16)(inputs)
+        hidden = StandardisedConv(16)(inputs)
         for stage in range(3):
             for block in range((self.depth - 4) // 6):
                 stride = 2 if stage and not block else 1
                 channels = 16 * self.width * 2**stage
                 hidden = _ResidualBlock(channels, stride, preactivated=True)(hidden)
-        hidden = nn.relu(_group_norm(hidden, 16))
+        hidden = nn.relu(group_norm(hidden, 16))
         return nn.Dense(self.num_classes)(hidden.mean((0, 1)))
 
 

@@ -13,7 +13,7 @@ from dpoptax import accounting
 from dpoptax.training import models, streaming
 from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.training.data import FILE_DATASETS, Kind, load_dataset
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.step import build_step
 
@@ -35,8 +35,9 @@ class RunCost:
         promise: "add-or-remove-one" or another neighbouring relation, or why there is no promise.
         stated: Where a config gives σ and ε and they disagree: the ε of its σ after all its steps,
             and the σ that its ε needs; else None.
-        num_params: Number of parameters.
-        params_bytes: Their memory.
+        num_params: Number of parameters that are trained.
+        num_frozen: Number of those that are not.
+        params_bytes: Memory of both.
         state_bytes: Memory of the optimizer's state, with filter, iterates and ledger.
         batch_bytes: Memory of one batch of inputs and labels.
         flops: Floating-point operations of one step, on the largest batch; None if not counted.
@@ -52,6 +53,7 @@ class RunCost:
     promise: str
     stated: tuple[float, float] | None
     num_params: int
+    num_frozen: int
     params_bytes: int
     state_bytes: int
     batch_bytes: int
@@ -74,20 +76,16 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
     """
-    size, shape, num_classes = _data(config)
+    size, example, num_classes, kind = _data(config)
     plan = make_plan(config, size)
-    model = models.build_model(config.model, num_classes)
+    model = models.build_model(config, num_classes, kind)
     optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
-    init = functools.partial(models.init_params, model)
-    inputs = jax.ShapeDtypeStruct(shape, jnp.float32)
-    params = jax.eval_shape(init, inputs, jax.random.key(0))
+    init = functools.partial(models.init_variables, model)
+    params, frozen = jax.eval_shape(init, example["inputs"], jax.random.key(0))
     state = jax.eval_shape(optimizer.init, params)
     rows = plan.sampler.padded_size
-    batch = {
-        "inputs": jax.ShapeDtypeStruct((rows, *shape), jnp.float32),
-        "labels": jax.ShapeDtypeStruct((rows,), jnp.int32),
-    }
-    arguments = (params, state, batch, jax.ShapeDtypeStruct((rows,), jnp.bool_))
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
+    arguments = (params, state, batch, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
 
     def lower(config: TrainConfig) -> Any:
         return jax.jit(build_step(config, plan.noise_multiplier, model)).lower(*arguments)
@@ -109,8 +107,9 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
         epsilon=plan.epsilon(plan.permitted_steps),
         promise=plan.unproven or promise,
         stated=_disagreement(config, plan),
-        num_params=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        params_bytes=_bytes(params),
+        num_params=_count(params),
+        num_frozen=_count(frozen),
+        params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
         batch_bytes=_bytes(batch),
         flops=flops,
@@ -143,7 +142,7 @@ def text(name: str, cost: RunCost) -> str:
             )
         )
     lines += [
-        ("parameters", f"{cost.num_params:,}, {_size(cost.params_bytes)}"),
+        ("parameters", _parameters(cost)),
         ("optimizer", f"{_size(cost.state_bytes)} of state"),
         ("one batch", f"{_size(cost.batch_bytes)} of inputs"),
     ]
@@ -179,14 +178,18 @@ def table(configs: dict[str, TrainConfig]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _data(config: TrainConfig) -> tuple[int, tuple[int, ...], int]:
-    """Number of training examples, shape of one, number of classes."""
+def _data(config: TrainConfig) -> tuple[int, dict[str, jax.ShapeDtypeStruct], int, Kind]:
+    """Number of training examples, shapes and types of one, number of classes, kind."""
     published = FILE_DATASETS.get(config.dataset)
     if published is not None and config.data_dir is None:
-        return published.train_size, published.input_shape, published.num_classes
-    dataset = load_dataset(config.dataset, config.data_dir)
-    example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"]
-    return dataset.train_size, np.shape(example)[1:], dataset.num_classes
+        example = published.example(config.sequence_length)
+        return published.train_size, example, published.num_classes, published.kind
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    record = streaming.read(dataset.train, np.zeros(1, np.int64))
+    example = {
+        name: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for name, value in record.items()
+    }
+    return dataset.train_size, example, dataset.num_classes, dataset.kind
 
 
 def _disagreement(config: TrainConfig, plan: Any) -> tuple[float, float] | None:
@@ -217,6 +220,15 @@ def _epsilon(cost: RunCost) -> str:
         f"{cost.epsilon:.4g} at δ = {cost.config.delta:.3g} ({cost.config.accountant}, "
         f"{cost.promise}, {cost.config.sampling} sampling)"
     )
+
+
+def _parameters(cost: RunCost) -> str:
+    frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
+    return f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"
+
+
+def _count(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _bytes(tree: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import optax
+import optax.contrib
 
 import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
@@ -153,6 +154,10 @@ class LPAdam(Doppler):
 
     b2: float = 0.999
     """Decay of the second moment, of the unfiltered gradient, in [0, 1)."""
+    noise_corrected: bool = False
+    """Whether the noise's known variance is taken off the second moment, as DP-AdamBC does."""
+    rank: int | None = None
+    """Rank of GaLore's projection of each matrix; None: no projection."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """None: the filter is in its Adam."""
@@ -160,9 +165,12 @@ class LPAdam(Doppler):
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Its Adam, whatever optimizer the config names."""
-        del stddev
-        return dpoptax.scale_by_lp_adam(*coefficients(self), b2=self.b2)
+        """Its Adam, whatever optimizer the config names, in the projected space if there is one."""
+        known = stddev if self.noise_corrected else 0.0
+        adam = dpoptax.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
+        if self.rank is None:
+            return adam
+        return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)
 
 
 @functools.cache

@@ -52,11 +52,12 @@ def compile_step(
     example_args: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
-    """`step(params, opt_state, batch, mask) -> (params, opt_state)`, compiled.
+    """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`, compiled.
 
-    `batch` is a tree of arrays (B, ...), or a `Resident`. The arrays of `params` and `opt_state`
-    are donated. Key and learning rate are in `opt_state`, so that runs that differ in seed and
-    learning rate alone get the same executable.
+    `batch` is a tree of arrays (B, ...), or a `Resident`; `frozen` is what the model computes with
+    and does not train. The arrays of `params` and `opt_state` are donated. Key and learning rate
+    are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
+    executable.
 
     Args:
         config: The run.
@@ -84,7 +85,7 @@ def _compile(
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-        shardings = {"in_shardings": (whole, whole, rows, rows), "out_shardings": whole}
+        shardings = {"in_shardings": (whole, whole, rows, rows, whole), "out_shardings": whole}
     args = jax.tree.unflatten(structure, leaves)
     return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
 
@@ -100,11 +101,11 @@ def build_step(
     build_gradient = _private_gradient if config.method.private else _plain_gradient
     gradient = build_gradient(config, model, mesh)
 
-    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array):
+    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any):
         if isinstance(batch, Resident):
             indices = batch.indices
             batch = jax.tree.map(lambda values: values[indices], batch.split)
-        grads = gradient(params, opt_state, batch, mask)
+        grads = gradient(frozen)(params, opt_state, batch, mask)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
@@ -114,45 +115,53 @@ def build_step(
 def _private_gradient(
     config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., Any]:
-    clipped_grad = dpoptax.clipped_grad(
-        config.method.loss(example_loss(model)),
-        build_clip(config),
-        microbatch_size=config.microbatch_size,
-        mesh=mesh,
-    )
+    clip = build_clip(config)
 
-    def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
-        points = dpoptax.gradient_points(opt_state, params)
-        return clipped_grad(points, batch, mask, key=step_key(opt_state))
+    def with_frozen(frozen: Any) -> Callable[..., Any]:
+        clipped_grad = dpoptax.clipped_grad(
+            config.method.loss(example_loss(model, frozen)),
+            clip,
+            microbatch_size=config.microbatch_size,
+            mesh=mesh,
+        )
 
-    return gradient
+        def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+            points = dpoptax.gradient_points(opt_state, params)
+            return clipped_grad(points, batch, mask, key=step_key(opt_state))
+
+        return gradient
+
+    return with_frozen
 
 
 def _plain_gradient(
     config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., Any]:
-    loss = example_loss(model)
+    def with_frozen(frozen: Any) -> Callable[..., Any]:
+        loss = example_loss(model, frozen)
 
-    def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
-        return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
+        def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+            return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-    whole = _in_microbatches(jax.grad(total_loss), config.microbatch_size)
-    if mesh is not None:
-        local = whole
-        whole = jax.shard_map(
-            lambda *args: jax.lax.psum(local(*args), "data"),
-            mesh=mesh,
-            in_specs=(P(), P("data"), P("data")),
-            out_specs=P(),
-            check_vma=False,
-        )
+        whole = _in_microbatches(jax.grad(total_loss), config.microbatch_size)
+        if mesh is not None:
+            local = whole
+            whole = jax.shard_map(
+                lambda *args: jax.lax.psum(local(*args), "data"),
+                mesh=mesh,
+                in_specs=(P(), P("data"), P("data")),
+                out_specs=P(),
+                check_vma=False,
+            )
 
-    def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
-        total = whole(params, batch, mask)
-        # Divided by the expected size like the private gradient, not by the realised one.
-        return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
+        def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+            total = whole(params, batch, mask)
+            # Divided by the expected size like the private gradient, not by the realised one.
+            return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
 
-    return gradient
+        return gradient
+
+    return with_frozen
 
 
 def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:

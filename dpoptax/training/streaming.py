@@ -55,6 +55,16 @@ def read(source: Source, indices: np.ndarray) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *records)
 
 
+def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
+    """All records in order, `size` at a time; the last are padded with records of no label."""
+    total = source_size(source)
+    for start in range(0, total, size):
+        indices = np.arange(start, start + size)
+        part = read(source, np.minimum(indices, total - 1))
+        part["labels"][indices >= total] = padding_label
+        yield part
+
+
 def load_batch(
     source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
 ) -> tuple[Any, Any]:

@@ -119,7 +119,7 @@ def default_processes() -> int:
 
 def dataset_of(config: TrainConfig, *, held_out: bool) -> Dataset:
     """The data set of a config, its test split replaced where a fifth is held out."""
-    dataset = _dataset(config.dataset, config.data_dir)
+    dataset = _dataset(config.dataset, config.data_dir, config.tokens)
     return dataset.for_selection() if held_out else dataset
 
 

@@ -1,0 +1,25 @@
+"""DiSK, Figure 5: fine-tuning ViT-small on CIFAR-100 at several ε. Names are eps-E/METHOD.
+
+`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`. ε
+as in Table 6. Its hyper-parameters are not stated: here ten epochs of Adam at η = 5e-4, batches and
+clipping as from scratch; κ = 0.7, γ = 0.5.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD, Disk
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """DPAdam, and DiSK on it; all weights are trained."""
+    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar100")["cifar100"]
+    base = dataclasses.replace(
+        base, model="vit_small_published", steps=100, microbatch_size=20, learning_rate=5e-4
+    )
+    return {
+        f"eps-{epsilon:g}/{name}": dataclasses.replace(base, epsilon=epsilon, method=method)
+        for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)
+        for name, method in (("dp_adam", DPSGD()), ("kf_dp_adam", Disk(kappa=0.7, gamma=0.5)))
+    }

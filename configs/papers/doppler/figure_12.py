@@ -1,0 +1,22 @@
+"""DOPPLER, Figure 12: fine-tuning ViT on CIFAR-10 at several ε. Names are eps-E/METHOD.
+
+`--pretrained` is a ViT-small on 16x16 patches of 224x224 images in the format of `transformers`;
+the paper does not say which ViT it was, nor its ε, here 1, 2, 4 and 8, nor its epochs, here 10.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD, Doppler
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """Without and with the first-order filter of Table 2; all weights are trained."""
+    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    base = dataclasses.replace(base, model="vit_small_published", steps=500, microbatch_size=20)
+    return {
+        f"eps-{epsilon:g}/{name}": dataclasses.replace(base, epsilon=epsilon, method=method)
+        for epsilon in (1.0, 2.0, 4.0, 8.0)
+        for name, method in (("dp_sgd", DPSGD()), ("lp_dp_sgd", Doppler()))
+    }

@@ -1,0 +1,43 @@
+"""DP-PMLF, Figures 3 (ablations), 4 (5-layer CNN at more ε) and 5 (ResNet-18, 100 epochs, ε = 1).
+
+Names are figure_N/DATASET/…/METHOD. Figure 4 at ε of 1 and 8 is in table_1_3.py, here are 2, 4 and
+6. InnerOuter and LP-DPSGD are as there.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """w/o PM has one iterate, w/o LF no filter."""
+    rows = {}
+    for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():
+        preset = "pmlf-cifar" if "cifar" in dataset else "pmlf-mnist"
+        pmlf, plain = PMLF(2, 0.1, preset), PMLF(2, 0.1, "none")
+        if dataset in ("mnist", "cifar10"):
+            for model in ("cnn_5", "resnet_18"):
+                for epsilon in (1.0, 2.0, 4.0, 6.0, 8.0):
+                    parts = {"pmlf": pmlf, "without_pm": Doppler(preset), "without_lf": plain}
+                    for name, method in parts.items():
+                        rows[f"figure_3/{dataset}/{model}/eps-{epsilon:g}/{name}"] = (
+                            dataclasses.replace(base, model=model, epsilon=epsilon, method=method)
+                        )
+        methods = {
+            "dp_sgd": DPSGD(),
+            "lp_dp_sgd": Doppler(preset),
+            "inner_outer": InnerOuter(),
+            "pmlf": pmlf,
+        }
+        for name, method in methods.items():
+            for epsilon in (2.0, 4.0, 6.0):
+                rows[f"figure_4/{dataset}/eps-{epsilon:g}/{name}"] = dataclasses.replace(
+                    base, epsilon=epsilon, method=method
+                )
+            steps = 100 * (50 if "cifar" in dataset else 60)
+            rows[f"figure_5/{dataset}/{name}"] = dataclasses.replace(
+                base, model="resnet_18", steps=steps, method=method
+            )
+    return rows

@@ -1,0 +1,199 @@
+"""GLUE's sentence classification, E2E and DART from the files in which they are published.
+
+GLUE's labelled split for evaluation is dev.tsv: the labels of its test split are not public.
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpoptax.training.data import Dataset, FileDataset, Split, register_file_dataset
+from dpoptax.training.formats import damaged, find, missing
+from dpoptax.training.tokens import Tokens
+
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclasses.dataclass(frozen=True)
+class GlueTask:
+    """The layout of one task's files.
+
+    Attributes:
+        folder: Where GLUE's archive has them.
+        columns: Header of the one or two columns of text, and of the label.
+        labels: The label's values in the order of their numbers.
+        train_size: Number of training examples.
+        dev: Name of the file for evaluation.
+        broken_rows: Whether rows of another number of columns are known, and left out by all.
+    """
+
+    folder: str
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    train_size: int
+    dev: str = "dev.tsv"
+    broken_rows: bool = False
+
+
+GLUE = {
+    "sst2": GlueTask("SST-2", ("sentence", "label"), ("0", "1"), 67_349),
+    "qnli": GlueTask("QNLI", ("question", "sentence", "label"), ENTAILMENT, 104_743),
+    "mnli": GlueTask(
+        "MNLI",
+        ("sentence1", "sentence2", "gold_label"),
+        ("entailment", "neutral", "contradiction"),
+        392_702,
+        dev="dev_matched.tsv",
+    ),
+    "qqp": GlueTask(
+        "QQP", ("question1", "question2", "is_duplicate"), ("0", "1"), 363_846, broken_rows=True
+    ),
+}
+
+
+def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
+    """A GLUE task from its TSV files: one header line, then a line for each example, no quoting.
+
+    MNLI is evaluated on the matched genres. QQP's few broken rows are left out, as is usual.
+
+    Args:
+        data_dir: Holds the task's files, or the task's folder.
+        tokens: How the texts become arrays.
+        name: The name it is registered under.
+
+    Raises:
+        ConfigError: A file missing or damaged, or no tokenizer.
+    """
+    task = GLUE[name]
+    paths = _files(data_dir, (task.folder,), ("train.tsv", task.dev), name)
+    tokens.require()
+    splits = []
+    for path in paths:
+        *texts, labels = zip(*_read_tsv(path, task), strict=True)
+        inputs = tokens.sentences(*texts)
+        splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
+    return Dataset(name, splits[0], splits[1], len(task.labels), kind="sentences")
+
+
+def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
+    # Split by hand: quotes are text, and so are the line separators of Unicode.
+    header, *lines = _text(path).removesuffix("\n").split("\n")
+    names = header.rstrip("\r").split("\t")
+    absent = [column for column in task.columns if column not in names]
+    if absent or not lines:
+        found = f"no column {absent[0]!r} in its header {names}" if absent else "no examples"
+        raise damaged(path, f"it has {found}")
+    places = [names.index(column) for column in task.columns]
+    for number, line in enumerate(lines, start=2):
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) != len(names):
+            if task.broken_rows:
+                continue
+            raise damaged(path, f"line {number} has {len(cells)} columns, want {len(names)}")
+        *texts, label = (cells[place] for place in places)
+        if label not in task.labels:
+            raise damaged(path, f"line {number} has label {label!r}, want one of {task.labels}")
+        yield *texts, task.labels.index(label)
+
+
+def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
+    """The E2E challenge from its CSV files with columns mr and ref: restaurants to sentences.
+
+    A meaning representation `name[Aromi], food[Italian]` is written `name : Aromi | food :
+    Italian`, the usual form for GPT-2.
+
+    Raises:
+        ConfigError: A file missing or damaged, or no tokenizer.
+    """
+    paths = _files(data_dir, ("e2e", "e2e-dataset"), ("trainset.csv", "devset.csv"), "e2e")
+    tokens.require()
+    return _generation("e2e", paths, _read_e2e, tokens)
+
+
+def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
+    rows = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        for row in rows:
+            if not row.get("mr") or row.get("ref") is None:
+                raise damaged(path, f"line {rows.line_num} lacks one of its columns mr and ref")
+            slots = [slot.strip().removesuffix("]") for slot in row["mr"].split("],")]
+            yield " | ".join(slot.replace("[", " : ", 1) for slot in slots), row["ref"]
+    except csv.Error as error:
+        raise damaged(
+            path, f"what follows line {rows.line_num} is no row of CSV ({error})"
+        ) from error
+
+
+def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
+    """DART from its JSON files: triples of subject, relation and object to sentences.
+
+    Every annotation of a set of triples is an example. A set is written `subject : relation :
+    object | ...`, the usual form for GPT-2.
+
+    Raises:
+        ConfigError: A file missing or damaged, or no tokenizer.
+    """
+    names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
+    paths = _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
+    tokens.require()
+    return _generation("dart", paths, _read_dart, tokens)
+
+
+def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        for entry in json.loads(_text(path)):
+            triples = " | ".join(" : ".join(map(str, triple)) for triple in entry["tripleset"])
+            for annotation in entry["annotations"]:
+                yield triples, annotation["text"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise damaged(path, f"it is no list of triplesets with annotations ({reason})") from error
+
+
+def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
+    splits: list[Split] = []
+    for path in paths:
+        pairs = list(read(path))
+        if not pairs:
+            raise damaged(path, "it has no examples")
+        sources, targets = zip(*pairs, strict=True)
+        inputs, labels = tokens.continuations(sources, targets)
+        splits.append({"inputs": inputs, "labels": labels})
+    return Dataset(name, splits[0], splits[1], 0, kind="generation")
+
+
+def _files(
+    data_dir: Path, folders: tuple[str, ...], names: list[str] | tuple[str, ...], dataset: str
+) -> list[Path]:
+    paths = [find(data_dir, folders, [name]) for name in names]
+    if None in paths:
+        raise missing(dataset, data_dir, names[paths.index(None)])
+    return [path for path in paths if path is not None]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is no text in UTF-8 ({error})") from error
+
+
+for _name, _task in GLUE.items():
+    register_file_dataset(
+        _name,
+        FileDataset(
+            functools.partial(load_glue, name=_name),
+            _task.train_size,
+            num_classes=len(_task.labels),
+            kind="sentences",
+        ),
+    )
+register_file_dataset("e2e", FileDataset(load_e2e, 42_061, kind="generation"))
+register_file_dataset("dart", FileDataset(load_dart, 62_659, kind="generation"))

@@ -1,0 +1,59 @@
+"""DOPPLER within Adam as a method of the trainer, with GaLore's projection."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dpoptax.training.chain import noise_stddev
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import LPAdam
+
+
+def test_with_adams_momentum_it_is_adam():
+    rng = np.random.default_rng(0)
+    ours, theirs = LPAdam("momentum").direction(0.1), optax.scale_by_adam()
+    params = {"w": np.zeros((3, 2), np.float32)}
+    states = ours.init(params), theirs.init(params)
+    for _ in range(5):
+        grads = {"w": rng.normal(size=(3, 2)).astype(np.float32)}
+        (a, first), (b, second) = (
+            tx.update(grads, state) for tx, state in zip((ours, theirs), states, strict=True)
+        )
+        states = first, second
+        np.testing.assert_allclose(a["w"], b["w"], rtol=1e-4)
+
+
+def test_the_known_noise_is_taken_off():
+    """White noise of the stated deviation has nothing left: the floor of v̂ divides it."""
+    grads = np.random.default_rng(0).normal(size=(200, 50)).astype(np.float32)
+    plain, corrected = (LPAdam("none", noise_corrected=c).direction(1.0) for c in (False, True))
+    norms = []
+    for tx in (plain, corrected):
+        state = tx.init(grads[0])
+        for grad in grads:
+            update, state = tx.update(grad, state)
+        norms.append(float(optax.tree.norm(update)))
+    assert norms[1] > 1.5 * norms[0]
+
+
+def test_galore_goes_on_from_a_checkpoint(tmp_path):
+    """The state has empty arrays in place of the projections of vectors."""
+    config = TrainConfig(
+        method=LPAdam("doppler-first-order-1", noise_corrected=True, rank=4),
+        model="linear",
+        steps=4,
+        batch_size=64,
+        learning_rate=0.03,
+        epsilon=None,
+        noise_multiplier=5.0,
+        accountant="rdp",
+    )
+    assert noise_stddev(config, 5.0) == pytest.approx(5 / 64)
+    whole = train_and_evaluate(config, tmp_path / "whole", progress=False).params
+    train_and_evaluate(dataclasses.replace(config, steps=2), tmp_path / "parts", progress=False)
+    parts = train_and_evaluate(config, tmp_path / "parts", progress=False).params
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)

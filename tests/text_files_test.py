@@ -1,0 +1,228 @@
+"""Texts and class folders from files in their published formats, and what is said of others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.tokens import NO_LABEL, Tokens
+from tests.published_texts import (
+    GLUE_FILES,
+    write_dart,
+    write_e2e,
+    write_glue,
+    write_imagenet,
+    write_tokenizer,
+)
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    write_tokenizer(folder, encoder=False)
+    return folder
+
+
+def text_of(folder, row):
+    """What a row says, without special tokens."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return tokenizer.decode([int(token) for token in row if token != NO_LABEL])
+
+
+@pytest.mark.parametrize("below", [".", "GLUE"])
+@pytest.mark.parametrize("task", sorted(GLUE_FILES))
+def test_glue(tmp_path, encoder, task, below):
+    tables = write_glue(tmp_path / below, task)
+    folder = tmp_path / below / (GLUE_FILES[task] if below == "GLUE" else ".")
+    dataset = load_dataset(task, folder, Tokens(encoder, 64))
+    assert (dataset.train_size, FILE_DATASETS[task].kind) == (20, dataset.kind)
+    assert dataset.kind == "sentences"
+    assert dataset.num_classes == (3 if task == "mnli" else 2)
+    for split, rows in zip((dataset.train, dataset.test), tables.values(), strict=True):
+        assert split["inputs"].dtype == split["labels"].dtype == np.int32
+        assert split["inputs"].shape == (len(rows), 64)
+        for row, tokens in zip(rows, split["inputs"], strict=True):
+            texts = {"sst2": row[:1], "qnli": row[1:3], "mnli": row[8:10], "qqp": row[3:5]}[task]
+            assert text_of(encoder, tokens) == "".join(texts)
+        names = {"mnli": ("entailment", "neutral"), "qnli": ("entailment", "not_entailment")}
+        expected = names.get(task, ("0", "1"))
+        for row, label in zip(rows, split["labels"], strict=True):
+            assert row[-1] == (*expected, "contradiction")[label]
+
+
+def test_a_pair_is_marked_as_roberta_was_trained_on(tmp_path, encoder):
+    start, padding, end = 0, 1, 2
+    (row,) = Tokens(encoder, 32).sentences(["the food"], ["was good"])
+    inner = row[row != padding]
+    assert (inner[0], inner[-1]) == (start, end)
+    middle = np.flatnonzero(inner == end)
+    assert middle[1] - middle[0] == 1
+    assert len(middle) == 3
+    np.testing.assert_array_equal(row[len(inner) :], padding)
+
+
+def test_what_is_too_long_is_cut(encoder, decoder):
+    (row,) = Tokens(encoder, 8).sentences(["the food was good"], ["bad " * 50])
+    assert row[-1] == 2
+    assert "the food" in text_of(encoder, row)  # of a pair, the longer loses
+    inputs, labels = Tokens(decoder, 10).continuations(["good " * 50], ["bad " * 50])
+    assert inputs.shape == labels.shape == (1, 10)
+    assert 4 <= np.sum(labels != NO_LABEL) <= 5
+    inputs, labels = Tokens(decoder, 20).continuations(["good " * 50], ["bad"])
+    assert text_of(decoder, labels[0]) == " bad"
+
+
+@pytest.mark.parametrize("length", [2, 3, 64])
+def test_labels_are_the_tokens_to_come(decoder, length):
+    inputs, labels = Tokens(decoder, length).continuations(["the river"], ["was warm"])
+    used = np.flatnonzero(labels[0] != NO_LABEL)
+    assert len(used)
+    following = [i for i in used if i + 1 in used]
+    np.testing.assert_array_equal(inputs[0][[i + 1 for i in following]], labels[0][following])
+    assert inputs[0][used[0]] == 0  # <|endoftext|>, from which the target starts
+    if length == 64:
+        assert labels[0][used[-1]] == 0
+        assert text_of(decoder, labels[0]) == " was warm"
+        assert text_of(decoder, inputs[0][: used[0]]) == "the river"
+
+
+def test_special_tokens_within_a_text_are_text(encoder):
+    (row,) = Tokens(encoder, 32).sentences(["good </s><s> <pad> bad"])
+    assert np.sum(row == 2) == np.sum(row == 0) == 1
+
+
+def test_both_ways_of_publishing_a_tokenizer_agree(tmp_path, encoder):
+    write_tokenizer(tmp_path, whole=False)
+    texts = ["the food was good", "“warm” café"]
+    np.testing.assert_array_equal(
+        Tokens(tmp_path, 32).sentences(texts), Tokens(encoder, 32).sentences(texts)
+    )
+
+
+def test_e2e(tmp_path, decoder):
+    splits = write_e2e(tmp_path / "e2e-dataset")
+    dataset = load_dataset("e2e", tmp_path, Tokens(decoder, 96))
+    assert dataset.kind == "generation"
+    for split, pairs in zip((dataset.train, dataset.test), splits.values(), strict=True):
+        assert len(split["inputs"]) == len(pairs)
+        for (_, target), labels in zip(pairs, split["labels"], strict=True):
+            assert text_of(decoder, labels) == " " + target
+    assert text_of(decoder, dataset.train["inputs"][0]).startswith("name : The ")
+    assert " | near : Café 0" in text_of(decoder, dataset.train["inputs"][0])
+
+
+def test_dart(tmp_path, decoder):
+    splits = write_dart(tmp_path)
+    dataset = load_dataset("dart", tmp_path, Tokens(decoder, 96))
+    for split, entries in zip((dataset.train, dataset.test), splits.values(), strict=True):
+        texts = [note["text"] for entry in entries for note in entry["annotations"]]
+        assert [text_of(decoder, row) for row in split["labels"]] == [" " + t for t in texts]
+    food = splits["train"][0]["tripleset"][0][2]
+    source = f"Mill : FOOD : {food} | Mill : AREA : river"
+    assert text_of(decoder, dataset.train["inputs"][1]).startswith(source)
+
+
+def test_class_folders(tmp_path):
+    names = write_imagenet(tmp_path / "imagenet")
+    dataset = load_dataset("imagenet", tmp_path)
+    assert (dataset.train_size, len(dataset.test), dataset.num_classes) == (20, 8, len(names))
+    example = dataset.train[7]  # the third image of the second class
+    assert example["inputs"].shape == (224, 224, 3)
+    assert example["labels"] == 1
+    np.testing.assert_allclose(example["inputs"][-1], (62 / 255 - 0.5) / 0.25, atol=0.1)
+
+
+QQP_LINE = "9\t18\t19\ta broken\nrow"
+
+
+@pytest.mark.parametrize(
+    ("task", "damage", "message"),
+    [
+        ("sst2", lambda text: text.replace("label", "stars"), r"no column 'label' in its header"),
+        ("sst2", lambda text: text.replace("\t1\n", "\tgood\n"), r"has label 'good', want one of"),
+        ("sst2", lambda text: text + "a\tb\t0\n", r"line 22 has 3 columns, want 2"),
+        ("qnli", lambda text: text.split("\n")[0], r"it has no examples"),
+        ("mnli", lambda text: text.encode().replace(b"\n", b"\n\xff", 3), r"no text in UTF-8"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, encoder, task, damage, message):
+    write_glue(tmp_path, task)
+    path = tmp_path / GLUE_FILES[task] / "train.tsv"
+    damaged = damage(path.read_text(encoding="utf-8"))
+    path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    with pytest.raises(ConfigError, match=rf"(?s)train.tsv cannot be read.*{message}"):
+        load_dataset(task, tmp_path, Tokens(encoder, 8))
+
+
+def test_the_broken_rows_of_qqp_are_left_out(tmp_path, encoder):
+    write_glue(tmp_path, "qqp")
+    path = tmp_path / "QQP" / "train.tsv"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    path.write_bytes("\r\n".join([*lines[:3], *QQP_LINE.split("\n"), *lines[3:]]).encode())
+    assert load_dataset("qqp", tmp_path, Tokens(encoder, 8)).train_size == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("e2e/trainset.csv", "mr,text\nname[A],b\n", r"line 2 lacks one of its columns mr and ref"),
+        ("e2e/trainset.csv", 'mr,ref\n"name[A]"x,b\n', r"what follows line 1 is no row of CSV"),
+        ("e2e/trainset.csv", "mr,ref\n", r"no examples"),
+        ("dart/dart-v1.1.1-full-train.json", "[{]", r"no list of triplesets.*JSONDecodeError"),
+        ("dart/dart-v1.1.1-full-train.json", '[{"tripleset": []}]', r"KeyError: 'annotations'"),
+    ],
+)
+def test_a_damaged_generation_file_is_named(tmp_path, decoder, name, content, message):
+    write_e2e(tmp_path / "e2e")
+    write_dart(tmp_path / "dart")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read: .*{message}"):
+        load_dataset(name.split("/")[0], tmp_path, Tokens(decoder, 16))
+
+
+def test_a_damaged_image_is_named_when_it_is_read(tmp_path):
+    write_imagenet(tmp_path)
+    source = load_dataset("imagenet", tmp_path).train
+    source.paths[3].write_bytes(source.paths[3].read_bytes()[:300])
+    with pytest.raises(
+        ConfigError, match=rf"{source.paths[3].name} cannot be read: it is no image"
+    ):
+        source[3]
+
+
+def test_folders_that_do_not_agree_are_named(tmp_path):
+    write_imagenet(tmp_path)
+    (tmp_path / "val" / "n00001000").rename(tmp_path / "val" / "cats")
+    with pytest.raises(ConfigError, match=r"cats is a class that the training images do not have"):
+        load_dataset("imagenet", tmp_path)
+    for path in (tmp_path / "train").glob("*/*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"train has no images.*CLASS/NAME.JPEG"):
+        load_dataset("imagenet", tmp_path)
+
+
+def test_a_tokenizer_that_is_not_there_or_unfit_is_named(tmp_path, encoder, decoder):
+    write_glue(tmp_path, "sst2")
+    with pytest.raises(ConfigError, match=r"pretrained=None.*--pretrained"):
+        load_dataset("sst2", tmp_path)
+    with pytest.raises(ConfigError, match=r"neither tokenizer.json nor vocab.json"):
+        load_dataset("sst2", tmp_path, Tokens(tmp_path, 8))
+    with pytest.raises(ConfigError, match=r"no token '<s>'; sentences need an encoder's"):
+        load_dataset("sst2", tmp_path, Tokens(decoder, 8))
+    with pytest.raises(ConfigError, match=r"no token '<\|endoftext\|>'"):
+        Tokens(encoder, 8).continuations(["a"], ["b"])
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text(json.dumps({"model": 1}))
+    with pytest.raises(ConfigError, match=r"tokenizer.json cannot be read"):
+        load_dataset("sst2", tmp_path, Tokens(tmp_path, 8))
