@@ -6,14 +6,16 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import serialization
 from tqdm import tqdm
 
 from dpoptax import selection
-from dpoptax.training import models, plots, records, settings
+from dpoptax.training import models, plots, records, settings, streaming
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.sweep_price import Price, Sweep, notes, price
 from dpoptax.training.trials import Runner, Trial, dataset_of, default_processes
@@ -98,7 +100,12 @@ def prepare(
     dataset = dataset_of(priced[0].config, held_out=True)
     plans = [make_plan(candidate.config, dataset.train_size) for candidate in priced]
     cost = price(priced, plans, sweep, chosen)
-    size = len(dataset.test["labels"])
+    if dataset.num_classes == 0:
+        raise ConfigError(
+            f"dataset={dataset.name!r} is for generation: a text counts with all of its tokens, so "
+            "the accuracy on held-out texts is no score whose sensitivity is known"
+        )
+    size = streaming.source_size(dataset.test)
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
@@ -197,8 +204,11 @@ def _publish(
     assert path is not None
     params = path.with_suffix(".msgpack").read_bytes()
     dataset = dataset_of(best.config, held_out=False)
-    evaluate = models.evaluate_split(models.build_model(best.config.model, dataset.num_classes))
-    loss, accuracy = map(float, evaluate(serialization.msgpack_restore(params), dataset.test))
+    model = models.build_model(best.config, dataset.num_classes, dataset.kind)
+    example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
+    _, frozen = models.start_variables(best.config, model, example, jax.random.key(0))
+    evaluate = Evaluation(best.config, model, {"test": dataset.test}, frozen)
+    metrics = evaluate(serialization.msgpack_restore(params), "test")
     directory = workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
@@ -208,8 +218,7 @@ def _publish(
         "config": config,
         "changes": {name: row[name] for name in row if name not in ("record", "score")},
         "score": row["score"],
-        "test_loss": loss,
-        "test_accuracy": accuracy,
+        **metrics,
         "epsilon": results["price"]["epsilon"],
         "delta": found[results["best"]]["delta"],
         "params_sha256": found[results["best"]]["params_sha256"],
