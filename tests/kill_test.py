@@ -37,14 +37,14 @@ def _train(steps, workdir):
     def watched(*args):
         step = compile_step(*args)
 
-        def logged(params, opt_state, batch, mask):
+        def logged(params, opt_state, batch, mask, frozen):
             (ledger,) = dpoptax.ledgers(opt_state)
             drawn = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())
             for leaf in jax.tree.leaves(params):
                 drawn.update(memoryview(jax.device_get(leaf)).cast("B"))
             with open(workdir / "released.log", "a") as log:
                 log.write(f"{ledger.releases} {drawn.hexdigest()}\n")
-            return step(params, opt_state, batch, mask)
+            return step(params, opt_state, batch, mask, frozen)
 
         return logged
 

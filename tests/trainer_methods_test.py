@@ -130,9 +130,9 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
     plan = make_plan(config, dataset.train_size)
     got = train(config, dataset, plan).params
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model("linear", 10)
+    model = models.build_model(config, 10, dataset.kind)
     example = jax.tree.map(lambda x: x[0], dataset.train)
-    params = models.init_params(model, example["inputs"], init_key)
+    params = models.init_variables(model, example["inputs"], init_key).params
     state = chain.build_optimizer(config, 0.0, noise_key).init(params)
     indices, mask = plan.sampler.sample(0)
     batch = jax.tree.map(lambda x: x[indices], dataset.train)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 import dpoptax
-from dpoptax.training import records
+from dpoptax.training import models, records
 from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
@@ -111,13 +111,17 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
     lines = [
         "#!/bin/sh",
         "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
-        "# published files. Times are estimates for one GPU; see REPRODUCTION.md.",
+        "# published files, and PRETRAINED to one with the published checkpoints, a folder a model.",
+        "# Times are estimates for one GPU; see REPRODUCTION.md.",
         "set -eu",
     ]
     for run in runs:
         path = run.file.removeprefix("configs/papers/").removesuffix(".py")
+        needs = '--data-dir "$DATA" '
+        if run.config.model in models.PUBLISHED_MODELS:
+            needs += f'--pretrained "$PRETRAINED/{run.config.model}" '
         lines.append(
-            f'dpoptax train {shlex.quote(f"{run.file}:{run.name}")} --data-dir "$DATA" '
+            f"dpoptax train {shlex.quote(f'{run.file}:{run.name}')} {needs}"
             f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}  "
             f"# {_hours(run.flops / flops_per_second)}"
         )
@@ -125,7 +129,8 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
 
 
 def _step(config: TrainConfig) -> str:
-    return f"{config.dataset} {config.model} {config.batch_size}"
+    text = f"{config.sequence_length} {config.lora_rank} {config.lora_projections}"
+    return f"{config.dataset} {config.model} {config.batch_size} {text}"
 
 
 def _flops_of_one_point(config: TrainConfig) -> float:
