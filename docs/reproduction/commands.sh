@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every run of the papers' tables that is configured. Set DATA to the directory with the
-# published files, and PRETRAINED to one with the published checkpoints, a folder a model.
+# published files, and PRETRAINED to one with a folder for each published model.
 # Times are estimates for one GPU; see REPRODUCTION.md.
 set -eu
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-0.5/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-0.5/base  # 6 s

@@ -111,7 +111,7 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
     lines = [
         "#!/bin/sh",
         "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
-        "# published files, and PRETRAINED to one with the published checkpoints, a folder a model.",
+        "# published files, and PRETRAINED to one with a folder for each published model.",
         "# Times are estimates for one GPU; see REPRODUCTION.md.",
         "set -eu",
     ]
