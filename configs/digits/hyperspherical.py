@@ -1,0 +1,9 @@
+"""GeoDP's proven counterpart on the handwritten digits."""
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import HypersphericalClip
+
+
+def get_config() -> TrainConfig:
+    """Each example clipped in hyperspherical coordinates; magnitude and angles share one noise."""
+    return TrainConfig(method=HypersphericalClip(), learning_rate=1.5)
