@@ -15,6 +15,7 @@ ADD_OR_REMOVE = "add-or-remove-one"
 
 
 def relation_named(name: str) -> dpa.NeighboringRelation:
+    """The relation of dp_accounting that `name` means; raises where it is unknown."""
     if name not in _events.RELATIONS:
         raise ValueError(
             f"neighbouring_relation={name!r} is unknown; use one of {sorted(_events.RELATIONS)}"
@@ -23,6 +24,7 @@ def relation_named(name: str) -> dpa.NeighboringRelation:
 
 
 def check_accountant(accountant: str) -> None:
+    """Raises where `accountant` is unknown."""
     if accountant not in _events.ACCOUNTANTS:
         raise ValueError(
             f"accountant={accountant!r} is unknown; use one of {list(_events.ACCOUNTANTS)}"
@@ -30,6 +32,7 @@ def check_accountant(accountant: str) -> None:
 
 
 def check_delta(delta: float, dataset_size: int | None = None, *, stacklevel: int = 3) -> None:
+    """Raises where δ is not in (0, 1); warns where it is not below 1/N."""
     if not 0 < number("delta", delta) < 1:
         raise ValueError(
             f"delta={delta} must be in (0, 1); choose it well below one over the number of records"
@@ -45,6 +48,7 @@ def check_delta(delta: float, dataset_size: int | None = None, *, stacklevel: in
 
 
 def checked_multiplier(noise_multiplier: float) -> float:
+    """The noise multiplier as a float; raises where it is no number of at least 0."""
     if not number("noise_multiplier", noise_multiplier) >= 0:
         raise ValueError(
             f"noise_multiplier={noise_multiplier} must be at least 0; it is the noise's standard "

@@ -161,6 +161,7 @@ def scientific(value: float) -> str:
 
 
 def label(axes: Axes, x: str, y: str) -> None:
+    """Names both axes, and draws a light grid without the frame above and to the right."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.25)
