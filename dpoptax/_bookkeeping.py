@@ -15,8 +15,9 @@ import numpy as np
 from jax import lax
 
 from dpoptax import _products
-from dpoptax._clipping import Clip, scaled_factors, square_sum, unit_gradients
-from dpoptax._pieces import Pieces, make_pieces, run_passes
+from dpoptax._clipping import Clip, scaled_factors
+from dpoptax._one_by_one import sum_one_by_one
+from dpoptax._pieces import Pieces, make_pieces, run_passes, sum_pieces, wide_zeros
 from dpoptax._plan import Plan, make_plan
 from dpoptax._points import GradientPoints
 from dpoptax._tracing import read_program
@@ -25,8 +26,6 @@ from dpoptax._tracing import read_program
 _CANCELLED = 2.0**-13
 # Weights whose absolute sum is this many times their sum multiply differences, not gradients.
 _LARGE_WEIGHTS = 3.0
-# Parameters of at most this many entries are handled together, to compile fewer operations.
-_SMALL = 2**16
 
 
 def bookkept_sum(
@@ -91,7 +90,7 @@ def _clip_and_sum(
 
     if not pieces.products and not pieces.formed:
         return clip.join(
-            jax.tree.map(_zeros, params), statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+            jax.tree.map(wide_zeros, params), statistic(jnp.zeros(mask.shape, jnp.float32), mask)
         )
     groups = clip.groups(params)
     kept = [
@@ -145,8 +144,11 @@ def _clip_and_sum(
     trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
     total, beside = lax.cond(
         trusted,
-        lambda: (_sum(params, plan, pieces, weights, keep), statistic(unit * norms[:, 0], mask)),
-        lambda: _one_by_one(scaling, statistic, params, plan, pieces, mask),
+        lambda: (
+            sum_pieces(params, plan, pieces, weights, keep),
+            statistic(unit * norms[:, 0], mask),
+        ),
+        lambda: sum_one_by_one(scaling, statistic, params, plan, pieces, mask),
     )
     return clip.join(total, beside)
 
@@ -159,79 +161,3 @@ def _vanishes(pieces: Pieces) -> jax.Array:
         found.append((rows == 0) | (columns == 0))
     found += [jnp.all(gradient == 0, axis=1) for gradient in pieces.formed]
     return jnp.stack(found)
-
-
-def _sum(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> Any:
-    """Σ_i weights[piece][i] G_i, a tree like the parameters, in float32 at least."""
-    leaves, structure = jax.tree.flatten(params)
-    total = [_zeros(leaf) for leaf in leaves]
-    for product, segments, gradient, weight in zip(
-        plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
-    ):
-        if gradient is not None:
-            part = jnp.tensordot(weight, gradient, 1)
-        else:
-            part = _products.weighted_sum(segments, weight, product.layout.sizes)
-        part = product.layout.fold(part, product.layout.split)
-        total[product.leaf] += product.view.scatter(part, product.shape)
-    for bundle, gradient, weight in zip(
-        pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True
-    ):
-        ends = np.cumsum([leaves[i].size for i in bundle])
-        parts = jnp.split(jnp.tensordot(weight, gradient, 1), ends[:-1])
-        for leaf, part in zip(bundle, parts, strict=True):
-            total[leaf] += part.reshape(leaves[leaf].shape)
-    return jax.tree.unflatten(
-        structure, [t.astype(_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
-    )
-
-
-def _one_by_one(
-    clip: Clip, statistic: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
-) -> Any:
-    """The same two sums, with one example's gradient formed after the other.
-
-    Small parameters of a group go as one vector, since every operation takes time to compile. Large
-    ones stay apart, so that their gradients need not be held in memory.
-    """
-    leaves, structure = jax.tree.flatten(params)
-    groups = clip.groups(params)
-    bundles = [[i] for i, leaf in enumerate(leaves) if leaf.size > _SMALL]
-    for group in sorted(set(groups)):
-        small = [i for i, g in enumerate(groups) if g == group and leaves[i].size <= _SMALL]
-        bundles += [small] if small else []
-    group_of = [groups[bundle[0]] for bundle in bundles]
-    membership = np.eye(1 + max(groups), dtype=np.float32)[group_of]
-    weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
-    kept = [None] * len(pieces.products)
-
-    def joined(values: list[jax.Array], bundle: list[int]) -> jax.Array:
-        alone = len(bundle) == 1
-        return values[bundle[0]] if alone else jnp.concatenate([values[i].ravel() for i in bundle])
-
-    def add(sums: tuple[Any, Any], inputs: tuple[Pieces, jax.Array]) -> tuple[Any, None]:
-        example, used = jax.tree.map(lambda x: x[None], inputs)
-        gradient = jax.tree.leaves(_sum(params, plan, example, weights, kept))
-        vectors = [joined(gradient, bundle)[None] for bundle in bundles]
-        units, scale, used = unit_gradients(vectors, used)
-        square = jnp.stack([square_sum(unit) for unit in units], axis=-1)
-        norms = jnp.sqrt(jnp.matmul(square, membership, precision="highest"))
-        factors = scaled_factors(clip, scale, norms)[0]
-        added = zip(sums[0], group_of, units, strict=True)
-        total = [t + factors[group] * unit[0] for t, group, unit in added]
-        more = statistic(scale * norms[:, 0], used)
-        return (total, None if more is None else sums[1] + more), None
-
-    zeros = [joined([_zeros(leaf) for leaf in leaves], bundle) for bundle in bundles]
-    nothing = statistic(jnp.zeros(1), jnp.zeros(1, bool))
-    (total, beside), _ = lax.scan(add, (zeros, nothing), (pieces, mask))
-    sums = list(leaves)
-    for vector, bundle in zip(total, bundles, strict=True):
-        ends = np.cumsum([leaves[i].size for i in bundle])
-        for i, part in zip(bundle, jnp.split(vector.ravel(), ends[:-1]), strict=True):
-            sums[i] = part.reshape(leaves[i].shape).astype(_zeros(leaves[i]).dtype)
-    return jax.tree.unflatten(structure, sums), beside
-
-
-def _zeros(leaf: Any) -> jax.Array:
-    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

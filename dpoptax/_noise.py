@@ -16,7 +16,7 @@ from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
 from dpoptax._points import is_masked
 from dpoptax._sharding import out_sharding
 
-# Leaves of at most this many entries may be drawn together with others of their shape.
+# Leaves of at most this many entries may be drawn in a loop with others of their shape.
 _SMALL = 2**16
 
 
@@ -269,14 +269,14 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
             noise = [_random.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)]
         else:
             draw = lambda key, leaf=leaf, dtype=dtype: _random.normal(key, leaf.shape, dtype)  # noqa: E731
-            noise = list(jax.vmap(draw)(keys[np.array(indices)]))
+            noise = list(jax.lax.map(draw, keys[np.array(indices)]))
         for i, drawn in zip(indices, noise, strict=True):
             noisy[i] = leaves[i] + stddev * drawn
     return jax.tree.unflatten(treedef, noisy)
 
 
 def _alike(leaves: list[jax.Array]) -> list[list[int]]:
-    """Indices of leaves to draw together, as every draw takes time to compile.
+    """Indices of leaves to draw in one loop: each draw that is written out takes long to compile.
 
     Large leaves and split ones are drawn alone: their noise is added where it is made.
     """

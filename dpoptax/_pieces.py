@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpoptax import _products
 from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
@@ -216,3 +217,33 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
             part = part if changes is None else part + _widen(changes[i])
             total[leaf] = total[leaf] + part if leaf in total else part
     return total
+
+
+def sum_pieces(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> Any:
+    """Σ_i weights[piece][i] G_i, a tree like the parameters, in float32 at least."""
+    leaves, structure = jax.tree.flatten(params)
+    total = [wide_zeros(leaf) for leaf in leaves]
+    for product, segments, gradient, weight in zip(
+        plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
+    ):
+        if gradient is not None:
+            part = jnp.tensordot(weight, gradient, 1)
+        else:
+            part = _products.weighted_sum(segments, weight, product.layout.sizes)
+        part = product.layout.fold(part, product.layout.split)
+        total[product.leaf] += product.view.scatter(part, product.shape)
+    for bundle, gradient, weight in zip(
+        pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True
+    ):
+        ends = np.cumsum([leaves[i].size for i in bundle])
+        parts = jnp.split(jnp.tensordot(weight, gradient, 1), ends[:-1])
+        for leaf, part in zip(bundle, parts, strict=True):
+            total[leaf] += part.reshape(leaves[leaf].shape)
+    return jax.tree.unflatten(
+        structure, [t.astype(wide_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
+    )
+
+
+def wide_zeros(leaf: Any) -> jax.Array:
+    """What a sum of gradients of a parameter starts from."""
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

@@ -117,8 +117,10 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
 
 
 def _times(value: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Each example's value, (B, ...), times its weight."""
-    return value if weight is None else value * weight.reshape(-1, *(1,) * (value.ndim - 1))
+    """Values (B, K, ...) times the weight of their example, (B,), or of (B, K)."""
+    if weight is None:
+        return value
+    return value * weight.reshape(*weight.shape, *(1,) * (value.ndim - weight.ndim))
 
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
@@ -228,7 +230,7 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
 def weighted_sum(
     segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least."""
+    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,) or (B, K)."""
     total = None
     for segment in segments:
         factor = weights if segment.weight is None else weights * segment.weight
@@ -287,6 +289,33 @@ def _contract(rows: jax.Array, columns: jax.Array) -> jax.Array:
     for pair in pairs[1:]:
         total += dot(*pair)
     return total
+
+
+def unit_outer(segment: Segment) -> tuple[Segment, jax.Array, jax.Array]:
+    """The product of one position (T = 1) with factors scaled to entries of at most 1.
+
+    Returns:
+      The scaled factors u, v, zero where they were not finite; the scale τ = max|G_i[k]|, (B, K),
+      which is not finite where a factor is not; and the norms ‖u‖‖v‖, (B, K), at least 1 where τ is
+      positive. G_i[k] = τ uᵀ v, and nothing in it can cancel, overflow or underflow but τ.
+    """
+
+    def unit(factor: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        if indexed(factor):
+            ones = jnp.ones(factor.shape[:2], jnp.float32)
+            return factor, ones, ones
+        factor = factor.astype(wide(factor))
+        top = jnp.max(jnp.abs(factor), axis=(2, 3))
+        safe = jnp.isfinite(top) & (top > 0)
+        scaled = factor / jnp.where(safe, top, 1.0)[:, :, None, None]
+        scaled = jnp.where(safe[:, :, None, None], scaled, 0.0)
+        return scaled, top, jnp.sqrt(jnp.sum(jnp.square(scaled), axis=(2, 3)))
+
+    weighted = [segment.rows, segment.columns]
+    dense = 0 if indexed(segment.columns) else 1
+    weighted[dense] = _times(weighted[dense].astype(wide(weighted[dense])), segment.weight)
+    (rows, row_top, row_norm), (columns, column_top, column_norm) = map(unit, weighted)
+    return Segment(rows, columns), row_top * column_top, row_norm * column_norm
 
 
 def largest(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:

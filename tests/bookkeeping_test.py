@@ -128,6 +128,50 @@ def test_gradients_of_any_magnitude(size):
     close(*both(network._replace(loss=loss), clip, points_of(network, 1), _batch(network)))
 
 
+def _one_position(params, example):
+    """A batched product, one of a scaled parameter, and a lookup, all of one position (T = 1)."""
+    x, token, size = example
+    hidden = jnp.tanh(jnp.einsum("kd,kde->ke", x, params["stack"])).reshape(-1)
+    out = hidden @ (-2.0 * params["scaled"]) + jnp.sum(params["table"][token])
+    return jnp.sum(size * jnp.sin(out) + jnp.sum(size * x[:, :1] * params["stack"][:, 0, :2]))
+
+
+@pytest.mark.parametrize(
+    "clip", [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.l2_clip(0.3), CLIPS["per layer"]]
+)
+def test_factors_of_one_position_of_any_magnitude(clip):
+    keys = jax.random.split(jax.random.key(3), 5)
+    shapes = {"stack": (3, 4, 5), "scaled": (15, 2), "table": (7, 3)}
+    params = {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
+    }
+    network = NETWORKS["mlp"]._replace(loss=_one_position)
+    points = dpoptax.GradientPoints((params,), (1.0,))
+    size = jnp.array([1.0, 1e-30, 1e30, 1e20, 1e-20, jnp.nan, jnp.inf, 0.0, 1.0])
+    x = jax.random.normal(keys[3], (9, 3, 4)).at[3].multiply(1e-15).at[4, 0].multiply(1e15)
+    token = jax.random.randint(keys[4], (9,), 0, 7)
+    mask = jnp.arange(9) < 8
+    close(*both(network, clip, points, (x, token, size), mask))
+
+
+def test_a_gradient_of_one_position_is_never_formed():
+    def loss(params, x):
+        return jnp.sum(jnp.sin(x @ params))
+
+    def total(params, x):
+        points = dpoptax.GradientPoints((params,), (1.0,))
+        mask = jnp.ones(8, bool)
+        return bookkept_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[0]
+
+    shapes = (
+        jax.ShapeDtypeStruct((512, 1024), jnp.float32),
+        jax.ShapeDtypeStruct((8, 512), jnp.float32),
+    )
+    compiled = jax.jit(total, compiler_options=_QUICK).lower(*shapes).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 1024
+
+
 def test_norms_that_are_what_is_left_of_large_terms():
     # The rows are all but equal and the columns sum to zero: inner products cancel to 1e-8 of
     # their size, which is below the rounding of float32.
