@@ -237,10 +237,16 @@ class _Reader:
             block.steps.append(self.meet(eqn, operands, outputs, loops))
         return list(outputs)
 
+    def is_part(self, value: Value) -> bool:
+        """Whether a value is some of the entries of one parameter."""
+        if not isinstance(value, Derived) or value.view is None:
+            return False
+        return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
+
     def meet(self, eqn: Any, operands: Any, outputs: Any, loops: Any) -> Step:
         private = [isinstance(v, Private) for v in operands]
         if any(isinstance(v, Derived) and v.leaves for v in operands):
-            found = _uses.find_rule(eqn, private)
+            found = _uses.find_rule(eqn, private, [self.is_part(v) for v in operands])
             others = [v for i, v in enumerate(operands) if not (found and i == found[1])]
             if (
                 found
@@ -251,7 +257,7 @@ class _Reader:
                 around = tuple((n, s in operands[parameter].scans) for s, n in loops)
                 use = Use(
                     self.uses, rule, operands[parameter], eqn.invars[data].aval,
-                    eqn.outvars[0].aval, around, operands[data].touched,
+                    eqn.outvars[0].aval, around, rule.reads_data and operands[data].touched,
                 )  # fmt: skip
                 self.uses += 1
                 return Step(eqn, operands, outputs, use=use, data=data)

@@ -51,6 +51,7 @@ class Rule:
     name: str
     layout: Layout
     positions: int
+    reads_data: bool = True  # whether the gradient depends on the data operand
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`rows` (K, T, R), or (K, T) integers, and `columns` (K, T, C) of one example."""
@@ -220,10 +221,38 @@ def _table(shape: tuple[int, ...], axis: int) -> Layout:
     return Layout(shape, (), (axis,), tuple(i for i in range(len(shape)) if i != axis))
 
 
-def find_rule(eqn: Any, private: list[bool]) -> tuple[Rule, int, int] | None:
+@dataclasses.dataclass(frozen=True)
+class Shift(Rule):
+    """A part of a parameter added to data or subtracted: the cotangent is its gradient.
+
+    It is summed over the axes along which the part is repeated.
+    """
+
+    layout: Layout
+    sign: int
+    repeated: tuple[int, ...]
+    positions: int = 1
+    reads_data: bool = False
+    name: str = "add"
+
+    @classmethod
+    def build(cls, eqn: Any, parameter: int) -> "Shift":
+        shape, out = _shape(eqn.invars[parameter].aval), _shape(eqn.outvars[0].aval)
+        repeated = tuple(i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
+        name = eqn.primitive.name
+        sign = -1 if name == "sub" and parameter == 1 else 1
+        return cls(Layout(shape, (), (), tuple(range(len(shape)))), sign, repeated, name=name)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        columns = jnp.sum(cotangent, axis=self.repeated).reshape(1, 1, -1)
+        return jnp.full((1, 1, 1), self.sign, cotangent.dtype), columns
+
+
+def find_rule(eqn: Any, private: list[bool], parts: list[bool]) -> tuple[Rule, int, int] | None:
     """The rule of a use, with the positions of the parameter and of the recorded data operand.
 
-    `private[i]` says whether operand i depends on data (else it is made of parameters).
+    `private[i]` says whether operand i depends on data (else it is made of parameters), `parts[i]`
+    whether it is some entries of one parameter, not all.
     """
     name = eqn.primitive.name
     if not all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
@@ -241,4 +270,8 @@ def find_rule(eqn: Any, private: list[bool]) -> tuple[Rule, int, int] | None:
     elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
         parameter, data = 0, private.index(True)
         rule = Lookup.build_slice(eqn, data - 1)
+    elif name in ("add", "sub") and any(parts):
+        parameter = parts.index(True)
+        data = 1 - parameter
+        rule = Shift.build(eqn, parameter)
     return None if rule is None else (rule, parameter, data)

@@ -337,3 +337,15 @@ def _side_by_side(p, x):
     x = jnp.tanh(x + k @ jnp.concatenate([p["s"], p["d"][:2]]))
     y = jnp.einsum("td,dhk->thk", x, jnp.concatenate([p["c"], -p["c"]], 1).reshape(3, 2, 6))
     return jnp.sum(jnp.sin(y)) + jnp.sum(q**2)
+
+
+@_network(_normal(t=(7, 4), u=(2, 5, 4), b=(5, 4), w=(4, 4)), _vectors(3, 4))
+def _parts_added(p, x):
+    x = jnp.tanh((x + p["t"][:3] * 0.5) @ p["w"]) - p["t"][4:]
+    x = jnp.sin(p["u"][1, 1:4] - x) + p["u"][0, :1]
+
+    def step(x, b):
+        return jnp.tanh(x @ p["w"]) + b, jnp.sum(x)
+
+    x, sums = lax.scan(step, x[0], p["b"][1:4])
+    return jnp.sum(x) + jnp.sum(jnp.sin(sums))
