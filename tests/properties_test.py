@@ -26,6 +26,11 @@ CLIPS = {
     "per layer": dpoptax.per_layer_clip([0.3, 2.0, 1e-3]),
     "per leaf": dpoptax.per_layer_clip(1.0),
     "per leaf, tiny": dpoptax.per_layer_clip(1e-8),
+    "automatic per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7)),
+    "AUTO-V per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7, gamma=0.0)),
+    "of each kind": dpoptax.per_layer_clip(
+        [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.psac_clip(2.0), dpoptax.normalized_clip(9)]
+    ),
     "hyperspherical": dpoptax.hyperspherical_clip(1.0, angle_norm=0.5),
     "hyperspherical box": dpoptax.hyperspherical_clip(1.0, beta=0.3),
 }
@@ -103,18 +108,19 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(name, dtype, shapes, dra
     assert moved <= CLIPS[name].sensitivity * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("kind", [float, functools.partial(dpoptax.automatic_clip, gamma=0.0)])
 @pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
 @pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
-def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large):
+def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, kind):
     """Next to a large layer, one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
     grads = [jnp.full((1, 1), large), jnp.asarray((large * layer).astype(np.float32))]
-    total = sum_clipped(dpoptax.per_layer_clip([1.0, small]), grads)
+    total = sum_clipped(dpoptax.per_layer_clip([kind(1.0), kind(small)]), grads)
     assert helpers.global_norm(total[1]) <= small * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "hyperspherical"])
+@pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "AUTO-V per leaf", "hyperspherical"])
 @hostile
 @given(shapes=st.sampled_from(SHAPES), draw=st.tuples(exponents, spreads, specials, seeds))
 def test_what_is_masked_adds_nothing(name, shapes, draw):

@@ -37,6 +37,12 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "psac": dpoptax.psac_clip,
     "normalized": dpoptax.normalized_clip,
     "per_layer": dpoptax.per_layer_clip,
+    "auto_s_per_layer": lambda l2_clip_norm: dpoptax.per_layer_clip(
+        dpoptax.automatic_clip(l2_clip_norm)
+    ),
+    "auto_v_per_layer": lambda l2_clip_norm: dpoptax.per_layer_clip(
+        dpoptax.automatic_clip(l2_clip_norm, gamma=0.0)
+    ),
 }
 """Clip geometries by name, from the clip norm."""
 

@@ -71,8 +71,9 @@ class TrainConfig:
     noise_multiplier: float | None = None
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     clip: str = "l2"
-    """Geometry of the clip: l2, auto_s, auto_v, psac, normalized or per_layer, whose bound is split
-    evenly over the arrays of parameters; a method may have its own."""
+    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
+    auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
+    its own."""
     l2_clip_norm: float = 1.0
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = "poisson"
