@@ -73,11 +73,11 @@ def costs(
 
 
 def points(config: TrainConfig) -> int:
-    """Number of gradients that the method takes of each example."""
+    """Number of gradients that the method takes of each example and its copies."""
     params = {"w": jnp.zeros(2)}
     optimizer = build_optimizer(config, 1.0, jax.random.key(0))
     found = dpoptax.gradient_points(optimizer.init(params), params)
-    return len(found.points) + (found.tangent is not None)
+    return (len(found.points) + (found.tangent is not None)) * config.method.copies
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
@@ -135,9 +135,18 @@ def _step(config: TrainConfig) -> str:
 
 def _flops_of_one_point(config: TrainConfig) -> float:
     """Of one step of DP-SGD, whose noise is of no matter."""
-    changes = {"method": DPSGD(), "noise_multiplier": 10.0, "epsilon": None, "accountant": "rdp"}
-    cost = plan_run(dataclasses.replace(config, **changes, steps=1, record=0))  # type: ignore[arg-type]
-    return float(cost.flops or 0.0)
+    step = dataclasses.replace(
+        config,
+        method=DPSGD(),
+        sampling="poisson",
+        noise_multiplier=10.0,
+        epsilon=None,
+        accountant="rdp",
+        steps=1,
+        record=0,
+        parameter_ema=None,
+    )
+    return float(plan_run(step).flops or 0.0)
 
 
 def _hours(seconds: float) -> str:
