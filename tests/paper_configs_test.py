@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+import dpoptax
 from dpoptax import accounting
-from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_optimizer
+from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import FILE_DATASETS
 from dpoptax.training.errors import ConfigError
@@ -181,6 +182,22 @@ def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     assert below - np.exp(epsilon) * above == pytest.approx(row.delta, rel=0.02)
     sampled = ROWS["disk/figure_6:eps-8/dp_ftrl_sampled"]
     assert sampled.method.cycle_length == sampled.method.strategy(sampled.steps).bands == 4
+
+
+def test_figure_9_has_two_curves_of_all_layers_and_of_each():
+    clips = {
+        name.split("/")[-1]: build_clip(row)
+        for name, row in ROWS.items()
+        if name.startswith("doppler/figure_8_9:clip/")
+    }
+    automatic, vanilla = dpoptax.automatic_clip(1.0), dpoptax.l2_clip(1.0)
+    assert clips == {
+        "auto_s": automatic,
+        "l2": vanilla,
+        "auto_s_per_layer": dpoptax.per_layer_clip(automatic),
+        "per_layer": dpoptax.per_layer_clip(vanilla),
+    }
+    assert {clip.sensitivity for clip in clips.values()} == {1.0}
 
 
 def test_de_et_al_s_options_are_in_figure_7():

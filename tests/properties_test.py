@@ -141,26 +141,34 @@ def _point_sets(params, other):
     }
 
 
+WHOLE_PATHS = {
+    "l2": dpoptax.l2_clip(0.5),
+    "automatic per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.5)),
+}
+
+
 @functools.cache
-def _paths(method, microbatch_size):
-    clip = dpoptax.l2_clip(0.5)
+def _paths(method, microbatch_size, clip):
     return jax.jit(
         dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=microbatch_size)
     )
 
 
 @pytest.mark.parametrize(
-    ("points", "method", "microbatch_size"),
+    ("points", "method", "microbatch_size", "clip"),
     [
-        ("DP-SGD", "auto", None),
-        ("DiSK", "auto", 2),
-        ("DiSK", "vmap", 2),
-        ("DiSK, Hessian", "vmap", None),
+        ("DP-SGD", "auto", None, "l2"),
+        ("DiSK", "auto", 2, "l2"),
+        ("DiSK", "vmap", 2, "l2"),
+        ("DiSK, Hessian", "vmap", None, "l2"),
+        ("DiSK", "auto", 2, "automatic per leaf"),
+        ("DiSK", "vmap", None, "automatic per leaf"),
         *[
-            pytest.param(points, method, size, marks=pytest.mark.slow)
+            pytest.param(points, method, size, clip, marks=pytest.mark.slow)
             for points in ("DP-SGD", "DiSK", "DiSK, Hessian", "DP-PMLF")
             for method in ("auto", "vmap")
             for size in (None, 2)
+            for clip in WHOLE_PATHS
         ],
     ],
 )
@@ -172,7 +180,7 @@ def _paths(method, microbatch_size):
     index=st.integers(0, EXAMPLES - 1),
 )
 def test_every_path_and_every_methods_points_keep_the_bound(
-    points, method, microbatch_size, draw, sizes, mask, index
+    points, method, microbatch_size, clip, draw, sizes, mask, index
 ):
     params, other = (
         jax.tree.map(lambda p, s=s: p * 10.0**s, helpers.mlp_params(jax.random.key(i)))
@@ -180,6 +188,7 @@ def test_every_path_and_every_methods_points_keep_the_bound(
     )
     x, _, _ = _values([(5,), (), ()], np.float32, draw)
     batch = x, jnp.arange(EXAMPLES) % 3
-    grad_fn, where = _paths(method, microbatch_size), _point_sets(params, other)[points]
+    grad_fn = _paths(method, microbatch_size, WHOLE_PATHS[clip])
+    where = _point_sets(params, other)[points]
     moved = _moved(lambda m: grad_fn(where, batch, m).sum, np.array(mask), index)
     assert moved <= 0.5 * (1 + 1e-5)
