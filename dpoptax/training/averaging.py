@@ -26,18 +26,15 @@ def average_params(decay: float) -> optax.GradientTransformation:
     last in a chain, and wants `params`. Privacy: post-processing of what was released.
 
     Source: De et al., "Unlocking High-Accuracy Differentially Private Image Classification through
-    Scale", 2022, section 3.3, with the warm-up of the code that they published.
+    Scale", 2022, with the warm-up of the code that they published.
     """
 
     def init(params: Any) -> AverageState:
-        wide = [jnp.promote_types(leaf.dtype, jnp.float32) for leaf in jax.tree.leaves(params)]
         # Copies: the step donates parameters and state, and no buffer can be given away twice.
-        leaves = [
-            jnp.array(leaf, dtype, copy=True)
-            for leaf, dtype in zip(jax.tree.leaves(params), wide, strict=True)
-        ]
-        average = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        return AverageState(jnp.zeros([], jnp.int32), average)
+        copies = jax.tree.map(
+            lambda p: jnp.array(p, jnp.promote_types(p.dtype, jnp.float32), copy=True), params
+        )
+        return AverageState(jnp.zeros([], jnp.int32), copies)
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
         if params is None:
