@@ -1,13 +1,13 @@
-"""Clip geometries next to `l2_clip`: other curves from norm to factor, and a bound per layer."""
+"""Clip geometries next to `l2_clip`: other curves from norm to factor, and a clip per layer."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clipping import Clip, positive
+from dpoptax._clipping import Clip, L2Clip, positive
 
 # Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
 _TINY = 2.0**-90
@@ -143,18 +143,18 @@ def normalized_clip(l2_clip_norm: float) -> NormalizedClip:
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerClip(Clip):
-    """min(1, C_l/‖g_l‖) g_l for each layer l; see `per_layer_clip`."""
+    """A flat clip for each layer; see `per_layer_clip`."""
 
-    l2_clip_norms: tuple[float, ...]
+    clips: tuple[Clip, ...]
     layers: Any
 
     @property
     def sensitivity(self) -> float:
-        """√Σ C_l²; with one bound split over all leaves, that bound."""
-        return math.hypot(*self.l2_clip_norms)
+        """√Σ C_l²; with one clip split over all leaves, its own."""
+        return math.hypot(*(clip.sensitivity for clip in self.clips))
 
     def groups(self, tree):
-        """One group a layer: a subtree with a bound of its own, or every leaf."""
+        """One group a layer: a subtree with a clip of its own, or every leaf."""
         if self.layers is None:
             return list(range(len(jax.tree.leaves(tree))))
         try:
@@ -166,40 +166,73 @@ class PerLayerClip(Clip):
         return [i for i, layer in enumerate(subtrees) for _ in jax.tree.leaves(layer)]
 
     def factors(self, norms):
-        """min(1, C_l/‖g_l‖)."""
-        bounds = jnp.asarray(self.l2_clip_norms, norms.dtype)
+        """Those of each layer's clip at the layer's norm."""
         if self.layers is None:
-            bounds = bounds / math.sqrt(norms.shape[-1])
-        return jnp.minimum(1.0, bounds / norms)
+            return _share(self.clips[0], norms.shape[-1]).factors(norms)
+        columns = [clip.factors(norms[..., i : i + 1]) for i, clip in enumerate(self.clips)]
+        return jnp.concatenate(columns, axis=-1)
 
 
-def per_layer_clip(l2_clip_norms: Any) -> PerLayerClip:
-    """Clips each layer of each example's gradient by itself: g_l ↦ min(1, C_l/‖g_l‖) g_l.
+def per_layer_clip(clips: Any) -> PerLayerClip:
+    """Clips each layer of each example's gradient by itself: g_l ↦ f_l(‖g_l‖) g_l.
 
-    A layer whose gradients are long no longer shortens the others. Clipping and the sum of one
-    layer need no other layer's norm.
+    With numbers C_l, f_l is that of `l2_clip`, min(1, C_l/‖g_l‖): layer-wise vanilla clipping. With
+    flat geometries it is theirs: `per_layer_clip(automatic_clip(1.0))` is layer-wise automatic
+    clipping, f_l = C_l/(‖g_l‖ + γ). A layer whose gradients are long no longer shortens the others.
+    Clipping and the sum of one layer need no other layer's norm.
 
-    Privacy: one example adds at most √Σ C_l² to the sum, in l2 norm, and that is what the noise is
-    scaled to, for every layer alike. An example with a non-finite gradient in any layer adds
-    exactly zero to all.
+    Privacy: one example adds at most C_l to the sum in layer l, and so at most √Σ C_l² to the
+    whole, in l2 norm; that is what the noise is scaled to, for every layer alike. An example with a
+    non-finite gradient in any layer adds exactly zero to all.
 
     Args:
-      l2_clip_norms: a tree that is a prefix of the parameters, with one bound C_l for each subtree,
-        such as {"encoder": 1.0, "head": 0.1}; or a list of bounds where the parameters are a list;
-        or one number C for the whole, which makes every leaf of m a layer with C_l = C/√m.
+      clips: a tree that is a prefix of the parameters, with one bound C_l, or one flat geometry of
+        sensitivity C_l, for each subtree, such as {"encoder": 1.0, "head": automatic_clip(0.1)}; or
+        a list of them where the parameters are a list; or a single one with bound C for the whole,
+        which makes every leaf of m a layer with C_l = C/√m and all else, such as γ, as it is.
 
     Raises:
-      ValueError: a bound that is no positive, finite number, or no bound; at the call, gradients
-        that the tree is no prefix of.
+      TypeError: a geometry that is not flat: one that encodes, follows a threshold, or has layers.
+      ValueError: a bound that is no positive, finite number, or none at all; a geometry for the
+        whole whose sensitivity does not follow its bound, such as `normalized_clip`; at the call,
+        gradients that the tree is no prefix of.
 
-    Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018.
+    Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018; for
+    automatic clipping, Bu et al., 2023.
 
     >>> per_layer_clip({"encoder": 3.0, "head": 4.0}).sensitivity
     5.0
+    >>> per_layer_clip(automatic_clip(1.0)).factors(jnp.array([4.99, 0.99, 0.49, 1.99]))
+    Array([0.1 , 0.5 , 1.  , 0.25], dtype=float32)
     """
-    bounds, layers = jax.tree.flatten(l2_clip_norms)
-    if not bounds:
-        raise ValueError(f"l2_clip_norms={l2_clip_norms!r}: want at least one bound")
-    checked = tuple(positive("l2_clip_norms", bound) for bound in bounds)
-    whole = jax.tree_util.treedef_is_leaf(layers)
-    return PerLayerClip(checked, None if whole else layers)
+    given, layers = jax.tree.flatten(clips)
+    if not given:
+        raise ValueError(f"clips={clips!r}: want at least one bound")
+    flat = tuple(_flat(clip) for clip in given)
+    if not jax.tree_util.treedef_is_leaf(layers):
+        return PerLayerClip(flat, layers)
+    _share(flat[0], 1)
+    return PerLayerClip(flat, None)
+
+
+def _flat(given: Any) -> Clip:
+    """A geometry that scales whole gradients by their norm; that of a number is `l2_clip`."""
+    if not isinstance(given, Clip):
+        return L2Clip(positive("clips", given))
+    if given.encodes or given.followed or type(given).groups is not Clip.groups:
+        raise TypeError(
+            f"clips={given!r}: want bounds or flat geometries, such as dpoptax.l2_clip(1.0) or "
+            "dpoptax.automatic_clip(1.0)"
+        )
+    return given
+
+
+def _share(clip: Clip, layers: int) -> Clip:
+    """The geometry with a bound of C/√layers, so that this many of them have sensitivity C."""
+    if type(clip) not in (L2Clip, AutomaticClip, PsacClip):
+        raise ValueError(
+            f"clips={clip!r}: it is not known how to split its sensitivity among the layers; give "
+            "a tree with one geometry for each"
+        )
+    whole = cast(L2Clip | AutomaticClip | PsacClip, clip)
+    return dataclasses.replace(whole, l2_clip_norm=whole.l2_clip_norm / math.sqrt(layers))

@@ -88,6 +88,15 @@ CLIPS = {
     "normalized": dpoptax.normalized_clip(0.3),
     "per layer": dpoptax.per_layer_clip(0.3),
     "per named layer": dpoptax.per_layer_clip({"w": 0.1, "b": 0.2, "v": 0.3, "c": 0.4}),
+    "automatic per layer": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.3)),
+    "of each kind": dpoptax.per_layer_clip(
+        {
+            "w": dpoptax.automatic_clip(0.3, gamma=0.0),
+            "b": dpoptax.psac_clip(0.2),
+            "v": dpoptax.normalized_clip(0.3),
+            "c": 0.4,
+        }
+    ),
 }
 
 
@@ -120,11 +129,14 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
+AUTO_V = dpoptax.automatic_clip(0.3, gamma=0.0)
+
+
+@pytest.mark.parametrize("clip", [AUTO_V, dpoptax.per_layer_clip(AUTO_V)], ids=["flat", "layers"])
 @pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
-def test_gradients_of_any_magnitude(size):
+def test_gradients_of_any_magnitude(size, clip):
     network = NETWORKS["tied_embeddings"]
     loss = lambda params, example: size * network.loss(params, example)  # noqa: E731
-    clip = dpoptax.automatic_clip(0.3, gamma=0.0)
     close(*both(network._replace(loss=loss), clip, points_of(network, 1), _batch(network)))
 
 

@@ -27,6 +27,10 @@ LAYERED = {
     "two": dpoptax.per_layer_clip({"a": 0.5, "b": 1.2}),
     "leaves": dpoptax.per_layer_clip({"a": 0.5, "b": {"c": 0.1, "d": 0.2}}),
     "whole": dpoptax.per_layer_clip(0.7),
+    "auto-v each": dpoptax.per_layer_clip(FLAT["auto-v"]),
+    "auto-s each": dpoptax.per_layer_clip(FLAT["auto-s"]),
+    "psac each": dpoptax.per_layer_clip(FLAT["psac"]),
+    "named": dpoptax.per_layer_clip({"a": FLAT["auto-s"], "b": FLAT["normalized"]}),
 }
 
 
@@ -114,6 +118,48 @@ def test_layers_are_clipped_by_themselves():
     np.testing.assert_allclose(LAYERED["whole"].sensitivity, 0.7)
 
 
+@pytest.mark.parametrize("make", [dpoptax.l2_clip, dpoptax.automatic_clip, dpoptax.psac_clip])
+def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
+    grads = _grads(4)
+    clip = dpoptax.per_layer_clip(make(0.7))
+    total = sum_clipped(clip, grads)
+    # Three leaves, with a bound of 0.7/√3 each; γ and r are as they were.
+    alone = [sum_clipped(make(0.7 / 3**0.5), leaf) for leaf in jax.tree.leaves(grads)]
+    for got, want in zip(jax.tree.leaves(total), alone, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert clip.sensitivity == 0.7
+
+
+def test_layers_can_have_geometries_of_their_own():
+    grads = _grads(5)
+    total = sum_clipped(LAYERED["named"], grads)
+    for name, clip in (("a", FLAT["auto-s"]), ("b", FLAT["normalized"])):
+        alone = sum_clipped(clip, grads[name])
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
+    np.testing.assert_allclose(LAYERED["named"].sensitivity, (0.7**2 + 1.0) ** 0.5)
+
+
+def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
+    grads = jax.tree.map(lambda g: g[:1] * 1e-6, _grads(6))
+    total = sum_clipped(LAYERED["auto-v each"], grads)
+    for leaf in jax.tree.leaves(total):
+        np.testing.assert_allclose(np.linalg.norm(leaf), 0.7 / 3**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        dpoptax.per_layer_clip(1.0),
+        dpoptax.adaptive_clip(1.0),
+        dpoptax.hyperspherical_clip(1.0, beta=0.5),
+    ],
+)
+def test_layers_of_a_geometry_that_is_not_flat_are_refused(clip):
+    for given in (clip, [clip, 1.0]):
+        with pytest.raises(TypeError, match="want bounds or flat geometries"):
+            dpoptax.per_layer_clip(given)
+
+
 def test_noise_of_a_layered_clip_is_scaled_to_its_whole_sensitivity():
     clip = dpoptax.per_layer_clip({"a": 3.0, "b": 4.0})
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
@@ -150,8 +196,9 @@ def test_layers_that_are_no_prefix_are_refused():
         (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "gamma=nan"),
         (lambda: dpoptax.psac_clip(1.0, r=0.0), "r=0"),
         (lambda: dpoptax.normalized_clip(-1.0), "l2_clip_norm=-1"),
-        (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "l2_clip_norms=0"),
+        (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "clips=0"),
         (lambda: dpoptax.per_layer_clip({}), "at least one bound"),
+        (lambda: dpoptax.per_layer_clip(dpoptax.normalized_clip(1.0)), "how to split its sensi"),
     ],
 )
 def test_bad_arguments(make, message):

@@ -6,16 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_optimizer
+import dpoptax
+from dpoptax import accounting
+from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import FILE_DATASETS
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.main import main
-from dpoptax.training.methods import DPSGD, GeoDP, HypersphericalClip
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP, HypersphericalClip
 from dpoptax.training.models import MODELS, PUBLISHED_MODELS
 from dpoptax.training.planning import plan_run
+from dpoptax.training.privacy import make_plan
+from dpoptax.training.report_costs import points
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
@@ -60,6 +65,8 @@ def data_dir(tmp_path_factory):
 def shortened(config, data_dir, **changes):
     """Two steps of a config on a handful of examples, with a noise whose ε can be stated."""
     kind = FILE_DATASETS[config.dataset].kind
+    if isinstance(config.method, CorrelatedNoise):
+        changes["method"] = dataclasses.replace(config.method, bands=2)  # groups of ten examples
     if kind != "images":
         changes |= {
             "model": config.model if "model" not in changes else ORDINARY[kind],
@@ -95,6 +102,7 @@ def check_row(config):
     assert config.optimizer in DIRECTIONS
     assert config.schedule in SCHEDULES
     config.method.filter(1.0)  # raises at an unknown preset or a coefficient out of range
+    assert (config.sampling == "cyclic") == isinstance(config.method, CorrelatedNoise)
     if not config.method.private:
         assert config.epsilon is config.noise_multiplier is None
     elif config not in STATES_BOTH:
@@ -157,6 +165,48 @@ def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_pa
     config = dataclasses.replace(config, noise_multiplier=1.0)  # DP-SGD has to state an ε
     summary = train_and_evaluate(config, tmp_path, progress=False).summary
     assert np.isfinite(summary["test_loss"])
+
+
+def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
+    row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
+    plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
+    assert plan.sampler.participation_probability == 1.0
+    # 80 epochs, so 80 turns of every example: one Gaussian mechanism with μ = √80/σ.
+    mu, epsilon = (
+        80**0.5 / 5.5,
+        accounting.epsilon(
+            sampler=plan.priced, noise_multiplier=5.5, steps=row.steps, delta=row.delta
+        ),
+    )
+    below, above = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
+    assert below - np.exp(epsilon) * above == pytest.approx(row.delta, rel=0.02)
+    sampled = ROWS["disk/figure_6:eps-8/dp_ftrl_sampled"]
+    assert sampled.method.cycle_length == sampled.method.strategy(sampled.steps).bands == 4
+
+
+def test_figure_9_has_two_curves_of_all_layers_and_of_each():
+    clips = {
+        name.split("/")[-1]: build_clip(row)
+        for name, row in ROWS.items()
+        if name.startswith("doppler/figure_8_9:clip/")
+    }
+    automatic, vanilla = dpoptax.automatic_clip(1.0), dpoptax.l2_clip(1.0)
+    assert clips == {
+        "auto_s": automatic,
+        "l2": vanilla,
+        "auto_s_per_layer": dpoptax.per_layer_clip(automatic),
+        "per_layer": dpoptax.per_layer_clip(vanilla),
+    }
+    assert {clip.sensitivity for clip in clips.values()} == {1.0}
+
+
+def test_de_et_al_s_options_are_in_figure_7():
+    base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
+    assert base.parameter_ema == disk.parameter_ema == 0.99999
+    assert (base.method.copies, disk.method.copies) == (4, 4)
+    assert (points(base), points(disk)) == (4, 8)
+    plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
+    assert [points(row) for row in plain] == [1, 2]
 
 
 def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):

@@ -26,6 +26,11 @@ CLIPS = {
     "per layer": dpoptax.per_layer_clip([0.3, 2.0, 1e-3]),
     "per leaf": dpoptax.per_layer_clip(1.0),
     "per leaf, tiny": dpoptax.per_layer_clip(1e-8),
+    "automatic per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7)),
+    "AUTO-V per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7, gamma=0.0)),
+    "of each kind": dpoptax.per_layer_clip(
+        [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.psac_clip(2.0), dpoptax.normalized_clip(9)]
+    ),
     "hyperspherical": dpoptax.hyperspherical_clip(1.0, angle_norm=0.5),
     "hyperspherical box": dpoptax.hyperspherical_clip(1.0, beta=0.3),
 }
@@ -103,18 +108,19 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(name, dtype, shapes, dra
     assert moved <= CLIPS[name].sensitivity * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("kind", [float, functools.partial(dpoptax.automatic_clip, gamma=0.0)])
 @pytest.mark.parametrize("small", [1.0, 1e-6, 1e-8, 1e-14])
 @pytest.mark.parametrize("large", [1.0, 1e13, 1e30, 3e38])
-def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large):
+def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, kind):
     """Next to a large layer, one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
     grads = [jnp.full((1, 1), large), jnp.asarray((large * layer).astype(np.float32))]
-    total = sum_clipped(dpoptax.per_layer_clip([1.0, small]), grads)
+    total = sum_clipped(dpoptax.per_layer_clip([kind(1.0), kind(small)]), grads)
     assert helpers.global_norm(total[1]) <= small * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "hyperspherical"])
+@pytest.mark.parametrize("name", ["l2", "AUTO-V", "per leaf", "AUTO-V per leaf", "hyperspherical"])
 @hostile
 @given(shapes=st.sampled_from(SHAPES), draw=st.tuples(exponents, spreads, specials, seeds))
 def test_what_is_masked_adds_nothing(name, shapes, draw):
@@ -135,26 +141,34 @@ def _point_sets(params, other):
     }
 
 
+WHOLE_PATHS = {
+    "l2": dpoptax.l2_clip(0.5),
+    "automatic per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.5)),
+}
+
+
 @functools.cache
-def _paths(method, microbatch_size):
-    clip = dpoptax.l2_clip(0.5)
+def _paths(method, microbatch_size, clip):
     return jax.jit(
         dpoptax.clipped_grad(helpers.mlp_loss, clip, method=method, microbatch_size=microbatch_size)
     )
 
 
 @pytest.mark.parametrize(
-    ("points", "method", "microbatch_size"),
+    ("points", "method", "microbatch_size", "clip"),
     [
-        ("DP-SGD", "auto", None),
-        ("DiSK", "auto", 2),
-        ("DiSK", "vmap", 2),
-        ("DiSK, Hessian", "vmap", None),
+        ("DP-SGD", "auto", None, "l2"),
+        ("DiSK", "auto", 2, "l2"),
+        ("DiSK", "vmap", 2, "l2"),
+        ("DiSK, Hessian", "vmap", None, "l2"),
+        ("DiSK", "auto", 2, "automatic per leaf"),
+        ("DiSK", "vmap", None, "automatic per leaf"),
         *[
-            pytest.param(points, method, size, marks=pytest.mark.slow)
+            pytest.param(points, method, size, clip, marks=pytest.mark.slow)
             for points in ("DP-SGD", "DiSK", "DiSK, Hessian", "DP-PMLF")
             for method in ("auto", "vmap")
             for size in (None, 2)
+            for clip in WHOLE_PATHS
         ],
     ],
 )
@@ -166,7 +180,7 @@ def _paths(method, microbatch_size):
     index=st.integers(0, EXAMPLES - 1),
 )
 def test_every_path_and_every_methods_points_keep_the_bound(
-    points, method, microbatch_size, draw, sizes, mask, index
+    points, method, microbatch_size, clip, draw, sizes, mask, index
 ):
     params, other = (
         jax.tree.map(lambda p, s=s: p * 10.0**s, helpers.mlp_params(jax.random.key(i)))
@@ -174,6 +188,7 @@ def test_every_path_and_every_methods_points_keep_the_bound(
     )
     x, _, _ = _values([(5,), (), ()], np.float32, draw)
     batch = x, jnp.arange(EXAMPLES) % 3
-    grad_fn, where = _paths(method, microbatch_size), _point_sets(params, other)[points]
+    grad_fn = _paths(method, microbatch_size, WHOLE_PATHS[clip])
+    where = _point_sets(params, other)[points]
     moved = _moved(lambda m: grad_fn(where, batch, m).sum, np.array(mask), index)
     assert moved <= 0.5 * (1 + 1e-5)

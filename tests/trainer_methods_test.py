@@ -10,7 +10,7 @@ import pytest
 import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax.training import audit, chain, models
-from dpoptax.training.augmentations import shifted, step_key
+from dpoptax.training.augmentations import flipped, shifted, step_key
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import load_dataset
 from dpoptax.training.errors import ConfigError
@@ -19,7 +19,9 @@ from dpoptax.training.methods import (
     AdamBC,
     AdaptiveClip,
     Augmented,
+    AugmentedDisk,
     CorrelatedNoise,
+    Disk,
     GeoDP,
     LPAdam,
 )
@@ -37,6 +39,8 @@ METHODS = {
         "sampling": "cyclic",
     },
     "augmented": {"method": Augmented(multiplicity=2)},
+    "augmented_disk": {"method": AugmentedDisk(multiplicity=2, mirrored=True, flip=True)},
+    "averaged": {"parameter_ema": 0.5},
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
 }
@@ -62,7 +66,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     assert again.summary["epsilon"] == whole.summary["epsilon"]
 
 
-@pytest.mark.parametrize("name", ["adaptive_clip", "augmented", "adam_bc", "lp_adam"])
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"correlated_noise"}))
 def test_what_is_dp_sgd_with_poisson_sampling_costs_what_dp_sgd_does(name):
     config = tiny(**METHODS[name])
     plan = make_plan(config, 1438)
@@ -152,6 +156,24 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
+def test_disk_on_copies_that_are_the_examples_is_disk():
+    config = tiny(method=Disk(), noise_multiplier=1.0, epsilon=None)
+    want = run(config).params
+    same = AugmentedDisk(multiplicity=2, shift=0)
+    got = run(dataclasses.replace(config, method=same)).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+    other = run(dataclasses.replace(config, method=AugmentedDisk(multiplicity=2))).params
+    assert max(map(float, jax.tree.leaves(jax.tree.map(_distance, other, want)))) > 1e-3
+    state = chain.build_optimizer(
+        dataclasses.replace(config, method=same), 1.0, jax.random.key(0)
+    ).init(want)
+    assert len(dpoptax.gradient_points(state, want).points) == 2
+
+
+def _distance(a, b):
+    return jnp.max(jnp.abs(a - b))
+
+
 def test_every_step_has_a_key_of_its_own():
     tx = chain.build_optimizer(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0))
     params = jnp.zeros(2)
@@ -176,10 +198,32 @@ def test_shifts_are_all_alike_and_bring_in_zeros():
     counts = [int(np.sum(np.all(np.asarray(moved) == w, axis=(1, 2, 3)))) for w in windows]
     assert sum(counts) == 900
     assert min(counts) > 60
+    mirrored = jax.vmap(lambda key: shifted(1, mirrored=True)(example, key)["inputs"])(
+        jax.random.split(jax.random.key(0), 100)
+    )
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), "edge")  # by one pixel the same as mirrored
+    windows = [padded[i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
+    found = {i for i, w in enumerate(windows) for m in np.asarray(mirrored) if np.all(m == w)}
+    assert found == set(range(9))
+    assert all(any(np.all(m == w) for w in windows) for m in np.asarray(mirrored))
     with pytest.raises(ConfigError, match="shift=-1"):
         shifted(-1)
     with pytest.raises(ConfigError, match=r"inputs of shape \(5,\)"):
         shifted(1)({"inputs": jnp.zeros(5)}, jax.random.key(0))
+
+
+def test_flips_are_of_every_other_copy_and_of_its_width():
+    image = np.arange(1.0, 13.0).reshape(3, 4, 1)
+    example = {"inputs": jnp.asarray(image), "labels": 3}
+    augment = flipped(shifted(0))
+    made = jax.vmap(lambda key: augment(example, key)["inputs"])(
+        jax.random.split(jax.random.key(0), 400)
+    )
+    as_it_was = np.all(np.asarray(made) == image, axis=(1, 2, 3))
+    turned = np.all(np.asarray(made) == image[:, ::-1], axis=(1, 2, 3))
+    assert np.all(as_it_was ^ turned)
+    assert 150 < as_it_was.sum() < 250
+    assert augment(example, jax.random.key(0))["labels"] == 3
 
 
 def test_adam_of_a_method_is_its_own_and_knows_the_noise():

@@ -57,21 +57,33 @@ dpoptax train configs/papers/disk/figure_5.py:eps-8/dp_adam --data-dir "$DATA" -
 dpoptax train configs/papers/disk/figure_5.py:eps-8/kf_dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/vit_small_published" --workdir runs/disk/figure_5/eps-8/kf_dp_adam  # 26 min
 dpoptax train configs/papers/disk/figure_6.py:eps-0.5/base --data-dir "$DATA" --workdir runs/disk/figure_6/eps-0.5/base  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-0.5/doppler --data-dir "$DATA" --workdir runs/disk/figure_6/eps-0.5/doppler  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-0.5/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-0.5/dp_ftrl  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-0.5/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-0.5/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-0.5/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-0.5/disk  # 17 min
 dpoptax train configs/papers/disk/figure_6.py:eps-1/base --data-dir "$DATA" --workdir runs/disk/figure_6/eps-1/base  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-1/doppler --data-dir "$DATA" --workdir runs/disk/figure_6/eps-1/doppler  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-1/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-1/dp_ftrl  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-1/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-1/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-1/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-1/disk  # 17 min
 dpoptax train configs/papers/disk/figure_6.py:eps-2/base --data-dir "$DATA" --workdir runs/disk/figure_6/eps-2/base  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-2/doppler --data-dir "$DATA" --workdir runs/disk/figure_6/eps-2/doppler  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-2/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-2/dp_ftrl  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-2/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-2/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-2/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-2/disk  # 17 min
 dpoptax train configs/papers/disk/figure_6.py:eps-4/base --data-dir "$DATA" --workdir runs/disk/figure_6/eps-4/base  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-4/doppler --data-dir "$DATA" --workdir runs/disk/figure_6/eps-4/doppler  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-4/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-4/dp_ftrl  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-4/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-4/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-4/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-4/disk  # 17 min
 dpoptax train configs/papers/disk/figure_6.py:eps-8/base --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/base  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-8/doppler --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/doppler  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-8/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/dp_ftrl  # 8 min
+dpoptax train configs/papers/disk/figure_6.py:eps-8/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-8/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/disk  # 17 min
-dpoptax train configs/papers/disk/figure_7.py:base --data-dir "$DATA" --workdir runs/disk/figure_7/base  # 417.9 h
-dpoptax train configs/papers/disk/figure_7.py:disk --data-dir "$DATA" --workdir runs/disk/figure_7/disk  # 835.8 h
+dpoptax train configs/papers/disk/figure_7.py:base --data-dir "$DATA" --workdir runs/disk/figure_7/base  # 1671.6 h
+dpoptax train configs/papers/disk/figure_7.py:disk --data-dir "$DATA" --workdir runs/disk/figure_7/disk  # 3343.1 h
+dpoptax train configs/papers/disk/figure_7.py:base_plain --data-dir "$DATA" --workdir runs/disk/figure_7/base_plain  # 417.9 h
+dpoptax train configs/papers/disk/figure_7.py:disk_plain --data-dir "$DATA" --workdir runs/disk/figure_7/disk_plain  # 835.8 h
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.2  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.3 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.3  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.5  # 25 s
@@ -254,6 +266,7 @@ dpoptax train configs/papers/doppler/figure_8_9.py:filter/doppler-f5 --data-dir 
 dpoptax train configs/papers/doppler/figure_8_9.py:filter/doppler-f6 --data-dir "$DATA" --workdir runs/doppler/figure_8_9/filter/doppler-f6  # 15 s
 dpoptax train configs/papers/doppler/figure_8_9.py:clip/auto_s --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/auto_s  # 15 s
 dpoptax train configs/papers/doppler/figure_8_9.py:clip/l2 --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/l2  # 15 s
+dpoptax train configs/papers/doppler/figure_8_9.py:clip/auto_s_per_layer --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/auto_s_per_layer  # 15 s
 dpoptax train configs/papers/doppler/figure_8_9.py:clip/per_layer --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/per_layer  # 15 s
 dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/dp_adam  # 32 min
 dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/dp_adam_bc  # 32 min

@@ -1,4 +1,4 @@
-"""Random shifts of images, and the keys that losses with randomness take each step."""
+"""Random shifts and flips of images, and the keys that losses with randomness take each step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,12 +9,16 @@ import optax
 
 from dpoptax.training.errors import ConfigError
 
+Augment = Callable[[Any, jax.Array], Any]
+"""`augment(example, key)`: the example with another image as its `inputs`."""
 
-def shifted(most: int) -> Callable[[Any, jax.Array], Any]:
-    """`augment(example, key)`: the image moved by up to `most` pixels along each axis.
 
-    Every shift of -most, ..., most is as likely; what enters from outside is zero. `inputs` are an
-    image (height, width, channels); all else of the example stays.
+def shifted(most: int, *, mirrored: bool = False) -> Augment:
+    """The image moved by up to `most` pixels along each axis.
+
+    Every shift of -most, ..., most is as likely; what enters from outside is zero, or, `mirrored`,
+    the image's own edge, reflected. `inputs` are an image (height, width, channels); all else of
+    the example stays.
     """
     if not isinstance(most, int) or most < 0:
         raise ConfigError(f"shift={most!r} is not allowed; give a number of pixels, 0 for none")
@@ -27,11 +31,25 @@ def shifted(most: int) -> Callable[[Any, jax.Array], Any]:
                 "take another method"
             )
         down, right = jax.random.randint(key, (2,), 0, 2 * most + 1)
-        padded = jnp.pad(image, ((most, most), (most, most), (0, 0)))
+        mode = "symmetric" if mirrored else "constant"
+        padded = jnp.pad(image, ((most, most), (most, most), (0, 0)), mode)
         moved = jax.lax.dynamic_slice(padded, (down, right, 0), image.shape)
         return {**example, "inputs": moved}
 
     return augment
+
+
+def flipped(augment: Augment) -> Augment:
+    """The image that `augment` makes, with probability 1/2 mirrored left to right."""
+
+    def flip(example: Any, key: jax.Array) -> Any:
+        first, second = jax.random.split(key)
+        changed = augment(example, first)
+        image = changed["inputs"]
+        image = jnp.where(jax.random.bernoulli(second), image[:, ::-1], image)
+        return {**changed, "inputs": image}
+
+    return flip
 
 
 class StepKeysState(NamedTuple):

@@ -8,6 +8,7 @@ import optax
 
 import dpoptax
 from dpoptax.training.augmentations import step_keys
+from dpoptax.training.averaging import average_params
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import unknown_name
 from dpoptax.training.recording import recorder
@@ -37,6 +38,12 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "psac": dpoptax.psac_clip,
     "normalized": dpoptax.normalized_clip,
     "per_layer": dpoptax.per_layer_clip,
+    "auto_s_per_layer": lambda l2_clip_norm: dpoptax.per_layer_clip(
+        dpoptax.automatic_clip(l2_clip_norm)
+    ),
+    "auto_v_per_layer": lambda l2_clip_norm: dpoptax.per_layer_clip(
+        dpoptax.automatic_clip(l2_clip_norm, gamma=0.0)
+    ),
 }
 """Clip geometries by name, from the clip norm."""
 
@@ -52,7 +59,7 @@ def build_clip(config: TrainConfig) -> dpoptax.Clip:
 def build_optimizer(
     config: TrainConfig, noise_multiplier: float, key: jax.Array
 ) -> optax.GradientTransformation:
-    """The chain noise, filter, direction, learning rate.
+    """The chain noise, filter, direction, learning rate, and the parameters' average if any.
 
     The learning rate is part of the state, the key too: runs that differ in these two alone share
     one compiled step.
@@ -65,12 +72,14 @@ def build_optimizer(
     if config.method.private:
         own = config.method.direction(noise_stddev(config, noise_multiplier))
     keys = [step_keys(key)] if config.method.random else []
+    average = [] if config.parameter_ema is None else [average_params(config.parameter_ema)]
     return optax.chain(
         build_release(config, noise_multiplier, key),
         *keys,
         DIRECTIONS[config.optimizer]() if own is None else own,
         optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
         optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
+        *average,
     )
 
 

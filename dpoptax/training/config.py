@@ -64,6 +64,10 @@ class TrainConfig:
     """Course of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
     which rises over the first twentieth of the steps."""
 
+    parameter_ema: float | None = None
+    """Decay of the moving average of the parameters, in (0, 1), at the first steps t at most
+    (1 + t)/(10 + t); it is what is evaluated and written. None: the parameters themselves."""
+
     epsilon: float | None = 3.0
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
     delta: float = 1e-5
@@ -71,8 +75,9 @@ class TrainConfig:
     noise_multiplier: float | None = None
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     clip: str = "l2"
-    """Geometry of the clip: l2, auto_s, auto_v, psac, normalized or per_layer, whose bound is split
-    evenly over the arrays of parameters; a method may have its own."""
+    """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
+    auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
+    its own."""
     l2_clip_norm: float = 1.0
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = "poisson"
@@ -115,7 +120,9 @@ class TrainConfig:
         for name in ("learning_rate", "l2_clip_norm", "lora_alpha"):
             _check(self, name, _is_positive, "a positive finite number")
         _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
-        _check(self, "delta", lambda value: 0 < value < 1, "a number strictly between 0 and 1")
+        between = "a number strictly between 0 and 1"
+        _check(self, "delta", _is_fraction, between)
+        _check(self, "parameter_ema", _is_fraction, between, optional=True)
         _check(
             self,
             "noise_multiplier",
@@ -224,6 +231,10 @@ def _is_length(value: float) -> bool:
 
 def _is_seed(value: float) -> bool:
     return isinstance(value, int) and 0 <= value < 2**63
+
+
+def _is_fraction(value: float) -> bool:
+    return 0 < value < 1
 
 
 def _is_positive(value: float) -> bool:

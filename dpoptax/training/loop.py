@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from dpoptax import accounting, spectrum
 from dpoptax.training import devices, models, plots, recording, records, resume, streaming
+from dpoptax.training.averaging import averaged
 from dpoptax.training.chain import build_optimizer, noise_stddev
 from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
@@ -32,7 +33,7 @@ class RunResult:
     Attributes:
         summary: What summary.json holds.
         history: The records of metrics.jsonl; the first is from before any step.
-        params: The final parameters.
+        params: The final parameters, or their average if the config asks for one.
         recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
             each, if the config asks for a record.
     """
@@ -182,7 +183,7 @@ def train(
     ) as bar:
 
         def record(done: int) -> None:
-            entry = _measure(config, plan, evaluate, params, done)
+            entry = _measure(config, plan, evaluate, averaged(params, opt_state), done)
             entry["seconds"] = round(time.perf_counter() - started, 4)
             history.append(entry)
             observe(entry)
@@ -205,6 +206,7 @@ def train(
             if done % config.checkpoint_every == 0 or done == last:
                 save(done, wait=done == last)
 
+    final = averaged(params, opt_state)
     summary = {
         **_guarantee(config, plan, opt_state),
         "steps": last,
@@ -215,13 +217,13 @@ def train(
         "test_accuracy": history[-1]["test_accuracy"],
         **{name: history[-1][name] for name in ("test_perplexity",) if name in history[-1]},
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "params_sha256": records.params_sha256(params),
+        "params_sha256": records.params_sha256(final),
         "train_seconds": history[-1]["seconds"],
         "compile_seconds": round(started - compiling, 4),
         "config": config.to_dict(),
         "versions": records.versions(),
     }
-    return RunResult(summary, history, params, recording.recorded(opt_state))
+    return RunResult(summary, history, final, recording.recorded(opt_state))
 
 
 class _Feed:

@@ -20,6 +20,7 @@ class Method:
         private: Whether gradients are clipped and noised.
         random: Whether the loss takes a key, a new one each step.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic".
+        copies: Number of copies of an example that a loss is the mean over.
     """
 
     name: ClassVar[str]
@@ -29,6 +30,11 @@ class Method:
     @property
     def cycle_length(self) -> int:
         """One group: all examples, at every step."""
+        return 1
+
+    @property
+    def copies(self) -> int:
+        """One: the example itself."""
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:

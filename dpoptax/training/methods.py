@@ -12,6 +12,7 @@ from dpoptax.training.method import NonPrivate as NonPrivate
 from dpoptax.training.release_methods import AdamBC as AdamBC
 from dpoptax.training.release_methods import AdaptiveClip as AdaptiveClip
 from dpoptax.training.release_methods import Augmented as Augmented
+from dpoptax.training.release_methods import AugmentedDisk as AugmentedDisk
 from dpoptax.training.release_methods import CorrelatedNoise as CorrelatedNoise
 from dpoptax.training.release_methods import GeoDP as GeoDP
 from dpoptax.training.release_methods import HypersphericalClip as HypersphericalClip

@@ -10,9 +10,9 @@ import optax.contrib
 
 import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
-from dpoptax.training.augmentations import shifted
+from dpoptax.training.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.filter_methods import Doppler, coefficients
+from dpoptax.training.filter_methods import Disk, Doppler, coefficients
 from dpoptax.training.method import Method
 
 
@@ -109,9 +109,9 @@ class CorrelatedNoise(Doppler):
 
 @dataclasses.dataclass(frozen=True)
 class Augmented(Method):
-    """Gradients that are means over shifted copies of an example, then clipped (De et al., 2022).
+    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
 
-    For inputs that are images.
+    Copies are shifted, and flipped if asked for. For inputs that are images.
     """
 
     name: ClassVar[str] = "Augmented"
@@ -121,10 +121,29 @@ class Augmented(Method):
     """Number of copies; each costs a gradient."""
     shift: int = 1
     """Largest shift of a copy along each axis, in pixels."""
+    mirrored: bool = False
+    """Whether a shift brings in the image's mirror at its edges, not zeros."""
+    flip: bool = False
+    """Whether every other copy, at random, is the mirror image, left for right."""
+
+    @property
+    def copies(self) -> int:
+        """The multiplicity."""
+        return self.multiplicity
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """The mean loss of the copies."""
-        return dpoptax.augmented(loss_fn, shifted(self.shift), self.multiplicity)
+        augment = shifted(self.shift, mirrored=self.mirrored)
+        if self.flip:
+            augment = flipped(augment)
+        return dpoptax.augmented(loss_fn, augment, self.multiplicity)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentedDisk(Augmented, Disk):
+    """DiSK on gradients that are means over copies, the same ones at both of its points."""
+
+    name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,7 +131,7 @@ def _text(
         f"{len(runs)} runs of the papers' tables and figures are configured and were not trained. "
         "[reproduction/commands.sh](reproduction/commands.sh) has the command of each. Operations "
         "are those of the traced step, `dpoptax plan`, without what the compiler saves, times the "
-        "number of gradient points and of steps. Hours are for one seed at "
+        "number of gradient points, of copies and of steps. Hours are for one seed at "
         f"{report.flops_per_second:.3g} operations a second, an assumption of what one large GPU "
         "sustains in single precision; nothing of this was measured.",
         cost_table(runs, report.flops_per_second),

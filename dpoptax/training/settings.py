@@ -55,7 +55,7 @@ def random_candidates(
 
 
 _FREE = frozenset(
-    ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm")
+    ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm", "parameter_ema")
     + tuple(f"method.{name}" for name in ("kappa", "gamma", "beta", "momentum", "preset"))
 )
 """Fields that change nothing of what a run costs."""

@@ -25,6 +25,7 @@ _COMPILED_IN = (
     "microbatch_size",
     "optimizer",
     "schedule",
+    "parameter_ema",
     "clip",
     "l2_clip_norm",
     "record",
