@@ -84,6 +84,7 @@ class FileDataset:
         input_shape: Shape of one image.
         num_classes: Number of classes; 0 for generation.
         kind: What an example is.
+        find: Raises `formats.MissingFilesError` if that directory lacks a file; reads none.
     """
 
     load: Callable[..., Dataset]
@@ -91,6 +92,7 @@ class FileDataset:
     input_shape: tuple[int, ...] = ()
     num_classes: int = 0
     kind: Kind = "images"
+    find: Callable[[Path], object] = lambda data_dir: None
 
     def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types of one example, of `length` tokens if it is a text."""
