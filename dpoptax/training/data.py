@@ -34,6 +34,7 @@ class Dataset:
         test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
         kind: What an example is.
+        texts: For generation: each source of the test split with all of its references.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     test: TrainSplit
     num_classes: int
     kind: Kind = "images"
+    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def train_size(self) -> int:
@@ -62,6 +64,7 @@ class Dataset:
             self,
             train={name: values[~held_out] for name, values in train.items()},
             test={name: values[held_out] for name, values in train.items()},
+            texts=(),
         )
 
 

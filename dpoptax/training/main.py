@@ -125,6 +125,9 @@ def _train(arguments: list[str]) -> int:
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"
+    if "test_bleu" in summary:
+        scored = summary["test_bleu"], summary["test_rouge_l"]
+        reached += ", BLEU {:.2f} %, ROUGE-L {:.2f} %".format(*scored)
     print(
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"

@@ -190,7 +190,11 @@ def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Data
         sources, targets = zip(*pairs, strict=True)
         inputs, labels = tokens.continuations(sources, targets)
         splits.append({"inputs": inputs, "labels": labels})
-    return Dataset(name, splits[0], splits[1], 0, kind="generation")
+    references: dict[str, list[str]] = {}
+    for source, target in pairs:  # of the last file, the test split
+        references.setdefault(source, []).append(target)
+    texts = tuple((source, tuple(targets)) for source, targets in references.items())
+    return Dataset(name, splits[0], splits[1], 0, kind="generation", texts=texts)
 
 
 def _files(
