@@ -46,15 +46,17 @@ def table_search(table, beams, length_penalty):
 TABLES = 2 * np.random.default_rng(0).normal(size=(40, 6, 4, 4)).astype(np.float32)
 
 
-def reference_search(table, *, beams, length_penalty):
-    """The same by lists of (log-probability, tokens), as the docstring of `beam_search` says it."""
-    table = log_softmax(np.asarray(table, np.float64))
+def reference_search(following, *, beams, length_penalty, max_tokens):
+    """The same by lists of (log-probability, tokens), as the docstring of `beam_search` says it.
+
+    `following(tokens)` are the logits of what comes next.
+    """
     alive, ended = [(0.0, ())], []
-    for count in range(len(table)):
+    for count in range(max_tokens):
         continued = [
-            (total + table[count, tokens[-1] if tokens else 0, token], (*tokens, token))
+            (total + probability, (*tokens, token))
             for total, tokens in alive
-            for token in range(table.shape[-1])
+            for token, probability in enumerate(log_softmax(np.float64(following(tokens))))
         ]
         continued = sorted(continued, reverse=True)[: 2 * beams]
         size = (count + 1) ** length_penalty
@@ -75,7 +77,12 @@ def test_the_search_is_the_one_that_its_docstring_says(beams, length_penalty):
     for table, tokens, score in zip(
         TABLES, *table_search(TABLES, beams, length_penalty), strict=True
     ):
-        expected = reference_search(table, beams=beams, length_penalty=length_penalty)
+        expected = reference_search(
+            lambda tokens, table=table: table[len(tokens), tokens[-1] if tokens else 0],
+            beams=beams,
+            length_penalty=length_penalty,
+            max_tokens=6,
+        )
         assert tokens.tolist() == padded(expected[1], 6)
         assert float(score) == pytest.approx(expected[0], rel=1e-5)
 
@@ -109,7 +116,7 @@ def whole_logits(tiny, tokens):
     return np.asarray(_apply(*tiny, row))[len(tokens) - 1]
 
 
-PROMPTS = ([3, 1, 4, END], [2, END], [1, 1, 2, END])
+PROMPTS = ([3, 1, 4, END], [2, END], [1, 1, 2, END], [4, 4, END], [1, 3, END], [2, 4, 1, END])
 
 
 def generated(tiny, **options):
@@ -143,6 +150,15 @@ def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
             for text in texts
         }
         assert tokens == padded(max(scores, key=scores.get), size)
+
+
+def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
+    options = {"beams": 3, "length_penalty": 1.0, "max_tokens": 7}
+    for prompt, tokens in zip(PROMPTS, generated(tiny, **options), strict=True):
+        _, expected = reference_search(
+            lambda before, prompt=prompt: whole_logits(tiny, [*prompt, *before]), **options
+        )
+        assert tokens == padded(expected, 7)
 
 
 def test_a_greedy_text_is_that_of_the_whole_forward_pass(tiny):

@@ -19,8 +19,8 @@ class TrainArguments:
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
-    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png, checkpoints/ and, with
-    --beams, generated.jsonl; the same command goes on with a run that was stopped."""
+    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png, checkpoints/, and
+    generated.jsonl with --beams; the same command goes on with a run that was stopped."""
     fetch: bool = False
     """Fetch the published files of the data set into --data-dir, if some are not there."""
 
