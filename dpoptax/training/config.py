@@ -97,6 +97,13 @@ class TrainConfig:
     """What shares the work: one device, all of this process, or all of several hosts."""
     eval_every: int = 10
     """Steps between evaluations on the test split."""
+    beams: int = 0
+    """Number of beams with which a text is generated for each source of the test split after the
+    last step, to be scored with BLEU and ROUGE-L; 1: greedy; 0: none is generated."""
+    length_penalty: float = 1.0
+    """Beams are ranked by log-probability / tokens ** length_penalty."""
+    max_new_tokens: int = 100
+    """Number of tokens after which a generated text is cut."""
     record: int = 0
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
     dpoptax.spectrum. They are released anyway: the record costs no privacy."""
@@ -110,7 +117,14 @@ class TrainConfig:
                 f"method={self.method!r} is not a method; give an instance of a Method, such as "
                 "dpoptax.training.methods.DPSGD()"
             )
-        counts = ("steps", "batch_size", "eval_every", "checkpoint_every", "keep_checkpoints")
+        counts = (
+            "steps",
+            "batch_size",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "max_new_tokens",
+        )
         for name in counts:
             _check(self, name, _is_count, "a positive whole number")
         for name in ("microbatch_size", "lora_rank"):
@@ -130,7 +144,14 @@ class TrainConfig:
             "a finite number that is not negative",
             optional=True,
         )
-        _check(self, "record", _is_seed, "a whole number, 0 for none")
+        for name in ("record", "beams"):
+            _check(self, name, _is_seed, "a whole number, 0 for none")
+        _check(
+            self,
+            "length_penalty",
+            lambda value: 0 <= value < math.inf,
+            "a finite number, 0 or more",
+        )
         if self.record and (not self.method.private or self.noise_multiplier == 0):
             raise ConfigError(
                 f"record={self.record} keeps released gradients, and without noise none is "

@@ -34,6 +34,7 @@ class Dataset:
         test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
         kind: What an example is.
+        texts: For generation: each source of the test split with all of its references.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     test: TrainSplit
     num_classes: int
     kind: Kind = "images"
+    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def train_size(self) -> int:
@@ -62,6 +64,7 @@ class Dataset:
             self,
             train={name: values[~held_out] for name, values in train.items()},
             test={name: values[held_out] for name, values in train.items()},
+            texts=(),
         )
 
 
@@ -84,6 +87,7 @@ class FileDataset:
         input_shape: Shape of one image.
         num_classes: Number of classes; 0 for generation.
         kind: What an example is.
+        find: Raises `formats.MissingFilesError` if that directory lacks a file; reads none.
     """
 
     load: Callable[..., Dataset]
@@ -91,6 +95,7 @@ class FileDataset:
     input_shape: tuple[int, ...] = ()
     num_classes: int = 0
     kind: Kind = "images"
+    find: Callable[[Path], object] = lambda data_dir: None
 
     def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types of one example, of `length` tokens if it is a text."""

@@ -65,17 +65,25 @@ def load_imagenet(data_dir: Path) -> Dataset:
     Raises:
         ConfigError: A folder missing or without images, or a class that train/ does not have.
     """
-    folders = [find(data_dir, ("imagenet", "ILSVRC/Data/CLS-LOC"), [s]) for s in ("train", "val")]
-    train, val = folders
+    folders = find_imagenet(data_dir)
+    classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir())
+    splits = [_read_split(folder, classes) for folder in folders]
+    return Dataset("imagenet", splits[0], splits[1], len(classes))
+
+
+def find_imagenet(data_dir: Path) -> tuple[Path, Path]:
+    """The folders of both splits; see `load_imagenet`."""
+    train, val = (
+        find(data_dir, ("imagenet", "ILSVRC/Data/CLS-LOC"), [split]) for split in ("train", "val")
+    )
     if train is None or val is None:
         raise missing(
             "imagenet",
             data_dir,
             f"a folder {'train' if train is None else 'val'}/ of class folders",
+            "from https://image-net.org/download, which asks for an account",
         )
-    classes = sorted(path.name for path in train.iterdir() if path.is_dir())
-    splits = [_read_split(folder, classes) for folder in (train, val)]
-    return Dataset("imagenet", splits[0], splits[1], len(classes))
+    return train, val
 
 
 def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
@@ -98,4 +106,7 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
     return ImageFolder(tuple(paths), tuple(labels))
 
 
-register_file_dataset("imagenet", FileDataset(load_imagenet, 1_281_167, (224, 224, 3), 1000))
+register_file_dataset(
+    "imagenet",
+    FileDataset(load_imagenet, 1_281_167, (224, 224, 3), 1000, find=find_imagenet),
+)

@@ -1,4 +1,4 @@
-"""Readers of the formats in which image data sets are published: IDX, and CIFAR's two.
+"""Readers of archives, and of the formats of images: IDX, and CIFAR's two.
 
 Every reader takes the bytes of one file and its path, for messages. A file that is not what its
 name says is a `ConfigError` that names it.
@@ -9,8 +9,9 @@ import io
 import math
 import pickle
 import tarfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,9 @@ def read_cifar_binary(
 
 
 def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
-    """The files called `names` in a folder, or in a .tar.gz archive in whatever folder it has.
+    """The files called `names` in a folder, or in a .tar.gz or .zip archive in any folder of it.
+
+    Of two files of one name the one in fewer folders is taken.
 
     Raises:
         ConfigError: One is missing, or the archive is damaged.
@@ -123,14 +126,33 @@ def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
             yield (path / name).read_bytes()
         return
     try:
-        with tarfile.open(path) as archive:
-            found = {Path(member.name).name: member for member in archive if member.isfile()}
-            contents = {name: archive.extractfile(found[name]) for name in names}
-            yield from [file.read() for file in contents.values() if file is not None]
+        yield from _zipped(path, names) if path.suffix == ".zip" else _tarred(path, names)
     except KeyError as error:
         raise damaged(path, f"{error.args[0]} is missing in it") from error
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (
+        *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile),
+        *(zipfile.BadZipFile, NotImplementedError),  # the latter: a compression without reader
+    ) as error:
         raise damaged(path, f"it is no whole archive ({error})") from error
+
+
+def _tarred(path: Path, names: Sequence[str]) -> list[bytes]:
+    with tarfile.open(path) as archive:
+        files = {member.name: member for member in archive if member.isfile()}
+        found = _by_name(files)
+        contents = [archive.extractfile(files[found[name]]) for name in names]
+        return [file.read() for file in contents if file is not None]
+
+
+def _zipped(path: Path, names: Sequence[str]) -> list[bytes]:
+    with zipfile.ZipFile(path) as archive:
+        found = _by_name(archive.namelist())
+        return [archive.read(found[name]) for name in names]
+
+
+def _by_name(paths: Iterable[str]) -> dict[str, str]:
+    deepest_first = sorted(paths, key=lambda path: path.count("/"), reverse=True)
+    return {path.rsplit("/", 1)[-1]: path for path in deepest_first}
 
 
 def _cifar_images(
@@ -165,9 +187,15 @@ def damaged(path: Path, reason: str) -> ConfigError:
     return ConfigError(f"{path} cannot be read: {reason}; fetch it again from the data's own page")
 
 
-def missing(dataset: str, data_dir: Path, files: str) -> ConfigError:
+class MissingFilesError(ConfigError):
+    """Files of a data set are not there."""
+
+
+def missing(
+    dataset: str, data_dir: Path, files: str, remedy: str = "or give --fetch, which does"
+) -> MissingFilesError:
     """The error for files that are not there."""
-    return ConfigError(
-        f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; put it "
-        "there as it is published, or give another --data-dir"
+    return MissingFilesError(
+        f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; give "
+        f"another --data-dir, or put it there as it is published, {remedy}"
     )

@@ -5,7 +5,7 @@ format: no statistic of the private data enters, so nothing has to be paid for i
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,24 @@ def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
         ConfigError: A file missing or damaged.
     """
     splits = []
-    for split in ("train", "t10k"):
-        images = formats.read_idx(_idx(data_dir, folders, f"{split}-images", 3, name), 3)
-        labels = formats.read_idx(_idx(data_dir, folders, f"{split}-labels", 1, name), 1)
+    for split, files in find_mnist(data_dir, name, folders).items():
+        images, labels = (
+            formats.read_idx(path, ndim) for path, ndim in zip(files, (3, 1), strict=True)
+        )
         inputs = images[..., None].astype(np.float32) / 255
         splits.append(_split(inputs, labels, 10, f"{split}-labels", name))
     return Dataset(name, splits[0], splits[1], 10)
+
+
+def find_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> dict[str, tuple[Path, Path]]:
+    """The files of images and labels of each split; see `load_mnist`."""
+    return {
+        split: (
+            _idx(data_dir, folders, f"{split}-images", 3, name),
+            _idx(data_dir, folders, f"{split}-labels", 1, name),
+        )
+        for split in ("train", "t10k")
+    }
 
 
 def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
@@ -43,19 +55,9 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
     Raises:
         ConfigError: No version in the directory, a file missing or damaged.
     """
-    name = f"cifar{num_classes}"
-    ten = num_classes == 10
-    stem, unpacked = ("cifar-10", "cifar-10-batches") if ten else ("cifar-100", "cifar-100")
-    sources = (
-        f"{unpacked}-py" if ten else f"{unpacked}-python",
-        f"{stem}-python.tar.gz",
-        f"{unpacked}-bin" if ten else f"{unpacked}-binary",
-        f"{stem}-binary.tar.gz",
-    )
-    source = formats.find(data_dir, (name,), sources)
-    if source is None:
-        raise formats.missing(name, data_dir, f"{sources[1]}, {sources[3]} or one of them unpacked")
-    binary = source.name in sources[2:]
+    name, ten = f"cifar{num_classes}", num_classes == 10
+    source = find_cifar(data_dir, num_classes)
+    binary = source.name.endswith(("-bin", "-binary", "-binary.tar.gz"))
     suffix = ".bin" if binary else ""
     train = [f"data_batch_{i}{suffix}" for i in range(1, 6)] if ten else [f"train{suffix}"]
     splits = []
@@ -72,6 +74,23 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
         inputs = (images.astype(np.float32) / 255 - 0.5) / 0.25
         splits.append(_split(inputs, labels, num_classes, files[0], name))
     return Dataset(name, splits[0], splits[1], num_classes)
+
+
+def find_cifar(data_dir: Path, num_classes: int) -> Path:
+    """The folder or archive; see `load_cifar`."""
+    ten = num_classes == 10
+    stem, unpacked = ("cifar-10", "cifar-10-batches") if ten else ("cifar-100", "cifar-100")
+    sources = (
+        f"{unpacked}-py" if ten else f"{unpacked}-python",
+        f"{stem}-python.tar.gz",
+        f"{unpacked}-bin" if ten else f"{unpacked}-binary",
+        f"{stem}-binary.tar.gz",
+    )
+    source = formats.find(data_dir, (f"cifar{num_classes}",), sources)
+    if source is None:
+        files = f"{sources[1]}, {sources[3]} or one of them unpacked"
+        raise formats.missing(f"cifar{num_classes}", data_dir, files)
+    return source
 
 
 def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, name: str) -> Path:
@@ -102,9 +121,11 @@ for _name, _folders in (
     ("fashion_mnist", ("fashion_mnist", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")),
 ):
     _load = functools.partial(load_mnist, name=_name, folders=_folders)
-    register_file_dataset(_name, FileDataset(_load, 60_000, (28, 28, 1), 10))
+    _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
+    register_file_dataset(_name, FileDataset(_load, 60_000, (28, 28, 1), 10, find=_find))
 for _classes in (10, 100):
     _load = functools.partial(load_cifar, num_classes=_classes)
+    _find = functools.partial(find_cifar, num_classes=_classes)
     register_file_dataset(
-        f"cifar{_classes}", FileDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes)
+        f"cifar{_classes}", FileDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find)
     )

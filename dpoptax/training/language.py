@@ -193,6 +193,10 @@ class RobertaClassifier(nn.Module):
         return Projection(False, self.num_classes, name="head_output")(first)
 
 
+Past = tuple[jax.Array, jax.Array]
+"""Keys and values (room, width) of the tokens before, in one layer; later rows are unused."""
+
+
 class _Gpt2Layer(nn.Module):
     """Causal attention, then two projections, each normalised before."""
 
@@ -203,7 +207,7 @@ class _Gpt2Layer(nn.Module):
     lora: Lora | None
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def __call__(self, inputs: jax.Array, past: Past | None, position: Any) -> Any:
         frozen, (length, width) = self.lora is not None, inputs.shape
 
         def project(x: jax.Array, features: int, name: str) -> jax.Array:
@@ -213,11 +217,18 @@ class _Gpt2Layer(nn.Module):
         whole = project(normed, 3 * width, "query_key_value")
         query, key, value = jnp.split(whole, 3, axis=-1)
         seen = jnp.tril(jnp.ones((length, length), bool))
+        if past is not None:
+            key, value = (
+                jax.lax.dynamic_update_slice(old, new, (position, 0))
+                for old, new in zip(past, (key, value), strict=True)
+            )
+            seen = jnp.arange(len(key)) <= position + jnp.arange(length)[:, None]
         attended = attend(query, key, value, self.heads, seen)
         middle = inputs + project(attended, width, "attention_output")
         normed = Norm(frozen, self.epsilon, name="output_norm")(middle)
         hidden = ACTIVATIONS[self.activation](project(normed, self.hidden, "intermediate"))
-        return middle + project(hidden, width, "output")
+        outputs = middle + project(hidden, width, "output")
+        return outputs if past is None else (outputs, (key, value))
 
 
 class Gpt2(nn.Module):
@@ -249,17 +260,30 @@ class Gpt2(nn.Module):
     lora: Lora | None = None
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (length, vocab_size) of what follows each of the tokens (length,)."""
+    def __call__(
+        self, inputs: jax.Array, past: tuple[Past, ...] | None = None, position: Any = 0
+    ) -> Any:
+        """Logits (length, vocab_size) of what follows each of the tokens (length,).
+
+        With `past`, of every layer the keys and values (room, width) of earlier tokens, the inputs
+        are the tokens from number `position` on, and the result is the logits and `past` with them.
+        """
         frozen = self.lora is not None
         words = _Embedding(frozen, self.vocab_size, self.width, name="word_embeddings")()
         places = _Embedding(frozen, self.positions, self.width, name="position_embeddings")()
         # Counted from the data: a table that is looked up needs no gradient for every example, one
         # that is cut and added does.
-        hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1]
+        hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1 + position]
         self.sow("intermediates", "hidden", hidden)
+        grown: list[Past] = []
         for i in range(self.depth):
             layer = (self.heads, self.hidden, self.epsilon, self.activation, self.lora)
-            hidden = _Gpt2Layer(*layer, name=f"layer_{i}")(hidden)
+            block = _Gpt2Layer(*layer, name=f"layer_{i}")
+            if past is None:
+                hidden = block(hidden, None, 0)
+            else:
+                hidden, of_layer = block(hidden, past[i], position)
+                grown.append(of_layer)
             self.sow("intermediates", "hidden", hidden)
-        return Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T
+        logits = Norm(frozen, self.epsilon, name="final_norm")(hidden) @ words.T
+        return logits if past is None else (logits, tuple(grown))

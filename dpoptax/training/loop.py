@@ -20,6 +20,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.generation import Generation
 from dpoptax.training.privacy import PrivacyPlan, make_plan
 from dpoptax.training.step import Resident, compile_step
 
@@ -36,12 +37,15 @@ class RunResult:
         params: The final parameters, or their average if the config asks for one.
         recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
             each, if the config asks for a record.
+        generated: Each source of the test split with the text that was generated for it and its
+            references, if the config asks for beams.
     """
 
     summary: Record
     history: list[Record]
     params: Any
     recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    generated: list[Record] = dataclasses.field(default_factory=list)
 
 
 def train_and_evaluate(
@@ -51,8 +55,9 @@ def train_and_evaluate(
 
     The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
     summary.json, params.msgpack and training.png; with `config.record` also recording.npz and
-    spectrum.png. A run that was stopped, by whatever, goes on from
-    its last checkpoint when called again, and ends as it would have without the stop, bit for bit.
+    spectrum.png, with `config.beams` generated.jsonl. A run that was stopped, by whatever, goes on
+    from its last checkpoint when called again, and ends as it would have without the stop, bit for
+    bit.
 
     Args:
         config: The run.
@@ -100,6 +105,8 @@ def train_and_evaluate(
             recording.write(workdir / "recording.npz", result.recorded, stddev)
             if len(result.recorded["released"]) > 1:
                 spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
+        if result.generated:
+            records.write_lines(workdir / "generated.jsonl", result.generated)
         records.write_json(workdir / "summary.json", result.summary)
     return result
 
@@ -145,6 +152,7 @@ def train(
         )
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
     model = models.build_model(config, dataset.num_classes, dataset.kind)
+    generate = Generation(config, model, dataset) if config.beams else None
     optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
     example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
     params, frozen = place.replicate(
@@ -207,6 +215,7 @@ def train(
                 save(done, wait=done == last)
 
     final = averaged(params, opt_state)
+    scored, generated = generate(final, frozen, progress=progress) if generate else ({}, [])
     summary = {
         **_guarantee(config, plan, opt_state),
         "steps": last,
@@ -216,6 +225,7 @@ def train(
         "test_loss": history[-1]["test_loss"],
         "test_accuracy": history[-1]["test_accuracy"],
         **{name: history[-1][name] for name in ("test_perplexity",) if name in history[-1]},
+        **scored,
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "params_sha256": records.params_sha256(final),
         "train_seconds": history[-1]["seconds"],
@@ -223,7 +233,7 @@ def train(
         "config": config.to_dict(),
         "versions": records.versions(),
     }
-    return RunResult(summary, history, final, recording.recorded(opt_state))
+    return RunResult(summary, history, final, recording.recorded(opt_state), generated)
 
 
 class _Feed:

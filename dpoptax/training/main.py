@@ -1,13 +1,11 @@
 """The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit`, `study` and `report`."""
 
-import dataclasses
 import itertools
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -16,10 +14,20 @@ try:
     import tyro
 
     from dpoptax.training import planning, sweep
-    from dpoptax.training.compare import Comparison, compare, table
+    from dpoptax.training.compare import compare, table
     from dpoptax.training.config import TrainConfig, load_config, load_configs
     from dpoptax.training.loop import train_and_evaluate
-    from dpoptax.training.sweep_price import Sweep, notes
+    from dpoptax.training.options import (
+        AuditArguments,
+        CompareArguments,
+        PlanArguments,
+        StudyArguments,
+        SweepArguments,
+        TrainArguments,
+        fetch_for,
+        with_data,
+    )
+    from dpoptax.training.sweep_price import notes
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"dpoptax: error: the command line needs {error.name}, which is not installed; "
@@ -32,9 +40,10 @@ usage: dpoptax COMMAND ...
 Differentially private training in JAX.
 
 commands:
-  train CONFIG --workdir DIR [--FIELD VALUE ...]
+  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
         one run; CONFIG is a Python file with get_config(), or FILE:NAME for one of the runs of
-        its get_configs(); any field can be overridden
+        its get_configs(); any field can be overridden; --fetch gets published data that
+        --data-dir lacks, as for all commands that read data
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
@@ -51,58 +60,6 @@ commands:
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _TrainArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    workdir: Path
-    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png and checkpoints/; the
-    same command goes on with a run that was stopped."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlanArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    compile: bool = False
-    """Also compile the step, which can take minutes, for the working memory that it needs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompareArguments:
-    configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
-    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
-
-
-@dataclasses.dataclass(frozen=True)
-class _SweepArguments:
-    configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
-    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
-    dry_run: bool = False
-    """Only print what the result would cost."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _AuditArguments:
-    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    trials: int = 20_000
-    """Training runs with the attacker's example, and as many without."""
-    confidence: float = 0.999
-    """Of each bound."""
-    attack_seed: int = 0
-    """Seed of the attack; not of the training."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _StudyArguments:
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Names of studies; all of them without one."""
-    workdir: Path = Path("runs/studies")
-    """Directory for a .csv, a .png and a .md file of each."""
-    seeds: int = 5
-    """Repetitions, of which figures show the mean and the range."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,12 +106,13 @@ def _train(arguments: list[str]) -> int:
         return 0 if arguments else 2
     path, config = _config_of("train", arguments)
     given = tyro.cli(
-        _TrainArguments,
-        default=_TrainArguments(config, tyro.MISSING),
+        TrainArguments,
+        default=TrainArguments(config, tyro.MISSING),
         args=arguments[1:],
         prog=f"dpoptax train {path}",
         description=f"Train as {path} says; every field can be overridden.",
     )
+    fetch_for([given.config], given.fetch)
     summary = train_and_evaluate(given.config, given.workdir).summary
     if summary["stopped_by_budget"]:
         print(
@@ -167,6 +125,9 @@ def _train(arguments: list[str]) -> int:
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"
+    if "test_bleu" in summary:
+        scored = summary["test_bleu"], summary["test_rouge_l"]
+        reached += ", BLEU {:.2f} %, ROUGE-L {:.2f} %".format(*scored)
     print(
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"
@@ -187,24 +148,25 @@ def _plan(arguments: list[str]) -> int:
         return 0
     (name, config), *_ = configs.items()
     given = tyro.cli(
-        _PlanArguments,
-        default=_PlanArguments(config),
+        PlanArguments,
+        default=PlanArguments(config),
         args=rest,
         prog=f"dpoptax plan {path}",
         description=f"What {path} would cost; every field can be overridden.",
     )
+    fetch_for([given.config], given.fetch)
     print(planning.text(name, planning.plan_run(given.config, compiled=given.compile)))
     return 0
 
 
 def _compare(arguments: list[str]) -> int:
     given = tyro.cli(
-        _CompareArguments,
+        CompareArguments,
         args=arguments,
         prog="dpoptax compare",
         description="Train several configs at one ε and compare them: a table and a figure.",
     )
-    configs = _by_name(given.configs)
+    configs = with_data(_by_name(given.configs), given)
     print(table(compare(configs, given.comparison)))
     print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
     return 0
@@ -212,12 +174,12 @@ def _compare(arguments: list[str]) -> int:
 
 def _sweep(arguments: list[str]) -> int:
     given = tyro.cli(
-        _SweepArguments,
+        SweepArguments,
         args=arguments,
         prog="dpoptax sweep",
         description="Try settings of configs, and price the choice of the best.",
     )
-    configs, chosen = _by_name(given.configs), given.sweep
+    configs, chosen = with_data(_by_name(given.configs), given), given.sweep
     if given.dry_run:
         _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
         print("\n".join(notes(chosen, cost)))
@@ -244,14 +206,16 @@ def _audit(arguments: list[str]) -> int:
     options = arguments[len(paths) :]
     jobs = [
         tyro.cli(
-            _AuditArguments,
-            default=_AuditArguments(load_config(path)),
+            AuditArguments,
+            default=AuditArguments(load_config(path)),
             args=options,
             prog=f"dpoptax audit {path}",
             description=f"Attack the training that {path} says; every field can be overridden.",
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
+    for job in jobs:
+        fetch_for([job.config], job.fetch)
     rows = [
         row
         for job in jobs
@@ -269,7 +233,7 @@ def _study(arguments: list[str]) -> int:
     from dpoptax.training import study
 
     given = tyro.cli(
-        _StudyArguments,
+        StudyArguments,
         args=arguments,
         prog="dpoptax study",
         description=f"Draw the papers' synthetic studies: {', '.join(study.STUDIES)}.",

@@ -201,11 +201,27 @@ def start_variables(
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:
     """The logits of one example."""
-    collections = {"params": variables.params}
-    if variables.frozen:
-        collections["frozen"] = variables.frozen
-    logits: Any = model.apply(collections, inputs)
+    logits: Any = model.apply(_collections(variables), inputs)
     return logits
+
+
+def apply_from(
+    model: nn.Module, variables: Variables, inputs: jax.Array, past: Any, position: Any
+) -> tuple[jax.Array, Any]:
+    """The logits of the tokens from number `position` on, and `past` with them; see `Gpt2`."""
+    result: Any = model.apply(_collections(variables), inputs, past, position)
+    return result
+
+
+def _collections(variables: Variables) -> dict[str, Params]:
+    frozen = {"frozen": variables.frozen} if variables.frozen else {}
+    return {"params": variables.params, **frozen}
+
+
+def empty_past(model: nn.Module, room: int) -> Any:
+    """What `apply_from` takes before the first of `room` tokens."""
+    zeros = jnp.zeros((room, model.width))  # type: ignore[attr-defined]
+    return tuple((zeros, zeros) for _ in range(model.depth))  # type: ignore[attr-defined]
 
 
 def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, Any], jax.Array]:

@@ -21,6 +21,9 @@ FREE = frozenset(
         "keep_checkpoints",
         "parallel",
         "data_dir",
+        "beams",
+        "length_penalty",
+        "max_new_tokens",
     )
 )
 """What may change between two parts of a run: nothing here changes what a step releases."""

@@ -8,14 +8,14 @@ import dataclasses
 import functools
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpoptax.training.data import Dataset, FileDataset, Split, register_file_dataset
-from dpoptax.training.formats import damaged, find, missing
+from dpoptax.training.formats import damaged, find, members, missing
 from dpoptax.training.tokens import Tokens
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -26,7 +26,8 @@ class GlueTask:
     """The layout of one task's files.
 
     Attributes:
-        folder: Where GLUE's archive has them.
+        folder: Where GLUE's archives have them.
+        archive: Name of the task's own archive.
         columns: Header of the one or two columns of text, and of the label.
         labels: The label's values in the order of their numbers.
         train_size: Number of training examples.
@@ -35,6 +36,7 @@ class GlueTask:
     """
 
     folder: str
+    archive: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     train_size: int
@@ -43,17 +45,23 @@ class GlueTask:
 
 
 GLUE = {
-    "sst2": GlueTask("SST-2", ("sentence", "label"), ("0", "1"), 67_349),
-    "qnli": GlueTask("QNLI", ("question", "sentence", "label"), ENTAILMENT, 104_743),
+    "sst2": GlueTask("SST-2", "SST-2.zip", ("sentence", "label"), ("0", "1"), 67_349),
+    "qnli": GlueTask("QNLI", "QNLIv2.zip", ("question", "sentence", "label"), ENTAILMENT, 104_743),
     "mnli": GlueTask(
         "MNLI",
+        "MNLI.zip",
         ("sentence1", "sentence2", "gold_label"),
         ("entailment", "neutral", "contradiction"),
         392_702,
         dev="dev_matched.tsv",
     ),
     "qqp": GlueTask(
-        "QQP", ("question1", "question2", "is_duplicate"), ("0", "1"), 363_846, broken_rows=True
+        "QQP",
+        "QQP-clean.zip",
+        ("question1", "question2", "is_duplicate"),
+        ("0", "1"),
+        363_846,
+        broken_rows=True,
     ),
 }
 
@@ -64,15 +72,14 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
     MNLI is evaluated on the matched genres. QQP's few broken rows are left out, as is usual.
 
     Args:
-        data_dir: Holds the task's files, or the task's folder.
+        data_dir: Holds the task's files, its folder, or its archive.
         tokens: How the texts become arrays.
         name: The name it is registered under.
 
     Raises:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
-    task = GLUE[name]
-    paths = _files(data_dir, (task.folder,), ("train.tsv", task.dev), name)
+    task, paths = GLUE[name], find_glue(data_dir, name=name)
     tokens.require()
     splits = []
     for path in paths:
@@ -80,6 +87,12 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
         inputs = tokens.sentences(*texts)
         splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
     return Dataset(name, splits[0], splits[1], len(task.labels), kind="sentences")
+
+
+def find_glue(data_dir: Path, *, name: str) -> list[Path]:
+    """The files of a task, those for training first; see `load_glue`."""
+    task = GLUE[name]
+    return _files(data_dir, (task.folder,), ("train.tsv", task.dev), name, task.archive)
 
 
 def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
@@ -112,9 +125,15 @@ def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
     Raises:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
-    paths = _files(data_dir, ("e2e", "e2e-dataset"), ("trainset.csv", "devset.csv"), "e2e")
+    paths = find_e2e(data_dir)
     tokens.require()
     return _generation("e2e", paths, _read_e2e, tokens)
+
+
+def find_e2e(data_dir: Path) -> list[Path]:
+    """The files, those for training first; see `load_e2e`."""
+    names = ("trainset.csv", "devset.csv")
+    return _files(data_dir, ("e2e", "e2e-dataset"), names, "e2e", "e2e-dataset.zip")
 
 
 def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
@@ -140,10 +159,15 @@ def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
     Raises:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
-    names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
-    paths = _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
+    paths = find_dart(data_dir)
     tokens.require()
     return _generation("dart", paths, _read_dart, tokens)
+
+
+def find_dart(data_dir: Path) -> list[Path]:
+    """The files, those for training first; see `load_dart`."""
+    names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
+    return _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
 
 
 def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
@@ -166,21 +190,37 @@ def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Data
         sources, targets = zip(*pairs, strict=True)
         inputs, labels = tokens.continuations(sources, targets)
         splits.append({"inputs": inputs, "labels": labels})
-    return Dataset(name, splits[0], splits[1], 0, kind="generation")
+    references: dict[str, list[str]] = {}
+    for source, target in pairs:  # of the last file, the test split
+        references.setdefault(source, []).append(target)
+    texts = tuple((source, tuple(targets)) for source, targets in references.items())
+    return Dataset(name, splits[0], splits[1], 0, kind="generation", texts=texts)
 
 
 def _files(
-    data_dir: Path, folders: tuple[str, ...], names: list[str] | tuple[str, ...], dataset: str
+    data_dir: Path,
+    folders: tuple[str, ...],
+    names: Sequence[str],
+    dataset: str,
+    archive: str | None = None,
 ) -> list[Path]:
-    paths = [find(data_dir, folders, [name]) for name in names]
-    if None in paths:
-        raise missing(dataset, data_dir, names[paths.index(None)])
-    return [path for path in paths if path is not None]
+    """The files, or ARCHIVE/NAME for those that only the archive can have."""
+    packed = find(data_dir, folders, [archive]) if archive else None
+    paths = []
+    for name in names:
+        path = find(data_dir, folders, [name]) or (packed and packed / name)
+        if path is None:
+            wanted = f"{name} or {archive}" if archive else name
+            raise missing(dataset, data_dir, wanted)
+        paths.append(path)
+    return paths
 
 
 def _text(path: Path) -> str:
+    packed = path.parent.is_file()
+    content = next(members(path.parent, [path.name])) if packed else path.read_bytes()
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise damaged(path, f"it is no text in UTF-8 ({error})") from error
 
@@ -193,7 +233,8 @@ for _name, _task in GLUE.items():
             _task.train_size,
             num_classes=len(_task.labels),
             kind="sentences",
+            find=functools.partial(find_glue, name=_name),
         ),
     )
-register_file_dataset("e2e", FileDataset(load_e2e, 42_061, kind="generation"))
-register_file_dataset("dart", FileDataset(load_dart, 62_659, kind="generation"))
+register_file_dataset("e2e", FileDataset(load_e2e, 42_061, kind="generation", find=find_e2e))
+register_file_dataset("dart", FileDataset(load_dart, 62_659, kind="generation", find=find_dart))

@@ -72,7 +72,7 @@ class Tokens:
         tokenizer = self._tokenizer()
         tokenizer.post_processor = None
         tokenizer.no_truncation()
-        end = self._special("<|endoftext|>")
+        end = self.end
         inputs = np.full((len(sources), self.length), end, np.int32)
         labels = np.full_like(inputs, NO_LABEL)
         pairs = zip(
@@ -87,6 +87,41 @@ class Tokens:
             inputs[row, : len(whole) - 1] = whole[:-1]
             labels[row, start : len(whole) - 1] = whole[start + 1 :]
         return inputs, labels
+
+    def prompts(self, sources: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows SOURCE <|endoftext|> behind which a continuation starts, and their lengths.
+
+        A source is cut to `length - 1` tokens; rows are as long as the longest of them.
+
+        Returns:
+            (len(sources), longest) and (len(sources),), int32.
+
+        Raises:
+            ConfigError: No tokenizer, or one without an end of text.
+        """
+        tokenizer = self._tokenizer()
+        tokenizer.post_processor = None
+        tokenizer.no_truncation()
+        whole = [[*ids[: self.length - 1], self.end] for ids in _encode(tokenizer, sources)]
+        lengths = np.array([len(row) for row in whole], np.int32)
+        rows = np.full((len(whole), max(lengths)), self.end, np.int32)
+        for row, tokens in zip(rows, whole, strict=True):
+            row[: len(tokens)] = tokens
+        return rows, lengths
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """What rows of tokens say up to the first <|endoftext|>, without spaces around it."""
+        tokenizer, texts = self._tokenizer(), []
+        for row in rows:
+            ended = np.flatnonzero(row == self.end)
+            tokens = row[: ended[0]] if len(ended) else row
+            texts.append(tokenizer.decode(tokens.tolist(), skip_special_tokens=False).strip())
+        return texts
+
+    @property
+    def end(self) -> int:
+        """The number of <|endoftext|>."""
+        return self._special("<|endoftext|>")
 
     def require(self) -> None:
         """Raises what reading texts would raise for want of a tokenizer."""
@@ -135,6 +170,7 @@ def _load(folder: Path) -> Any:
             model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
             tokenizer = tokenizers.Tokenizer(model)
             tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = tokenizers.decoders.ByteLevel()
     except Exception as error:  # the library raises plain exceptions
         raise ConfigError(
             f"{used} cannot be read: it is no tokenizer of the `tokenizers` library ({error}); "

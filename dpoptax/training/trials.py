@@ -128,7 +128,9 @@ def _run(trial: Trial, path: Path | None) -> dict[str, Any]:
     if trial.config.seed is None:
         raise ConfigError("seed=None: a trial needs a seed, to be the same when it is run again")
     dataset = dataset_of(trial.config, held_out=trial.held_out)
-    result = train(trial.config, dataset, make_plan(trial.config, dataset.train_size))
+    # What was held out has no texts of its own, and their scores select nothing.
+    config = dataclasses.replace(trial.config, beams=0) if trial.held_out else trial.config
+    result = train(config, dataset, make_plan(config, dataset.train_size))
     # Through JSON in any case: what a later start reads is what the first one saw.
     record = json.loads(records.to_json({**result.summary, "history": result.history}))
     if path is not None:

@@ -6,8 +6,11 @@ with 100 tokens for E2E, 15 at 5e-4 with 120 for DART; no decay. δ is that of T
 and for DART of the 82,191 examples of all its splits, not 1/N^1.1 as the text says.
 
 The trainer reports the perplexity of the references. The "Val. Perp." of Table 5 is below 1, which
-no perplexity is; the cross-entropy in nats can be. BLEU and the other scores need generated text
-and the tools of the E2E challenge.
+no perplexity is; the cross-entropy in nats can be. BLEU and ROUGE-L are of texts by beam search as
+in that script: 5 beams, length penalty 1, at most 100 tokens; but line breaks are not forbidden.
+They are of the development sets, by sacrebleu and rouge-score: BLEU is counted as the E2E
+challenge's tool does, ROUGE-L is not (see `dpoptax.training.generation.scores`). METEOR, NIST and
+CIDEr need that tool; generated.jsonl has the texts.
 """
 
 from dpoptax.training.config import TrainConfig
@@ -35,6 +38,7 @@ def get_configs() -> dict[str, TrainConfig]:
             epsilon=epsilon,
             delta=delta,
             eval_every=50,
+            beams=5,
         )
         for task, (size, epochs, rate, length, delta) in TASKS.items()
         for epsilon, label in ((3.0, "eps-3"), (8.0, "eps-8"), (None, "eps-inf"))

@@ -1,0 +1,292 @@
+"""Generated texts: the search against brute force, scores against hand-made ones, the trainer."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpoptax.training import generation, models
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import load_dataset
+from dpoptax.training.decoding import beam_search
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.language import Gpt2
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.main import main
+from dpoptax.training.tokens import NO_LABEL, Tokens
+from tests.published_texts import write_dart, write_e2e, write_published_model
+
+END = 0
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@functools.partial(jax.jit, static_argnames=("beams", "length_penalty"))
+@functools.partial(jax.vmap, in_axes=(0, None, None))
+def table_search(table, beams, length_penalty):
+    """The search where logits depend on the number of a token and on the one before it."""
+
+    def step(tokens, past, count):
+        following = jnp.minimum(count + 1, len(table) - 1)
+        return table[following][tokens], past
+
+    options = {"beams": beams, "length_penalty": length_penalty}
+    return beam_search(step, table[0, 0], (), end=END, max_tokens=len(table), **options)
+
+
+TABLES = 2 * np.random.default_rng(0).normal(size=(40, 6, 4, 4)).astype(np.float32)
+
+
+def reference_search(following, *, beams, length_penalty, max_tokens):
+    """The same by lists of (log-probability, tokens), as the docstring of `beam_search` says it.
+
+    `following(tokens)` are the logits of what comes next.
+    """
+    alive, ended = [(0.0, ())], []
+    for count in range(max_tokens):
+        continued = [
+            (total + probability, (*tokens, token))
+            for total, tokens in alive
+            for token, probability in enumerate(log_softmax(np.float64(following(tokens))))
+        ]
+        continued = sorted(continued, reverse=True)[: 2 * beams]
+        size = (count + 1) ** length_penalty
+        closing = [(t / size, tokens) for t, tokens in continued[:beams] if tokens[-1] == END]
+        ended = sorted(ended + closing, reverse=True)[:beams]
+        alive = [entry for entry in continued if entry[1][-1] != END][:beams]
+        if len(ended) == beams and ended[-1][0] >= alive[0][0] / size:
+            return ended[0]
+    return max(ended + [(total / size, tokens) for total, tokens in alive])
+
+
+def padded(tokens, size):
+    return [*tokens, *[END] * (size - len(tokens))]
+
+
+@pytest.mark.parametrize(("beams", "length_penalty"), [(1, 1.7), (2, 0.0), (3, 1.0), (5, 1.0)])
+def test_the_search_is_the_one_that_its_docstring_says(beams, length_penalty):
+    for table, tokens, score in zip(
+        TABLES, *table_search(TABLES, beams, length_penalty), strict=True
+    ):
+        expected = reference_search(
+            lambda tokens, table=table: table[len(tokens), tokens[-1] if tokens else 0],
+            beams=beams,
+            length_penalty=length_penalty,
+            max_tokens=6,
+        )
+        assert tokens.tolist() == padded(expected[1], 6)
+        assert float(score) == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_one_beam_takes_the_likeliest_token_each_time():
+    for table, tokens in zip(TABLES, table_search(TABLES, 1, 1.0)[0], strict=True):
+        expected = []
+        for logits in table:
+            expected.append(int(np.argmax(logits[expected[-1] if expected else 0])))
+            if expected[-1] == END:
+                break
+        assert tokens.tolist() == padded(expected, 6)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A GPT-2 of five tokens, with weights large enough to have a will."""
+    model = Gpt2(5, width=8, depth=2, heads=2, hidden=16, positions=12)
+    make = jax.jit(functools.partial(models.init_variables, model))
+    variables = make(jnp.zeros(3, jnp.int32), jax.random.key(1))
+    return model, jax.tree.map(lambda x: x + 20 * x * (x.ndim > 1), variables)
+
+
+_apply = jax.jit(models.apply, static_argnums=0)
+
+
+def whole_logits(tiny, tokens):
+    """Of what follows `tokens`, by the model as the training has it: a whole row at once."""
+    row = np.full(tiny[0].positions, END, np.int32)
+    row[: len(tokens)] = tokens
+    return np.asarray(_apply(*tiny, row))[len(tokens) - 1]
+
+
+PROMPTS = ([3, 1, 4, END], [2, END], [1, 1, 2, END], [4, 4, END], [1, 3, END], [2, 4, 1, END])
+
+
+def generated(tiny, **options):
+    generate = generation._generator(tiny[0], **options, end=END)
+    rows = np.full((len(PROMPTS), 4), END, np.int32)
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        row[: len(prompt)] = prompt
+    return np.asarray(generate(tiny[1], rows, np.array([len(p) for p in PROMPTS]))).tolist()
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
+    size = 3
+    found = generated(tiny, beams=4**size, length_penalty=length_penalty, max_tokens=size)
+    assert len({tuple(tokens) for tokens in found}) > 1
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        probabilities = {
+            before: log_softmax(whole_logits(tiny, [*prompt, *before]).astype(np.float64))
+            for count in range(size)
+            for before in itertools.product(range(1, 5), repeat=count)
+        }
+        texts = [
+            (*before, token)
+            for before in probabilities
+            for token in range(5)
+            if token == END or len(before) == size - 1
+        ]
+        scores = {
+            text: sum(probabilities[text[:i]][text[i]] for i in range(len(text)))
+            / len(text) ** length_penalty
+            for text in texts
+        }
+        assert tokens == padded(max(scores, key=scores.get), size)
+
+
+def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
+    options = {"beams": 3, "length_penalty": 1.0, "max_tokens": 7}
+    for prompt, tokens in zip(PROMPTS, generated(tiny, **options), strict=True):
+        _, expected = reference_search(
+            lambda before, prompt=prompt: whole_logits(tiny, [*prompt, *before]), **options
+        )
+        assert tokens == padded(expected, 7)
+
+
+def test_a_greedy_text_is_that_of_the_whole_forward_pass(tiny):
+    found = generated(tiny, beams=1, length_penalty=1.0, max_tokens=8)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        expected = []
+        while len(expected) < 8 and END not in expected:
+            expected.append(int(np.argmax(whole_logits(tiny, [*prompt, *expected]))))
+        assert tokens == padded(expected, 8)
+
+
+def test_scores_by_hand():
+    pytest.importorskip("sacrebleu")
+    same = ["The Mill is cheap , and near the river ."]
+    perfect = {"test_bleu": pytest.approx(100), "test_rouge_l": pytest.approx(100)}
+    assert generation.scores([same[0].lower()], [["something else", *same]]) == perfect
+    texts = ["the cat sat on the mat", "a dog ran"]
+    references = [["the cat sat on a mat", "a cat sat on the mat"], ["a dog ran away now"]]
+    # Of nine words eight are in a reference ("the" is there once), of longer n-grams all; the
+    # references that are closest in length have 6 + 5 words.
+    bleu = 100 * np.exp(1 - 11 / 9) * (8 / 9) ** 0.25
+    # Five of six words in order in either reference; all of the text, and 3 of 5 words.
+    rouge = 100 * (5 / 6 + 2 * 0.6 / 1.6) / 2
+    expected = {"test_bleu": pytest.approx(bleu), "test_rouge_l": pytest.approx(rouge)}
+    assert generation.scores(texts, references) == expected
+    assert generation.scores(["", "x"], references)["test_rouge_l"] == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("safetensors")
+    pytest.importorskip("sacrebleu")
+    folder = tmp_path_factory.mktemp("texts")
+    write_published_model(folder / "gpt2", encoder=False)
+    write_dart(folder / "dart")
+    write_e2e(folder / "e2e")
+    lines = (folder / "e2e" / "devset.csv").read_text(encoding="utf-8").splitlines()
+    again = lines[2].rsplit(",", 1)[0] + ',"Again the food"'
+    (folder / "e2e" / "devset.csv").write_text("\n".join([*lines, again, ""]), encoding="utf-8")
+    return folder
+
+
+def config_for(folder, **changes):
+    fields = {
+        "dataset": "e2e",
+        "data_dir": folder,
+        "model": "gpt2",
+        "pretrained": folder / "gpt2",
+        "sequence_length": 32,
+        "beams": 2,
+        "max_new_tokens": 6,
+        "batch_size": 4,
+        "noise_multiplier": 1.0,
+        **changes,
+    }
+    return TrainConfig(**fields)
+
+
+def test_references_are_grouped_by_their_source(folder):
+    tokens = Tokens(folder / "gpt2", 32)
+    e2e = load_dataset("e2e", folder, tokens)
+    assert [len(references) for _, references in e2e.texts] == [1, 2, 1, 1, 1, 1]
+    assert e2e.texts[1][0].startswith("name : ")
+    assert e2e.texts[1][1][1] == "Again the food"
+    assert len(e2e.test["inputs"]) == 7
+    assert e2e.for_selection().texts == ()
+    dart = load_dataset("dart", folder, tokens)
+    assert [len(references) for _, references in dart.texts] == [2, 2, 2]
+    # A text starts where a target starts in the training.
+    prompts, lengths = tokens.prompts([source for source, _ in dart.texts])
+    for row, length, inputs, labels in zip(
+        prompts, lengths, dart.test["inputs"][::2], dart.test["labels"][::2], strict=True
+    ):
+        start = np.flatnonzero(labels != NO_LABEL)[0] + 1
+        assert row[length - 1] == inputs[start - 1] == tokens.end
+        if start == length:  # else the row cuts the source to make room for its target
+            np.testing.assert_array_equal(row[:length], inputs[:start])
+
+
+def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
+    config = config_for(folder)
+    dataset = load_dataset("e2e", folder, config.tokens)
+    model = models.build_model(config, 0, "generation")
+    start = models.start_variables(config, model, dataset.train["inputs"][0], jax.random.key(0))
+    found = []
+    for size in (None, 4):  # six sources are no multiple of four
+        changed = dataclasses.replace(config, microbatch_size=size)
+        found.append(generation.Generation(changed, model, dataset)(*start))
+    assert found[0] == found[1]
+    assert [entry["references"] for entry in found[0][1]] == [list(r) for _, r in dataset.texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["e2e", "dart"])
+def test_the_trainer_prints_and_keeps_the_scores(folder, tmp_path, capsys, dataset):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from dpoptax.training.config import TrainConfig\n"
+        f"def get_config():\n    return TrainConfig(dataset='{dataset}', model='gpt2', "
+        "epsilon=None, noise_multiplier=1.0, accountant='rdp', delta=1e-3, batch_size=4, steps=2, "
+        "sequence_length=32, microbatch_size=2, lora_rank=2, max_new_tokens=8)\n"
+    )
+    options = ["--data-dir", str(folder), "--pretrained", str(folder / "gpt2"), "--beams", "3"]
+    assert main(["train", str(path), *options, "--workdir", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    printed = "BLEU {test_bleu:.2f} %, ROUGE-L {test_rouge_l:.2f} %".format(**summary)
+    captured = capsys.readouterr()
+    assert printed in captured.out
+    assert "texts: 100%" in captured.err
+    lines = (tmp_path / "run" / "generated.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    texts, references = ([row[name] for row in rows] for name in ("text", "references"))
+    again = generation.scores(texts, references)
+    assert again == {name: pytest.approx(summary[name]) for name in again}
+
+
+def test_what_cannot_be_generated_is_said_before_anything_is_trained(folder, tmp_path, monkeypatch):
+    run = functools.partial(train_and_evaluate, workdir=tmp_path / "run", progress=False)
+    with pytest.raises(ConfigError, match=r"beams=1 .*'digits' has no sources and references"):
+        run(TrainConfig(beams=1, steps=1, epsilon=None, noise_multiplier=1.0))
+    with pytest.raises(ConfigError, match=r"max_new_tokens=120 .* exceeds the 128 positions"):
+        run(config_for(folder, max_new_tokens=120, epsilon=None))
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    with pytest.raises(ConfigError, match=r"rouge_score, .*pip install 'dpoptax\[scores\]'"):
+        run(config_for(folder, epsilon=None))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    for changes in ({"beams": -1}, {"length_penalty": -0.5}, {"max_new_tokens": 0}):
+        (name,) = changes
+        with pytest.raises(ConfigError, match=rf"{name}=.* is not allowed"):
+            TrainConfig(**changes)
