@@ -145,7 +145,13 @@ def examples():
     return helpers.mlp_params(jax.random.key(0)), (x, (y + 1) % 3)
 
 
-@pytest.mark.parametrize("sampler_type", [sampling.PoissonSampler, sampling.FixedSizeSampler])
+@pytest.mark.parametrize(
+    "sampler_type",
+    [
+        sampling.PoissonSampler,
+        pytest.param(sampling.FixedSizeSampler, marks=pytest.mark.slow),
+    ],
+)
 def test_canary_examples_of_a_live_network_sampler_and_optimizer(sampler_type, examples):
     params, dataset = examples
     sampler = sampler_type(24, 8, seed=0, multiple_of=4)

@@ -1,17 +1,24 @@
 """Book-keeping on random small programs, and on models of flax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen, nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptax
-from tests.bookkeeping_test import both, close
+from tests.bookkeeping_test import QUICK, both, close
 from tests.networks import Network
 
 _DIM = 4
+
+
+def _normal(rng, *shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
 def _use(kind, w, x):
@@ -63,10 +70,10 @@ def test_random_programs(layers, length, count, seed):
             x = jnp.sin(_use(kind, params[which], x))
         return jnp.sum(x**2)
 
-    keys = jax.random.split(jax.random.key(seed), 5)
-    params = [[jax.random.normal(k, (_DIM, _DIM)) for k in keys[2 * j : 2 * j + 2]] for j in (0, 1)]
+    rng = np.random.default_rng(seed)
+    params = [[_normal(rng, _DIM, _DIM) for _ in range(2)] for _ in range(2)]
     points = dpoptax.GradientPoints(tuple(params[:count]), (0.7, 0.3)[:count])
-    batch = jax.random.normal(keys[4], (3, length, _DIM))
+    batch = _normal(rng, 3, length, _DIM)
     close(*both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch))
 
 
@@ -90,8 +97,9 @@ class _Linen(linen.Module):
 
 def test_linen():
     module = _Linen()
-    tokens = jax.random.randint(jax.random.key(0), (3, 5), 0, 7)
-    params = module.init(jax.random.key(1), tokens[0], deterministic=True)["params"]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 7, (3, 5)))
+    init = jax.jit(functools.partial(module.init, deterministic=True), compiler_options=QUICK)
+    params = init(jax.random.key(1), tokens[0])["params"]
 
     def loss(params, tokens, key):
         out = module.apply({"params": params}, tokens, deterministic=False, rngs={"dropout": key})
@@ -118,6 +126,6 @@ def test_nnx():
     def loss(params, x):
         return jnp.sum(nnx.merge(graph, params)(x) ** 2)
 
-    batch = jax.random.normal(jax.random.key(0), (3, 6, 6, 2))
+    batch = _normal(np.random.default_rng(0), 3, 6, 6, 2)
     points = dpoptax.gradient_points((), nnx.as_pure(params))
     close(*both(Network(loss, None, None), dpoptax.l2_clip(0.3), points, batch))

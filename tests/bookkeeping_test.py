@@ -1,5 +1,7 @@
 """Book-keeping equals the per-example gradients, on every kind of network."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,29 +16,39 @@ SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # Compiling is what these tests wait for.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def both(network, clip, points, batch, mask=None):
-    """The sum by book-keeping, and by per-example gradients."""
+@functools.lru_cache(maxsize=4)
+def _compiled(method, loss, clip):
+    def total(points, batch, mask, keys):
+        return method(loss, clip, points, batch, mask, keys, has_aux=False)[0]
+
+    return jax.jit(total, compiler_options=QUICK)
+
+
+def clipped_sum(method, network, clip, points, batch, mask=None):
+    """The sum by `bookkept_sum` or by `per_example_sum`."""
     mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
+    return _compiled(method, network.loss, clip)(points, batch, mask, keys)
 
-    def by(method):
-        def total(points, batch, mask, keys):
-            return method(network.loss, clip, points, batch, mask, keys, has_aux=False)[0]
 
-        return jax.jit(total, compiler_options=_QUICK)(points, batch, mask, keys)
-
-    return by(bookkept_sum), by(per_example_sum)
+def both(*args):
+    """The sum by book-keeping, and by per-example gradients."""
+    return clipped_sum(bookkept_sum, *args), clipped_sum(per_example_sum, *args)
 
 
 def points_of(network, count, tangent=False):
     """Gradient points near each other, as iterates are, with weights that partly cancel."""
-    params = network.params(jax.random.key(0))
-    other = network.params(jax.random.key(1))
-    points = [jax.tree.map(lambda p, q, j=j: p + 0.1 * j * q, params, other) for j in range(count)]
-    weights = {1: (1.0,), 2: tuple(jnp.array([3.0, -2.0])), 4: (0.4, 0.3, 0.2, 0.1)}[count]
+    params, other = network.params(0), network.params(1)
+
+    def near(p, q, j):
+        return jnp.asarray(np.asarray(p) + np.float32(0.1 * j) * np.asarray(q))
+
+    points = [jax.tree.map(functools.partial(near, j=j), params, other) for j in range(count)]
+    two = tuple(map(jnp.asarray, np.array([3.0, -2.0])))
+    weights = {1: (1.0,), 2: two, 4: (0.4, 0.3, 0.2, 0.1)}[count]
     return dpoptax.GradientPoints(tuple(points), weights, other if tangent else None)
 
 
@@ -51,7 +63,7 @@ def close(got, want, tolerance=1e-5):
 
 
 def _batch(network, size=SIZE):
-    return network.batch(jax.random.key(2), size)
+    return network.batch(2, size)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -109,9 +121,10 @@ def test_every_clip(clip):
 @pytest.mark.parametrize("name", FEW[1:3])
 def test_one_normalised_example_adds_exactly_the_bound(name):
     network = NETWORKS[name]
-    got, _ = both(network, dpoptax.normalized_clip(0.3), points_of(network, 2), _batch(network, 1))
+    clip = dpoptax.normalized_clip(0.3)
+    got = clipped_sum(bookkept_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
-    np.testing.assert_allclose(norm, dpoptax.normalized_clip(0.3).sensitivity, rtol=1e-5)
+    np.testing.assert_allclose(norm, clip.sensitivity, rtol=1e-5)
 
 
 def test_masked_and_non_finite_examples_add_exactly_zero():
@@ -123,21 +136,27 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
     bad = x.at[1].set(jnp.nan).at[2].set(jnp.inf).at[4, 0, 0, 0].set(-jnp.inf)
     got, want = both(network, clip, points, (bad, y), mask)
     close(got, want)
-    alone, _ = both(network, clip, points, (x[jnp.array([0, 3])], y[jnp.array([0, 3])]))
-    close(got, alone)
-    nothing, _ = both(network, clip, points, (bad, y), jnp.zeros(6, bool))
+    good = (x[jnp.array([0, 3])], y[jnp.array([0, 3])])
+    close(got, clipped_sum(bookkept_sum, network, clip, points, good))
+    nothing = clipped_sum(bookkept_sum, network, clip, points, (bad, y), jnp.zeros(6, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
 AUTO_V = dpoptax.automatic_clip(0.3, gamma=0.0)
 
 
+def _scaled(params, example):
+    tokens, size = example
+    return size * NETWORKS["tied_embeddings"].loss(params, tokens)
+
+
 @pytest.mark.parametrize("clip", [AUTO_V, dpoptax.per_layer_clip(AUTO_V)], ids=["flat", "layers"])
 @pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30])
 def test_gradients_of_any_magnitude(size, clip):
     network = NETWORKS["tied_embeddings"]
-    loss = lambda params, example: size * network.loss(params, example)  # noqa: E731
-    close(*both(network._replace(loss=loss), clip, points_of(network, 1), _batch(network)))
+    # As data, so that all sizes share what is compiled.
+    batch = (_batch(network), jnp.full(SIZE, size))
+    close(*both(network._replace(loss=_scaled), clip, points_of(network, 1), batch))
 
 
 def _one_position(params, example):
@@ -180,7 +199,7 @@ def test_a_gradient_of_one_position_is_never_formed():
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
         jax.ShapeDtypeStruct((8, 512), jnp.float32),
     )
-    compiled = jax.jit(total, compiler_options=_QUICK).lower(*shapes).compile()
+    compiled = jax.jit(total).lower(*shapes).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 1024
 
 
@@ -204,7 +223,7 @@ def test_norms_that_are_what_is_left_of_large_terms():
 
 def test_large_weights_that_cancel():
     network = NETWORKS["cnn"]
-    params = network.params(jax.random.key(0))
+    params = network.params(0)
     near = jax.tree.map(lambda p: p * (1 + 1e-3), params)
     points = dpoptax.GradientPoints((params, near), tuple(jnp.array([400.0, -399.0])))
     close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
@@ -238,13 +257,14 @@ def test_auxiliary_outputs_and_microbatches():
         return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
 
     points, batch = points_of(network, 2), _batch(network, 7)
-    results = [
-        dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.3), has_aux=True, method=m, microbatch_size=3)(
-            points, batch
-        )
-        for m in ("auto", "vmap")
-    ]
-    (got, got_aux), (want, want_aux) = results
+    options = {"has_aux": True, "microbatch_size": 3}
+    (got, got_aux), (want, want_aux) = (
+        jax.jit(
+            dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.3), method=method, **options),
+            compiler_options=QUICK,
+        )(points, batch)
+        for method in ("auto", "vmap")
+    )
     close(got.sum, want.sum)
     close(got_aux, want_aux)
 
@@ -265,8 +285,8 @@ def test_inside_shard_map():
     sharded = jax.shard_map(
         total, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec(), check_vma=False
     )
-    _, want = both(network, dpoptax.l2_clip(0.3), points, batch)
-    close(jax.jit(sharded)(points, batch), want)
+    want = clipped_sum(per_example_sum, network, dpoptax.l2_clip(0.3), points, batch)
+    close(jax.jit(sharded, compiler_options=QUICK)(points, batch), want)
 
 
 def test_a_loss_that_is_no_scalar():

@@ -249,7 +249,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
         rate: TrainConfig(
             method=NonPrivate(), model="linear", steps=2, batch_size=64, learning_rate=rate
         )
-        for rate in (1.0, 0.5, 0.25)
+        for rate in (1.0, 0.3, 0.07)  # no two have a multiple by 2 in common, so no run either
     }
     comparison = Comparison(workdir=tmp_path, seeds=1)
     trained = []
@@ -270,15 +270,20 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
 
     stop_after = 8  # a method takes five rates and a final run
     with pytest.raises(KeyboardInterrupt):
-        compared(1.0, 0.5)
+        compared(1.0, 0.3)
     stop_after = None
-    assert compared(1.0, 0.5) == ["Non-private (1.0)", "Non-private (0.5)"]
-    assert len(trained) == 6  # the first method was finished
-    assert compared(0.25, 1.0) == ["Non-private (0.25)", "Non-private (1.0)"]
+    assert compared(1.0, 0.3) == ["Non-private (1.0)", "Non-private (0.3)"]
+    assert len(trained) == 4  # of twelve, eight were finished
+    assert compared(0.07, 1.0) == ["Non-private (0.07)", "Non-private (1.0)"]
     assert len(trained) == 6
     comparison = Comparison(workdir=tmp_path, seeds=1, steps=3, factors=(2.0, 1.0))
-    assert compared(0.5) == ["Non-private"]
-    assert trained[:2] == [0.5, 1.0]
+    assert compared(0.3) == ["Non-private"]
+    assert trained[:2] == [0.3, 0.6]
+    assert len(trained) == 3
+    assert compared(0.3) == ["Non-private"]
+    assert not trained
+    monkeypatch.setattr("dpoptax.training.records.source_sha256", lambda: "of other code")
+    assert compared(0.3) == ["Non-private"]
     assert len(trained) == 3
 
 

@@ -32,8 +32,8 @@ FALLBACKS = {
 
 
 def _explain(network, **options):
-    params = network.params(jax.random.key(0))
-    example = jax.tree.map(lambda x: x[0], network.batch(jax.random.key(1), 1))
+    params = network.params(0)
+    example = jax.tree.map(lambda x: x[0], network.batch(1, 1))
     key = jax.random.key(2) if network.keyed else None
     return dpoptax.explain(network.loss, params, example, key=key, **options)
 

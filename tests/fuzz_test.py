@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.training import main as command_line
+from dpoptax.training import commands
 from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.main import main
 from dpoptax.training.models import build_model
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
@@ -53,7 +54,7 @@ def no_training():
         raise _PlannedError
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(command_line, "train_and_evaluate", train_and_evaluate)
+    patch.setattr(commands, "train_and_evaluate", train_and_evaluate)
     yield
     patch.undo()
 
@@ -63,7 +64,7 @@ def _run(*arguments):
     error = io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         try:
-            code = command_line.main(arguments)
+            code = main(arguments)
         except SystemExit as stop:
             code = stop.code
         except _PlannedError:

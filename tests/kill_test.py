@@ -13,20 +13,9 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import Disk
+from tests import runs
 
-CONFIG = TrainConfig(
-    method=Disk(),
-    steps=400,
-    eval_every=50,
-    checkpoint_every=5,
-    batch_size=16,
-    model="linear",
-    noise_multiplier=1.0,
-    epsilon=None,
-    accountant="rdp",
-)
+CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
 
 
 def _train(steps, workdir):

@@ -14,6 +14,15 @@ import transformers
 
 DATA = Path(__file__).parent / "data"
 LENGTH = 9
+SIZES = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "layer_norm_eps": 1e-3,  # large enough to be seen
+    "num_labels": 3,
+}
+"""Of the encoders."""
 
 
 def scrambled(model):
@@ -42,20 +51,15 @@ def write(name, model, inputs, **named):
 
 
 def main():
-    """Both models."""
+    """All three models."""
     rng = np.random.default_rng(0)
     roberta = transformers.RobertaForSequenceClassification(
         transformers.RobertaConfig(
             vocab_size=41,
-            hidden_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=20,
             max_position_embeddings=LENGTH + 5,
             type_vocab_size=1,
-            layer_norm_eps=1e-3,  # large enough to be seen
             pad_token_id=1,
-            num_labels=3,
+            **SIZES,
         )
     )
     tokens = rng.integers(2, 41, (3, LENGTH))
@@ -83,16 +87,7 @@ def main():
     tokens = rng.integers(0, 37, (3, LENGTH))
     write("gpt2", scrambled(gpt2), tokens.astype(np.int32), input_ids=tokens)
     vit = transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=20,
-            image_size=12,
-            patch_size=4,
-            layer_norm_eps=1e-3,
-            num_labels=3,
-        )
+        transformers.ViTConfig(image_size=12, patch_size=4, **SIZES)
     )
     images = rng.uniform(-1, 1, (3, 12, 12, 3)).astype(np.float32)
     # Channels first, and half of the range [-2, 2] of colours here.

@@ -12,15 +12,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CHECKS = ("sums", "noise", "scaling")
 
 
-@pytest.mark.parametrize("checks", ["sums", "noise", "scaling"])
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_eight_virtual_devices(checks, which):
+@pytest.mark.parametrize(
+    ("which", "checks"),
+    [
+        ("not slow", CHECKS),  # in one process, which starts and compiles once
+        *(pytest.param("slow", (name,), marks=pytest.mark.slow) for name in CHECKS),
+    ],
+    ids=str,
+)
+def test_on_eight_virtual_devices(which, checks):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
     finished = subprocess.run(
-        [*command, "-m", which, f"tests/multidevice/{checks}.py"],
+        [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in checks)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,

@@ -1,23 +1,27 @@
-"""Tiny networks of every kind that the book-keeping must read, each as `Network`."""
+"""Tiny networks of every kind that the book-keeping must read, each as `Network`.
+
+Parameters and batches are drawn by NumPy: JAX would compile a generator for every shape.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
 class Network(NamedTuple):
-    """A loss of one example, a maker of parameters, a maker of a batch, and whether it uses keys.
+    """A loss of one example, parameters of a seed, a batch of a seed, and whether it uses keys.
 
     `formed` are the paths of the parameters whose per-example gradients are formed although they
     are matrices or kernels.
     """
 
     loss: Callable[..., Any]
-    params: Callable[[jax.Array], Any]
-    batch: Callable[[jax.Array, int], Any]
+    params: Callable[[int], Any]
+    batch: Callable[[int, int], Any]
     keyed: bool = False
 
 
@@ -33,31 +37,38 @@ def _network(params, batch, keyed=False):
     return register
 
 
+def _floats(rng, shape, scale=1.0):
+    return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+
+
 def _normal(**shapes):
-    def make(key):
-        keys = jax.random.split(key, len(shapes))
+    def make(seed):
+        rng = np.random.default_rng(seed)
         return {
-            name: jax.random.normal(k, shape) / max(1, shape[-1] if shape else 1) ** 0.5
-            for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+            name: _floats(rng, shape, max(1, shape[-1] if shape else 1) ** -0.5)
+            for name, shape in shapes.items()
         }
 
     return make
 
 
 def _vectors(*shape):
-    return lambda key, n: jax.random.normal(key, (n, *shape))
+    return lambda seed, n: _floats(np.random.default_rng(seed), (n, *shape))
 
 
 def _labelled(*shape, classes=3):
-    def make(key, n):
-        a, b = jax.random.split(key)
-        return jax.random.normal(a, (n, *shape)), jax.random.randint(b, (n,), 0, classes)
+    def make(seed, n):
+        rng = np.random.default_rng(seed)
+        return _floats(rng, (n, *shape)), jnp.asarray(rng.integers(0, classes, n))
 
     return make
 
 
 def _tokens(length, vocabulary):
-    return lambda key, n: jax.random.randint(key, (n, length), 0, vocabulary)
+    def make(seed, n):
+        return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, (n, length)))
+
+    return make
 
 
 def _cross_entropy(logits, label):
@@ -156,9 +167,9 @@ def _vit(p, example):
 
 
 @_network(
-    lambda key: {
-        "e": jax.random.normal(key, (11, 8)),
-        "blocks": jax.vmap(_normal(**_BLOCK))(jax.random.split(key, 3)),
+    lambda seed: {
+        **_normal(e=(11, 8))(seed),
+        "blocks": _normal(**{name: (3, *shape) for name, shape in _BLOCK.items()})(seed + 10),
     },
     _tokens(7, 11),
 )

@@ -13,25 +13,13 @@ import pytest
 from dpoptax.training import checkpoints as checkpoints_module
 from dpoptax.training import loop
 from dpoptax.training.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.main import main
 from dpoptax.training.methods import Disk, NonPrivate
+from tests.runs import CONFIG
 
 # Reads of missing files that orbax has begun and given up end after their event loop is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-CONFIG = TrainConfig(
-    method=Disk(),
-    steps=6,
-    eval_every=2,
-    checkpoint_every=2,
-    batch_size=32,
-    model="linear",
-    noise_multiplier=1.0,
-    epsilon=None,
-    accountant="rdp",
-)
 
 
 class StoppedError(Exception):

@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from dpoptax.training import study, study_tables
+from dpoptax.training import study, study_doppler, study_tables
 from dpoptax.training.main import main
 
 CHEAP = ("filters", "kalman-gain", "noisy-regression")
@@ -63,7 +63,7 @@ def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
             started.append(index)
             if len(started) == 2:
                 raise KeyboardInterrupt
-            return study.study_tables.filters(1)[0]() if index == 0 else [{"table": 0.0}]
+            return study_doppler.filters(1)[0]() if index == 0 else [{"table": 0.0}]
 
         return compute
 

@@ -1,7 +1,6 @@
 """Several configs at one ε: the same tuning budget for each, then the same seeds."""
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -31,9 +30,10 @@ class Comparison:
     """
 
     workdir: Path
-    """Directory for results.json, table.md and comparison.png. Methods that its results.json has
-    with the same settings are not trained again: the same command goes on where it was stopped, and
-    one with more configs trains those alone. After a change of a method's code, give another."""
+    """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
+    that the same code finished with the same settings is not trained again: the same command goes
+    on where it was stopped, and one with more configs trains those alone. After a change of a
+    method outside the package, whose code is not seen, give another."""
     seeds: int = 5
     """Number of seeds; seed s is the same for all configs."""
     epsilon: float | None = None
@@ -83,57 +83,30 @@ def compare(
     comparison.workdir.mkdir(parents=True, exist_ok=True)
 
     seeds = range(comparison.seeds)
-    settings = [_settings(*pair, seeds) for pair in zip(configs.values(), plans, strict=True)]
-    path = comparison.workdir / "results.json"
-    methods = _finished(path, settings)
+    path, versions = comparison.workdir / "results.json", records.versions()
     header = {"dataset": dataset.name, "epsilon": epsilon, "delta": delta, "seeds": list(seeds)}
+    methods: list[dict[str, Any]] = []
 
     def results() -> dict[str, Any]:
-        found = [{"name": names[i], **methods[i]} for i in sorted(methods)]
-        versions = {"versions": records.versions()}
-        return {**header, "notes": _notes(found), "methods": found, **versions}
+        return {**header, "notes": _notes(methods), "methods": methods, "versions": versions}
 
-    missing = [i for i in range(len(names)) if i not in methods]
-    total = sum((len(plans[i]) * (len(plans[i]) > 1) + 1) * len(seeds) for i in missing)
+    total = sum((len(plan) * (len(plan) > 1) + 1) * len(seeds) for plan in plans)
+    made_by = records.to_json({"code": records.source_sha256(), **versions})
     with (
-        Runner(None, processes=comparison.processes) as runner,
+        Runner(
+            comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
+        ) as runner,
         tqdm(total=total, unit="run", disable=not progress) as bar,
     ):
-        for i in missing:
-            bar.set_description(names[i])
-            config = list(configs.values())[i]
-            found = _one_method(config, plans[i], seeds, runner, bar)
-            methods[i] = {"settings": settings[i], **found}
+        for name, config, plan in zip(names, configs.values(), plans, strict=True):
+            bar.set_description(name)
+            methods.append({"name": name, **_one_method(config, plan, seeds, runner, bar)})
             records.write_json(path, results())
     final = results()
     (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
     plots.plot_comparison(final, comparison.workdir / "comparison.png")
     records.write_json(path, final)
     return final
-
-
-def _settings(config: TrainConfig, rates: Sequence[float], seeds: range) -> dict[str, Any]:
-    """What a method's results depend on, as JSON values."""
-    varied = dataclasses.replace(config, learning_rate=rates[0], seed=0, data_dir=None)
-    settings = {
-        "config": varied.to_dict(),
-        "learning_rates": list(rates),
-        "seeds": list(seeds),
-        "versions": records.versions(),
-    }
-    return json.loads(records.to_json(settings))
-
-
-def _finished(path: Path, settings: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Of the methods in results.json, those of these settings, by their place among them."""
-    if not path.exists():
-        return {}
-    found = {}
-    for method in json.loads(path.read_text(encoding="utf-8"))["methods"]:
-        del method["name"]  # which depends on the other configs
-        if method.get("settings") in settings:
-            found[settings.index(method["settings"])] = method
-    return found
 
 
 def _one_method(

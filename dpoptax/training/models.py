@@ -12,8 +12,9 @@ import optax
 from dpoptax.training import large_networks, networks, pretrained
 from dpoptax.training.data import Kind
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.language import Gpt2, Lora, RobertaClassifier
+from dpoptax.training.language import Gpt2, RobertaClassifier
 from dpoptax.training.published import FORMATS
+from dpoptax.training.transformer import Lora
 from dpoptax.training.vision import VitClassifier
 
 if TYPE_CHECKING:

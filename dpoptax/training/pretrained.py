@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language import ACTIVATIONS
 from dpoptax.training.published import FORMATS, Format
+from dpoptax.training.transformer import ACTIVATIONS
 
 Params = Any
 

@@ -36,36 +36,44 @@ class Format:
     transposed: bool
 
 
+_BERT_FIELDS = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "epsilon": "layer_norm_eps",
+    "activation": "hidden_act",
+}
+_BERT_NAMES = {
+    "layer": "encoder.layer.{}",
+    "attention_output": "attention.output.dense",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+}
+"""What the published models that follow BERT have in common."""
+
 FORMATS: dict[type[nn.Module], Format] = {
     RobertaClassifier: Format(
         model_type="roberta",
         architecture="RobertaForSequenceClassification",
         fields={
+            **_BERT_FIELDS,
             "vocab_size": "vocab_size",
-            "width": "hidden_size",
-            "depth": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "hidden": "intermediate_size",
             "positions": "max_position_embeddings",
             "types": "type_vocab_size",
             "padding": "pad_token_id",
-            "epsilon": "layer_norm_eps",
-            "activation": "hidden_act",
         },
         fixed={"position_embedding_type": "absolute", "is_decoder": False},
         names={
+            **_BERT_NAMES,
             "word_embeddings": "embeddings.word_embeddings",
             "position_embeddings": "embeddings.position_embeddings",
             "token_type_embeddings": "embeddings.token_type_embeddings",
             "embeddings_norm": "embeddings.LayerNorm",
-            "layer": "encoder.layer.{}",
             "query": "attention.self.query",
             "key": "attention.self.key",
             "value": "attention.self.value",
-            "attention_output": "attention.output.dense",
             "attention_norm": "attention.output.LayerNorm",
-            "intermediate": "intermediate.dense",
-            "output": "output.dense",
             "output_norm": "output.LayerNorm",
             "head_dense": "classifier.dense",
             "head_output": "classifier.out_proj",
@@ -113,30 +121,18 @@ FORMATS: dict[type[nn.Module], Format] = {
     VitClassifier: Format(
         model_type="vit",
         architecture="ViTForImageClassification",
-        fields={
-            "width": "hidden_size",
-            "depth": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "hidden": "intermediate_size",
-            "image": "image_size",
-            "patch": "patch_size",
-            "epsilon": "layer_norm_eps",
-            "activation": "hidden_act",
-        },
+        fields={**_BERT_FIELDS, "image": "image_size", "patch": "patch_size"},
         fixed={"qkv_bias": True, "num_channels": 3},
         names={
+            **_BERT_NAMES,
             "class_token": "embeddings.cls_token",
             "positions": "embeddings.position_embeddings",
             "patch_embeddings": "embeddings.patch_embeddings.projection",
-            "layer": "encoder.layer.{}",
             "attention_norm": "layernorm_before",
             "query": "attention.attention.query",
             "key": "attention.attention.key",
             "value": "attention.attention.value",
-            "attention_output": "attention.output.dense",
             "output_norm": "layernorm_after",
-            "intermediate": "intermediate.dense",
-            "output": "output.dense",
             "final_norm": "layernorm",
             "head_output": "classifier",
         },

@@ -82,8 +82,7 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     results = None
     if report.digits:
         comparison = Comparison(
-            # A comparison does not see changes of the code, a report does.
-            report.workdir / "digits" / records.source_sha256()[:12],
+            report.workdir / "digits",
             seeds=report.seeds,
             epsilon=report.epsilon,
             processes=report.processes,

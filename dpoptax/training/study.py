@@ -4,15 +4,21 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from dpoptax.training import records, study_figures, study_tables
+from dpoptax.training import (
+    records,
+    study_disk,
+    study_doppler,
+    study_figures,
+    study_geodp,
+    study_own,
+)
 from dpoptax.training.errors import unknown_name
-
-Row = dict[str, Any]
+from dpoptax.training.study_tables import Findings, Parts, Row
 
 
 class Finding(NamedTuple):
@@ -42,60 +48,60 @@ class Study(NamedTuple):
 
     title: str
     source: str
-    parts: Callable[[int], study_tables.Parts]
+    parts: Callable[[int], Parts]
     draw: Callable[[list[Row]], Figure]
-    findings: Callable[[list[Row]], list[tuple[str, str, str]]]
+    findings: Callable[[list[Row]], Findings]
 
 
 STUDIES: dict[str, Study] = {
     "filters": Study(
         "Time and frequency response of the filters",
         "DOPPLER, Fig. 6",
-        study_tables.filters,
+        study_doppler.filters,
         study_figures.filters,
-        study_tables.filters_findings,
+        study_doppler.filters_findings,
     ),
     "geodp-noise": Study(
         "Errors of GeoDP as published, against σ, d and B",
         "GeoDP, Fig. 3",
-        study_tables.geodp_noise,
+        study_geodp.geodp_noise,
         study_figures.geodp_noise,
-        study_tables.geodp_noise_findings,
+        study_geodp.geodp_noise_findings,
     ),
     "geodp-beta": Study(
         "Errors of GeoDP as published, against β",
         "GeoDP, Fig. 4",
-        study_tables.geodp_beta,
+        study_geodp.geodp_beta,
         study_figures.geodp_beta,
-        study_tables.geodp_beta_findings,
+        study_geodp.geodp_beta_findings,
     ),
     "kalman-gain": Study(
         "Gain and error variance of DiSK's filter converge",
         "DiSK, Fig. 3",
-        study_tables.kalman_gain,
+        study_disk.kalman_gain,
         study_figures.kalman_gain,
-        study_tables.kalman_gain_findings,
+        study_disk.kalman_gain_findings,
     ),
     "noisy-regression": Study(
         "Linear regression with noisy gradients",
         "DiSK, Fig. 6(a)",
-        study_tables.noisy_regression,
+        study_disk.noisy_regression,
         study_figures.noisy_regression,
-        study_tables.noisy_regression_findings,
+        study_disk.noisy_regression_findings,
     ),
     "correlated-noise": Study(
         "Correlated noise, a low-pass filter, and both, on digits",
         "in no paper",
-        study_tables.correlated_noise,
+        study_own.correlated_noise,
         study_figures.correlated_noise,
-        study_tables.correlated_noise_findings,
+        study_own.correlated_noise_findings,
     ),
     "release-cosines": Study(
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",
-        study_tables.release_cosines,
+        study_own.release_cosines,
         study_figures.release_cosines,
-        study_tables.release_cosines_findings,
+        study_own.release_cosines_findings,
     ),
 }
 """The studies by the name that the command line gives them."""

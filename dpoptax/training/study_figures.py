@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from dpoptax.training.plots import COLOURS, MARKERS, label
-from dpoptax.training.study_tables import CORRELATED_ARMS, DRIFTS, over, pick
-
-Row = dict[str, Any]
+from dpoptax.training.study_disk import DRIFTS
+from dpoptax.training.study_own import CORRELATED_ARMS
+from dpoptax.training.study_tables import Row, over, pick
 
 _SYMBOLS = {
     "noise_multiplier": ("σ", "noise multiplier σ"),

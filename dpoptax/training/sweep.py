@@ -62,7 +62,7 @@ def run_sweep(
                 "config": candidates[which].name,
                 **candidates[which].changes,
                 "score": score,
-                "record": str(runner.path(trial).name),  # type: ignore[union-attr]
+                "record": runner.path(trial).name,
             }
             for which, trial, score in zip(chosen, trials, scores, strict=True)
         ]
@@ -200,9 +200,7 @@ def _publish(
     if results["best"] is None:
         return
     best = trials[results["best"]]
-    path = runner.path(best)
-    assert path is not None
-    params = path.with_suffix(".msgpack").read_bytes()
+    params = runner.path(best).with_suffix(".msgpack").read_bytes()
     dataset = dataset_of(best.config, held_out=False)
     model = models.build_model(best.config, dataset.num_classes, dataset.kind)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]

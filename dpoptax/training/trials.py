@@ -49,19 +49,18 @@ class Runner:
     """Runs trials and keeps their records; use as a context manager.
 
     Args:
-        directory: For a record a trial; None keeps none.
+        directory: For a record a trial; made if missing.
         processes: Number of worker processes; 1 trains in this one.
         made_by: What else a record depends on besides its trial: another one is not found again.
     """
 
-    def __init__(self, directory: Path | None, *, processes: int = 1, made_by: str = "") -> None:
+    def __init__(self, directory: Path, *, processes: int = 1, made_by: str = "") -> None:
         records.check_count("processes", processes)
         self._directory, self._processes, self._made_by = directory, processes, made_by
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Runner":
-        if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,10 +68,8 @@ class Runner:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def path(self, trial: Trial) -> Path | None:
+    def path(self, trial: Trial) -> Path:
         """The file of a trial's record; its parameters lie next to it as .msgpack."""
-        if self._directory is None:
-            return None
         identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self._made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
@@ -85,7 +82,7 @@ class Runner:
         results: list[Any] = [None] * len(trials)
         missing = []
         for index, path in enumerate(paths):
-            if path is not None and path.is_file():
+            if path.is_file():
                 results[index] = json.loads(path.read_text(encoding="utf-8"))
                 done()
             else:
@@ -96,7 +93,7 @@ class Runner:
         return results
 
     def _computed(
-        self, jobs: list[tuple[int, Trial, Path | None]]
+        self, jobs: list[tuple[int, Trial, Path]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         if self._processes == 1:
             yield from ((index, _run(trial, path)) for index, trial, path in jobs)
@@ -123,7 +120,7 @@ def dataset_of(config: TrainConfig, *, held_out: bool) -> Dataset:
     return dataset.for_selection() if held_out else dataset
 
 
-def _run(trial: Trial, path: Path | None) -> dict[str, Any]:
+def _run(trial: Trial, path: Path) -> dict[str, Any]:
     """Trains one trial and writes its record in one piece."""
     if trial.config.seed is None:
         raise ConfigError("seed=None: a trial needs a seed, to be the same when it is run again")
@@ -131,12 +128,11 @@ def _run(trial: Trial, path: Path | None) -> dict[str, Any]:
     # What was held out has no texts of its own, and their scores select nothing.
     config = dataclasses.replace(trial.config, beams=0) if trial.held_out else trial.config
     result = train(config, dataset, make_plan(config, dataset.train_size))
-    # Through JSON in any case: what a later start reads is what the first one saw.
+    # Through JSON: what a later start reads is what the first one saw.
     record = json.loads(records.to_json({**result.summary, "history": result.history}))
-    if path is not None:
-        if trial.keep_params:
-            records.save_params(path.with_suffix(".msgpack"), result.params)
-        records.write_json(path, record)
+    if trial.keep_params:
+        records.save_params(path.with_suffix(".msgpack"), result.params)
+    records.write_json(path, record)
     return record
 
 
@@ -145,11 +141,13 @@ def _start_worker() -> None:
     flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     parent = multiprocessing.parent_process()
+    assert parent is not None  # a worker has one
+    sentinel = parent.sentinel
 
     def follow() -> None:
         # Killed without notice, a parent leaves its workers waiting for jobs for ever.
         with contextlib.suppress(OSError):
-            multiprocessing.connection.wait([parent.sentinel])  # type: ignore[union-attr]
+            multiprocessing.connection.wait([sentinel])
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()

@@ -1,10 +1,10 @@
-"""A vision transformer as published for fine-tuning, with LoRA as in `language`."""
+"""A vision transformer as published for fine-tuning, with LoRA as in `transformer`."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dpoptax.training.language import ACTIVATIONS, SMALL, Frozen, Lora, Norm, Projection, attend
+from dpoptax.training.transformer import SMALL, Frozen, Lora, Norm, Projection, run_layers
 
 
 class _Patches(Frozen):
@@ -26,31 +26,6 @@ class _Patches(Frozen):
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         return cut.reshape(-1, self.features) + bias
-
-
-class _Layer(nn.Module):
-    """Attention, then two projections, each normalised before."""
-
-    heads: int
-    hidden: int
-    epsilon: float
-    activation: str
-    lora: Lora | None
-
-    @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        frozen, (length, width) = self.lora is not None, inputs.shape
-
-        def project(x: jax.Array, features: int, name: str) -> jax.Array:
-            return Projection(frozen, features, self.lora, name=name)(x)
-
-        normed = Norm(frozen, self.epsilon, name="attention_norm")(inputs)
-        query, key, value = (project(normed, width, name) for name in ("query", "key", "value"))
-        attended = attend(query, key, value, self.heads, jnp.ones(length, bool))
-        middle = inputs + project(attended, width, "attention_output")
-        normed = Norm(frozen, self.epsilon, name="output_norm")(middle)
-        hidden = ACTIVATIONS[self.activation](project(normed, self.hidden, "intermediate"))
-        return middle + project(hidden, width, "output")
 
 
 class VitClassifier(Frozen):
@@ -93,10 +68,7 @@ class VitClassifier(Frozen):
         token = self.weight("class_token", nn.initializers.zeros_init(), (1, 1, self.width))
         places = self.weight("positions", SMALL, (1, len(patches) + 1, self.width))
         hidden = jnp.concatenate([token[0], patches]) + places[0]
-        self.sow("intermediates", "hidden", hidden)
-        for i in range(self.depth):
-            layer = (self.heads, self.hidden, self.epsilon, self.activation, self.lora)
-            hidden = _Layer(*layer, name=f"layer_{i}")(hidden)
-            self.sow("intermediates", "hidden", hidden)
+        seen = jnp.ones(len(hidden), bool)
+        hidden, _ = run_layers(self, hidden, seen, norm_first=True)
         normed = Norm(self.frozen, self.epsilon, name="final_norm")(hidden)
         return Projection(False, self.num_classes, name="head_output")(normed[0])

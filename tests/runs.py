@@ -1,0 +1,16 @@
+"""A run of seconds, for the tests of what can happen to one."""
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import Disk
+
+CONFIG = TrainConfig(
+    method=Disk(),
+    steps=6,
+    eval_every=2,
+    checkpoint_every=2,
+    batch_size=32,
+    model="linear",
+    noise_multiplier=1.0,
+    epsilon=None,
+    accountant="rdp",
+)
