@@ -93,7 +93,9 @@ def draw_ratios(groups, path: Path) -> None:
         group = [result for result in group if result.ratio]
         names = [str(result.variant) for result in group]
         bars = axis.barh(names, [r.ratio for r in group], color=[_color(r.variant) for r in group])
-        axis.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
+        axis.bar_label(
+            bars, fmt=lambda x: f"{x:.3g}" if x < 100 else f"{x:.0f}", padding=2, fontsize=8
+        )
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set(xscale="log", title=str(group[0].cell) if group else "")
         axis.margins(x=0.2)

@@ -41,7 +41,7 @@ def build(request):
             batch,
             batch_size=batch_size,
             candidates=_candidates(request["library"], batch_size),
-            rounds=2,
+            rounds=4,
         )
         return None, {"microbatch_size": best}
 

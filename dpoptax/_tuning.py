@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+# Times that differ by less than this factor are taken for equal.
+_ALIKE = 1.05
+
 
 def tune_microbatch_size(
     make_step: Callable[[int], Callable[..., Any]],
@@ -14,12 +17,13 @@ def tune_microbatch_size(
     candidates: Sequence[int] | None = None,
     rounds: int = 3,
 ) -> int:
-    """Returns the microbatch size with which a training step runs fastest on this machine.
+    """Returns the smallest microbatch size with which a step is about as fast as it can be here.
 
     Every candidate's step is compiled and run once, then the candidates take turns for `rounds`
     timed calls each, so that a change of the machine's pace meets all alike; one that is 1.5 times
-    slower than the best so far drops out. The smallest time of each counts. A candidate that does
-    not fit into memory is left out.
+    slower than the best so far drops out. The smallest time of each counts, and of those within 5 %
+    of the fastest the smallest size wins, as it needs the least memory. A candidate that does not
+    fit into memory is left out.
 
     The size changes memory and speed, not the result but for rounding, so that the choice, which
     looks at times alone, costs no privacy. The outputs of the timed steps are thrown away.
@@ -69,7 +73,7 @@ def tune_microbatch_size(
         for size in steps:
             if best[size] == float("inf") or best[size] <= 1.5 * min(best.values()):
                 best[size] = min(best[size], _seconds(steps[size], args))
-    return min(best, key=best.__getitem__)
+    return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
 
 
 def _default_candidates(batch_size):

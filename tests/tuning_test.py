@@ -1,4 +1,4 @@
-"""`tune_microbatch_size` returns the fastest candidate; the clock is replaced."""
+"""`tune_microbatch_size` returns the smallest of the fast candidates; the clock is replaced."""
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,11 @@ def steps(clock, seconds, calls=None):
 def test_returns_the_fastest(clock):
     make_step = steps(clock, {1: 3.0, 4: 1.0, 16: 2.0})
     assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[1, 4, 16]) == 4
+
+
+def test_of_equally_fast_ones_the_smallest(clock):
+    make_step = steps(clock, {1: 1.1, 4: 1.04, 16: 1.0, 64: 1.02})
+    assert tune_microbatch_size(make_step, 0.0, batch_size=64, candidates=[1, 4, 16, 64]) == 4
 
 
 def test_slow_candidates_drop_out(clock):
