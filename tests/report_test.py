@@ -90,7 +90,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
     ],
 )
 def test_gradient_points_are_counted(method, gradients):
-    config = dataclasses.replace(TrainConfig(model="mlp"), method=method)
+    config = dataclasses.replace(TrainConfig(model="cnn"), method=method)
     assert report_costs.points(config) == gradients
     if gradients == 2:
         changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}

@@ -40,7 +40,8 @@ class RunCost:
         params_bytes: Memory of both.
         state_bytes: Memory of the optimizer's state, with filter, iterates and ledger.
         batch_bytes: Memory of one batch of inputs and labels.
-        flops: Floating-point operations of one step, on the largest batch; None if not counted.
+        flops: Floating-point operations of one step, on the largest batch, of two branches those of
+            the longer; None if not counted.
         working_bytes: Temporary memory of the compiled step; None if it was not compiled.
     """
 
