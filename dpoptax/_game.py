@@ -75,8 +75,7 @@ class Game:
     @property
     def alone(self) -> bool:
         """Whether a record's draws depend on no other record's, so that they can be left out."""
-        poisson = isinstance(self.sampler, PoissonSampler)
-        return poisson and self.sampler.max_batch_size is None  # type: ignore[attr-defined]
+        return isinstance(self.sampler, PoissonSampler) and self.sampler.max_batch_size is None
 
 
 def canary_gradient(

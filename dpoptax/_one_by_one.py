@@ -17,7 +17,7 @@ from jax import lax
 
 from dpoptax import _products
 from dpoptax._clipping import Clip, scaled_factors, square_sum, unit_gradients
-from dpoptax._pieces import Pieces, sum_pieces, wide_zeros
+from dpoptax._pieces import Pieces, sum_pieces, unbundle, wide_zeros
 from dpoptax._plan import Plan, Product
 
 # Parameters of at most this many entries are handled together, to compile fewer operations.
@@ -70,9 +70,8 @@ def sum_one_by_one(
     (total, beside), outer_weights = lax.scan(add, start, (pieces, mask, tops, lengths))
     sums = list(zeros)
     for vector, bundle in zip(total, bundles, strict=True):
-        ends = np.cumsum([leaves[i].size for i in bundle])
-        for i, part in zip(bundle, jnp.split(vector.ravel(), ends[:-1]), strict=True):
-            sums[i] = part.reshape(leaves[i].shape)
+        for leaf, part in unbundle(vector.ravel(), bundle, leaves):
+            sums[leaf] = part
     for leaf, part in _outer_sums(outer, outer_weights):
         sums[leaf] += part
     sums = [s.astype(zero.dtype) for s, zero in zip(sums, zeros, strict=True)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -235,13 +236,20 @@ def sum_pieces(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: lis
     for bundle, gradient, weight in zip(
         pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True
     ):
-        ends = np.cumsum([leaves[i].size for i in bundle])
-        parts = jnp.split(jnp.tensordot(weight, gradient, 1), ends[:-1])
-        for leaf, part in zip(bundle, parts, strict=True):
-            total[leaf] += part.reshape(leaves[leaf].shape)
+        for leaf, part in unbundle(jnp.tensordot(weight, gradient, 1), bundle, leaves):
+            total[leaf] += part
     return jax.tree.unflatten(
         structure, [t.astype(wide_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
     )
+
+
+def unbundle(
+    vector: jax.Array, bundle: Sequence[int], leaves: list[Any]
+) -> list[tuple[int, jax.Array]]:
+    """The parts of a vector that `bundle` put side by side, each with its leaf, shaped like it."""
+    ends = np.cumsum([leaves[i].size for i in bundle])
+    parts = jnp.split(vector, ends[:-1])
+    return [(i, part.reshape(leaves[i].shape)) for i, part in zip(bundle, parts, strict=True)]
 
 
 def wide_zeros(leaf: Any) -> jax.Array:

@@ -30,8 +30,10 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        axes = (self.batch, self.rows, self.columns)
-        return tuple(math.prod(self.split[i] for i in a) for a in axes)  # type: ignore[return-value]
+        batch, rows, columns = (
+            math.prod(self.split[i] for i in axes) for axes in (self.batch, self.rows, self.columns)
+        )
+        return batch, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """(K, R, C) back to the shape of z."""

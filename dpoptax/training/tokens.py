@@ -102,18 +102,19 @@ class Tokens:
         tokenizer = self._tokenizer()
         tokenizer.post_processor = None
         tokenizer.no_truncation()
-        whole = [[*ids[: self.length - 1], self.end] for ids in _encode(tokenizer, sources)]
+        end = self.end
+        whole = [[*ids[: self.length - 1], end] for ids in _encode(tokenizer, sources)]
         lengths = np.array([len(row) for row in whole], np.int32)
-        rows = np.full((len(whole), max(lengths)), self.end, np.int32)
+        rows = np.full((len(whole), max(lengths)), end, np.int32)
         for row, tokens in zip(rows, whole, strict=True):
             row[: len(tokens)] = tokens
         return rows, lengths
 
     def texts(self, rows: np.ndarray) -> list[str]:
         """What rows of tokens say up to the first <|endoftext|>, without spaces around it."""
-        tokenizer, texts = self._tokenizer(), []
+        tokenizer, end, texts = self._tokenizer(), self.end, []
         for row in rows:
-            ended = np.flatnonzero(row == self.end)
+            ended = np.flatnonzero(row == end)
             tokens = row[: ended[0]] if len(ended) else row
             texts.append(tokenizer.decode(tokens.tolist(), skip_special_tokens=False).strip())
         return texts
