@@ -28,7 +28,7 @@ def _train(arguments: list[str]) -> int:
     path, config = _config_of("train", arguments)
     given = tyro.cli(
         TrainArguments,
-        default=TrainArguments(config, tyro.MISSING),
+        default=TrainArguments(config=config, workdir=tyro.MISSING),
         args=arguments[1:],
         prog=f"dpoptax train {path}",
         description=f"Train as {path} says; every field can be overridden.",
@@ -67,7 +67,7 @@ def _plan(arguments: list[str]) -> int:
     (name, config), *_ = configs.items()
     given = tyro.cli(
         PlanArguments,
-        default=PlanArguments(config),
+        default=PlanArguments(config=config),
         args=rest,
         prog=f"dpoptax plan {path}",
         description=f"What {path} would cost; every field can be overridden.",
@@ -122,7 +122,7 @@ def _audit(arguments: list[str]) -> int:
     jobs = [
         tyro.cli(
             AuditArguments,
-            default=AuditArguments(load_config(path)),
+            default=AuditArguments(config=load_config(path)),
             args=options,
             prog=f"dpoptax audit {path}",
             description=f"Attack the training that {path} says; every field can be overridden.",

@@ -13,59 +13,57 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.sweep_price import Sweep
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Data:
+    fetch: bool = False
+    """Fetch the published files of the data set into --data-dir, if some are not there."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Configs(_Data):
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files with get_config()."""
+    data_dir: Path | None = None
+    """Directory with the data set's files for every config; None: the configs' own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainArguments(_Data):
     """Of `dpoptax train`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     workdir: Path
     """Directory for metrics.jsonl, summary.json, params.msgpack, training.png, checkpoints/, and
     generated.jsonl with --beams; the same command goes on with a run that was stopped."""
-    fetch: bool = False
-    """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanArguments(_Data):
     """Of `dpoptax plan`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     compile: bool = False
     """Also compile the step, which can take minutes, for the working memory that it needs."""
-    fetch: bool = False
-    """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CompareArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareArguments(_Configs):
     """Of `dpoptax compare`."""
 
-    configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
     comparison: Annotated[Comparison, tyro.conf.arg(name="")]
-    data_dir: Path | None = None
-    """Directory with the data set's files for every config; None: the configs' own."""
-    fetch: bool = False
-    """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(_Configs):
     """Of `dpoptax sweep`."""
 
-    configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
     sweep: Annotated[Sweep, tyro.conf.arg(name="")]
     dry_run: bool = False
     """Only print what the result would cost."""
-    data_dir: Path | None = None
-    """Directory with the data set's files for every config; None: the configs' own."""
-    fetch: bool = False
-    """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
-@dataclasses.dataclass(frozen=True)
-class AuditArguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditArguments(_Data):
     """Of `dpoptax audit`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -75,8 +73,6 @@ class AuditArguments:
     """Of each bound."""
     attack_seed: int = 0
     """Seed of the attack; not of the training."""
-    fetch: bool = False
-    """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +94,7 @@ def fetch_for(configs: Iterable[TrainConfig], wanted: bool) -> None:
             fetching.fetch(name, data_dir)
 
 
-def with_data(
-    configs: dict[str, TrainConfig], given: CompareArguments | SweepArguments
-) -> dict[str, TrainConfig]:
+def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
     """The configs with the directory that is given for all of them, fetched if that is asked."""
     if given.data_dir is not None:
         configs = {
