@@ -113,10 +113,15 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
 
 
 def make_step(library: str, problem: Problem, setting: Setting):
-    """Returns a contender's jitted step and its optimizer state; the step donates both."""
-    tx, gradient = CONTENDERS[library](problem, setting)
+    """Returns a contender's jitted step and its optimizer state.
 
-    @partial(jax.jit, donate_argnums=(0, 1))
+    The step donates parameters and state, but for the algorithms that keep the last parameters:
+    there XLA copies what is donated, before it overwrites it, and that costs more than new arrays.
+    """
+    tx, gradient = CONTENDERS[library](problem, setting)
+    keeps_params = setting.algorithm in ("disk", "dp-pmlf")
+
+    @partial(jax.jit, donate_argnums=() if keeps_params else (0, 1))
     def step(params, opt_state, batch):
         updates, opt_state = tx.update(gradient(opt_state, params, batch), opt_state, params)
         return optax.apply_updates(params, updates), opt_state

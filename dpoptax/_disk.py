@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._filters import correct, low_pass
 from dpoptax._points import track_iterates
 
 
@@ -73,10 +72,7 @@ def disk(
     else:
         tracker = _tracker(kappa, gamma)
     gain = kappa if filter_gain is None else filter_gain
-    if callable(gain):
-        return optax.chain(tracker, _scheduled_filter(gain, accumulator_dtype))
-    smoother = low_pass([gain], [gain - 1.0], start="steady", accumulator_dtype=accumulator_dtype)
-    return optax.chain(tracker, smoother)
+    return optax.chain(tracker, _filter(gain, accumulator_dtype))
 
 
 def _tracker(kappa, gamma):
@@ -107,8 +103,8 @@ def _scheduled_tracker(kappa, gamma):
     return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], weights)
 
 
-class ScheduledFilterState(NamedTuple):
-    """State of a first-order filter whose gain changes with the step.
+class DiskFilterState(NamedTuple):
+    """State of DiSK's filter.
 
     Attributes:
       count: the number of updates so far, int32.
@@ -119,18 +115,27 @@ class ScheduledFilterState(NamedTuple):
     estimate: Any
 
 
-def _scheduled_filter(gain, accumulator_dtype):
-    """g̃_t = g̃_{t−1} + κ_t (g_t − g̃_{t−1}), started at g_0."""
+def _filter(gain, accumulator_dtype):
+    """g̃_t = (1 − κ_t) g̃_{t−1} + κ_t g_t, started at g_0.
+
+    What goes out is what is kept, so that the buffer is updated in place: `low_pass` keeps the
+    output times its pole.
+    """
 
     def init_fn(params):
         estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
-        return ScheduledFilterState(jnp.zeros([], jnp.int32), estimate)
+        return DiskFilterState(jnp.zeros([], jnp.int32), estimate)
 
     def update_fn(updates, state, params=None):
         del params
-        k = jnp.where(state.count == 0, 1.0, gain(state.count))
-        estimate = correct(state.estimate, updates, jax.tree.map(lambda _: k, updates))
+        now = gain(state.count) if callable(gain) else gain
+        kappa = jnp.where(state.count == 0, 1.0, now)
+
+        def mix(e, g):
+            return ((1.0 - kappa) * e + kappa * g.astype(e.dtype)).astype(e.dtype)
+
+        estimate = jax.tree.map(mix, state.estimate, updates)
         out = jax.tree.map(lambda e, g: e.astype(g.dtype), estimate, updates)
-        return out, ScheduledFilterState(optax.safe_increment(state.count), estimate)
+        return out, DiskFilterState(optax.safe_increment(state.count), estimate)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -118,13 +118,3 @@ def low_pass(
         return out, LowPassState(optax.safe_increment(state.count), tuple(filtered), corrected)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def correct(estimates: Any, gradients: Any, gains: Any) -> Any:
-    """Kalman's correction, estimate + gain · (gradient − estimate), in the estimates' dtypes."""
-    return jax.tree.map(
-        lambda e, g, k: (e + k * (g.astype(e.dtype) - e)).astype(e.dtype),
-        estimates,
-        gradients,
-        gains,
-    )

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._filters import correct
 
 
 def kalman_gain(
@@ -172,7 +171,10 @@ def adaptive_kalman(
             power, counts, state.drift, state.variance, state.count
         )
         gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
-        estimates = correct(estimates, gradients, list(gains))
+        estimates = [
+            (e + k * (g.astype(e.dtype) - e)).astype(e.dtype)
+            for e, g, k in zip(estimates, gradients, gains, strict=True)
+        ]
         out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
         count = optax.safe_increment(state.count)
         estimate = jax.tree.unflatten(treedef, estimates)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -137,7 +138,7 @@ def gaussian_noise(
         clipped = check_clipped_sum(updates)
         mechanism = state.mechanism
         step_key = jax.random.fold_in(state.key, state.count)
-        noisy = release(clipped, mechanism, step_key)
+        noisy = draw_once(release, mechanism, clipped, step_key, state.count)
         mean = jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
         mean = clipped.clip.decode(mean, clipped.reference)
         if params is not None:
@@ -234,6 +235,37 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
                 f"a ledger's count has shape {jnp.shape(state.count)}: take the state of one run"
             )
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
+
+
+def draw_once(
+    draw: Callable[[ClippedSum, Mechanism, chex.PRNGKey], Any],
+    mechanism: Mechanism,
+    clipped: ClippedSum,
+    key: chex.PRNGKey,
+    count: chex.Array,
+) -> Any:
+    """Returns `draw(clipped, mechanism, key)`, a tree like the sum, drawn once for all its readers.
+
+    On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
+    and its buffer, into each: the draw is made twice and its parts go through memory. It fuses
+    nothing across a branch, so here is one. It is always taken, as no count is negative.
+    """
+    if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
+        return draw(clipped, mechanism, key)
+
+    def drawn():
+        return draw(clipped, mechanism, key)
+
+    def nothing():
+        return jax.tree.map(
+            lambda total, out: jnp.zeros_like(total, out.dtype),
+            clipped.sum,
+            jax.eval_shape(drawn),
+        )
+
+    return jax.lax.platform_dependent(
+        cpu=lambda: jax.lax.cond(count >= 0, drawn, nothing), default=drawn
+    )
 
 
 def _release(clipped, mechanism, key):
