@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 
-
 def kalman_gain(
     *,
     noise_stddev: float,
