@@ -8,6 +8,9 @@ import jax
 
 # Times that differ by less than this factor are taken for equal.
 _ALIKE = 1.05
+# A turn of fast steps has as many calls as fit into this time, but not more than so many.
+_TURN_SECONDS = 0.05
+_TURN_CALLS = 20
 
 
 def tune_microbatch_size(
@@ -19,22 +22,23 @@ def tune_microbatch_size(
 ) -> int:
     """Returns the smallest microbatch size with which a step is about as fast as it can be here.
 
-    Every candidate's step is compiled and run once, then the candidates take turns for `rounds`
-    timed calls each, so that a change of the machine's pace meets all alike; one that is 1.5 times
-    slower than the best so far drops out. The smallest time of each counts, and of those within 5 %
-    of the fastest the smallest size wins, as it needs the least memory. A candidate that does not
-    fit into memory is left out.
+    Every candidate's step is compiled and run, then the candidates take `rounds` turns, so that a
+    change of the machine's pace meets all alike; one that is 1.5 times slower than the best so far
+    drops out. A turn is one call, or several in a row if they are fast, each with what the one
+    before returned, as in training: a result that looks like an argument takes its place. The
+    smallest time of each counts, and of those within 5 % of the fastest the smallest size wins, as
+    it needs the least memory. A candidate that does not fit into memory is left out.
 
     The size changes memory and speed, not the result but for rounding, so that the choice, which
     looks at times alone, costs no privacy. The outputs of the timed steps are thrown away.
 
     Args:
       make_step: `make_step(microbatch_size)` returns the step, a function of `args`, best under
-        `jax.jit`. It may donate its arguments: it gets copies.
+        `jax.jit`. It may donate its arguments: it gets copies of them.
       *args: what the step is called with, such as parameters, optimizer state, batch and mask.
       batch_size: number of examples in the batch.
       candidates: sizes to try; by default `batch_size` divided by 1, 4, 16, … down to 4.
-      rounds: timed calls of each candidate.
+      rounds: turns of each candidate.
 
     Raises:
       ValueError: no candidates, one that is not between 1 and `batch_size`, or `rounds` below 1.
@@ -57,10 +61,11 @@ def tune_microbatch_size(
     if rounds < 1:
         raise ValueError(f"rounds={rounds}: want at least 1")
     steps = {}
+    carried = [_copy(arg) for arg in args]
     for size in sizes:
         step = make_step(size)
         try:
-            _seconds(step, args)
+            _seconds(step, args, carried)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -72,7 +77,7 @@ def tune_microbatch_size(
     for _ in range(rounds):
         for size in steps:
             if best[size] == float("inf") or best[size] <= 1.5 * min(best.values()):
-                best[size] = min(best[size], _seconds(steps[size], args))
+                best[size] = min(best[size], _seconds(steps[size], args, carried))
     return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
 
 
@@ -83,9 +88,29 @@ def _default_candidates(batch_size):
     return sizes
 
 
-def _seconds(step, args):
-    copies = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args)
-    jax.block_until_ready(copies)
-    start = time.perf_counter()
-    jax.block_until_ready(step(*copies))
-    return time.perf_counter() - start
+def _seconds(step, args, carried):
+    """The time of a turn's fastest call. `carried` is what to call with, and is kept up to date."""
+    calls: list[float] = []
+    while not calls or (sum(calls) < _TURN_SECONDS and len(calls) < _TURN_CALLS):
+        for i, arg in enumerate(carried):
+            if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(arg)):
+                carried[i] = _copy(args[i])  # donated, and nothing came back for it
+        jax.block_until_ready(carried)
+        start = time.perf_counter()
+        results = jax.block_until_ready(step(*carried))
+        calls.append(time.perf_counter() - start)
+        results = list(results) if isinstance(results, tuple) else [results]
+        for i, arg in enumerate(args):
+            same = [k for k, result in enumerate(results) if _kind(result) == _kind(arg)]
+            if same:
+                carried[i] = results.pop(same[0])
+    return min(calls)
+
+
+def _kind(tree):
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves]
+
+
+def _copy(tree):
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)

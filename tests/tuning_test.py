@@ -66,6 +66,30 @@ def test_donated_arguments_survive():
     assert not key.is_deleted()
 
 
+def test_what_a_step_returns_goes_into_the_next_one(clock):
+    """In the argument's place that it looks like, whatever its order, and across candidates."""
+    seen = []
+
+    def make_step(size):
+        def step(params, state, batch):
+            clock[0] += 1.0
+            seen.append((params.tolist(), state["count"].tolist(), batch.shape))
+            return {"count": state["count"] + 1}, params + 1
+
+        return step
+
+    args = jnp.zeros([]), {"count": jnp.zeros([])}, jnp.zeros(4)
+    assert tune_microbatch_size(make_step, *args, batch_size=4, candidates=[2, 4], rounds=1) == 2
+    assert seen == [(t, t, (4,)) for t in range(4)]
+
+
+def test_fast_steps_are_called_several_times_in_a_turn(clock):
+    calls = []
+    make_step = steps(clock, {4: 0.02, 16: 0.001}, calls)
+    assert tune_microbatch_size(make_step, 0.0, batch_size=16, candidates=[4, 16], rounds=1) == 16
+    assert (calls.count(4), calls.count(16)) == (2 * 3, 2 * 20)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "expected"),
     [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (96, [96, 24, 6])],
