@@ -118,7 +118,8 @@ CONTENDERS: dict[str, Callable[[Problem, Setting], tuple[Any, Callable]]] = {
 def make_step(library: str, problem: Problem, setting: Setting):
     """Returns a contender's jitted step and its optimizer state; the step donates both.
 
-    It returns parameters and state, or state and parameters with the algorithms of `STATE_FIRST`.
+    It returns parameters and state, or state and parameters with the algorithms of `STATE_FIRST`:
+    `params_and_state` puts them in order.
     """
     tx, gradient = CONTENDERS[library](problem, setting)
 
@@ -129,3 +130,8 @@ def make_step(library: str, problem: Problem, setting: Setting):
         return (opt_state, params) if setting.algorithm in STATE_FIRST else (params, opt_state)
 
     return step, tx.init(jax.tree.map(jnp.copy, problem.params))
+
+
+def params_and_state(results, algorithm: str):
+    """The results of a step, parameters first."""
+    return results[::-1] if algorithm in STATE_FIRST else results

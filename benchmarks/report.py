@@ -1,4 +1,7 @@
-"""The results as JSON, as a table in Markdown, and drawn."""
+"""The results as JSON, as a table in Markdown, and drawn; by itself, it joins several runs.
+
+`python -m benchmarks.report FOLDER … --output DIR`
+"""
 
 import json
 import os
@@ -8,9 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import matplotlib
+import tyro
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.timing import Result
+from benchmarks.variants import Cell, Variant
 
 HEADER = (
     "| | microbatch | ms/step | quartiles | ratio | compile s | peak MB | memory ratio |\n"
@@ -33,6 +40,40 @@ def save(results, facts: dict, folder: Path) -> str:
     if sweeps:
         draw_sweeps(sweeps, folder / "sweeps.png")
     return markdown
+
+
+def load(folder: Path) -> tuple[list[Result], dict]:
+    """Reads what `save` wrote: the results, and what they depend on."""
+    saved = json.loads((folder / "results.json").read_text())
+    results = [
+        Result(**{**row, "cell": Cell(**row["cell"]), "variant": Variant(**row["variant"])})
+        for row in saved["results"]
+    ]
+    return results, saved["facts"]
+
+
+def join(folders: tuple[Path, ...], /, output: Path) -> None:
+    """Writes one report of several runs on one machine: `--output`'s results, table and figures.
+
+    Args:
+      folders: outputs of `python -m benchmarks`.
+      output: where the report goes.
+
+    Raises:
+      ValueError: runs with different versions or cores, or a cell in two of them.
+    """
+    results: list[Result] = []
+    facts: dict[str, object] = {}
+    for folder in folders:
+        more, here = load(folder)
+        for name, value in here.items():
+            if facts.setdefault(name, value) != value:
+                raise ValueError(f"{folder}: {name} is {value}, and {facts[name]} in others")
+        both = {_key(r.cell) for r in results} & {_key(r.cell) for r in more}
+        if both:
+            raise ValueError(f"{folder}: {sorted(both)} is in another folder too")
+        results += more
+    save(results, facts, output)
 
 
 def to_markdown(results, facts: dict) -> str:
@@ -152,8 +193,12 @@ def _color(variant):
 def _by_cell(results):
     groups: dict[tuple, list] = {}
     for result in results:
-        groups.setdefault((result.cell.sweep, str(result.cell)), []).append(result)
+        groups.setdefault(_key(result.cell), []).append(result)
     return [(group[0].cell, group) for group in groups.values()]
+
+
+def _key(cell):
+    return cell.sweep, str(cell)
 
 
 def machine_facts() -> dict:
@@ -161,3 +206,7 @@ def machine_facts() -> dict:
     cores = len(os.sched_getaffinity(0))
     packages = {name: version(name) for name in ("jax", "optax", "jax-privacy")}
     return {"Python": platform.python_version(), **packages, "CPU cores": cores}
+
+
+if __name__ == "__main__":
+    tyro.cli(join)

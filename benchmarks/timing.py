@@ -182,9 +182,11 @@ _tuned_sizes: dict[str, int] = {}
 def _tuned_size(python, cell, variant, memory_limit_gb):
     """Tunes in a process of its own, as the memory of a whole batch is not the variant's.
 
-    The best size hardly depends on the batch, the noise and DOPPLER's filter: they share it.
+    The best size hardly depends on the batch, the noise and DOPPLER's filter: they share it. Where
+    it is the whole of the batch that it is tuned on, it is the whole of larger ones too.
     """
-    cell = replace(cell, batch_size=min(cell.batch_size, TUNING_BATCH), sweep="")
+    batch_size = cell.batch_size
+    cell = replace(cell, batch_size=min(batch_size, TUNING_BATCH), sweep="")
     algorithm = "dp-sgd" if variant.algorithm == "doppler" else variant.algorithm
     variant = replace(variant, algorithm=algorithm, noise=True)
     key = f"{cell} {cell.points} {variant}"
@@ -192,7 +194,8 @@ def _tuned_size(python, cell, variant, memory_limit_gb):
         tuner = Worker(python, cell, variant, memory_limit_gb)
         tuner.close()
         _tuned_sizes[key] = tuner.facts["microbatch_size"]
-    return _tuned_sizes[key]
+    size = _tuned_sizes[key]
+    return batch_size if size == cell.batch_size else size
 
 
 def _set_ratios(results):

@@ -5,7 +5,7 @@ import time
 import jax
 
 import dpoptax
-from benchmarks.contenders import STATE_FIRST, Setting, make_step
+from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
 from benchmarks.serve import serve
 from benchmarks.variants import TUNED
@@ -50,10 +50,10 @@ def build(request):
     compiled = step.lower(problem.params, opt_state, batch).compile()
     compile_seconds = time.perf_counter() - start
     state = [problem.params, opt_state]
-    order = -1 if request["algorithm"] in STATE_FIRST else 1
 
     def run():
-        state[:] = jax.block_until_ready(compiled(*state, batch))[::order]
+        results = jax.block_until_ready(compiled(*state, batch))
+        state[:] = params_and_state(results, request["algorithm"])
 
     return run, {"compile_seconds": compile_seconds}
 

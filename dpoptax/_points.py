@@ -90,7 +90,10 @@ def track_iterates(
     optimizer behind does with learning rates, schedules or weight decay. Before step k the missing
     iterates are x_0. `dpoptax.gradient_points` reads the state, wherever it is in the optimizer's.
 
-    Memory: k − 1 copies of the parameters. Privacy: the state holds released parameters only.
+    Memory: k − 1 copies of the parameters. The newest of them is the array of `params`: in a step
+    that donates both and returns the optimizer's state before the parameters, `jax.jit` hands that
+    array on; in the other order it is copied twice. Privacy: the state holds released parameters
+    only.
 
     Args:
       rows: one row of k coefficients a point. A row sums to 1 for an affine combination.

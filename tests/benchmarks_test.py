@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import contenders, report
 from benchmarks.__main__ import Config, main
-from benchmarks.contenders import Setting, make_step
+from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
 from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
 from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
@@ -44,7 +44,8 @@ def one_step(library, algorithm="dp-sgd", *, noise=True, microbatch_size=2):
     problem = MODELS["mlp"](width=3)
     setting = Setting(4, microbatch_size, algorithm, noise, points=2)
     step, opt_state = make_step(library, problem, setting)
-    params, _ = step(problem.params, opt_state, problem.make_batch(4))
+    results = step(problem.params, opt_state, problem.make_batch(4))
+    params, _ = params_and_state(results, algorithm)
     return params
 
 
@@ -147,6 +148,27 @@ def test_report_draws_cells_and_sweeps(tmp_path):
     assert "### points sweep: transformer, batch 32, 8 points" in markdown
     assert (tmp_path / "ratios.png").stat().st_size > 0
     assert (tmp_path / "sweeps.png").stat().st_size > 0
+
+
+def saved_run(folder, model, cores=2):
+    result = Result(Cell(model, 4), Variant("non-private"), [[1.0]], 1.0, 9.0)
+    _set_ratios([result])
+    report.save([result], {"CPU cores": cores}, folder)
+    return folder
+
+
+def test_runs_are_joined_into_one_report(tmp_path):
+    runs = [saved_run(tmp_path / model, model) for model in ("mlp", "cnn")]
+    report.join(tuple(runs), output=tmp_path / "both")
+    results, facts = report.load(tmp_path / "both")
+    assert [result.cell for result in results] == [Cell("mlp", 4), Cell("cnn", 4)]
+    assert facts == {"CPU cores": 2}
+    assert "### cnn, batch 4" in (tmp_path / "both" / "results.md").read_text()
+    with pytest.raises(ValueError, match="mlp, batch 4"):
+        report.join((runs[0], runs[0]), output=tmp_path)
+    other = saved_run(tmp_path / "other", "transformer", cores=4)
+    with pytest.raises(ValueError, match="CPU cores is 4, and 2"):
+        report.join((runs[0], other), output=tmp_path)
 
 
 def test_variants_and_sweeps_are_complete():
