@@ -95,8 +95,9 @@ def correlated_noise(
     def update_fn(updates, state, params=None):
         clipped = check_clipped_sum(updates)
         mechanism = state.mechanism
+        zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
         step_key = jax.random.fold_in(state.key, state.count)
-        white = draw_once(_white_noise, mechanism, clipped, step_key, state.count)
+        white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
         noise, buffers = noising.multiply_next(white, state.buffers)
         # Scaled after the matrix, so that the scale is this step's own even if the clip changed.
         stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
@@ -110,9 +111,3 @@ def correlated_noise(
         return mean, dataclasses.replace(state, count=count, buffers=buffers)
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def _white_noise(clipped, mechanism, key):
-    del mechanism
-    zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
-    return add_noise(zeros, 1.0, key)

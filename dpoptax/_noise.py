@@ -138,7 +138,7 @@ def gaussian_noise(
         clipped = check_clipped_sum(updates)
         mechanism = state.mechanism
         step_key = jax.random.fold_in(state.key, state.count)
-        noisy = draw_once(release, mechanism, clipped, step_key, state.count)
+        noisy = draw_once(lambda: release(clipped, mechanism, step_key), clipped.sum, state.count)
         mean = jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
         mean = clipped.clip.decode(mean, clipped.reference)
         if params is not None:
@@ -237,35 +237,22 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
 
 
-def draw_once(
-    draw: Callable[[ClippedSum, Mechanism, chex.PRNGKey], Any],
-    mechanism: Mechanism,
-    clipped: ClippedSum,
-    key: chex.PRNGKey,
-    count: chex.Array,
-) -> Any:
-    """Returns `draw(clipped, mechanism, key)`, a tree like the sum, drawn once for all its readers.
+def draw_once(draw: Callable[[], Any], like: Any, count: chex.Array) -> Any:
+    """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
     and its buffer, into each: the draw is made twice and its parts go through memory. It fuses
     nothing across a branch, so here is one. It is always taken, as no count is negative.
     """
     if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
-        return draw(clipped, mechanism, key)
-
-    def drawn():
-        return draw(clipped, mechanism, key)
+        return draw()
 
     def nothing():
-        return jax.tree.map(
-            lambda total, out: jnp.zeros_like(total, out.dtype),
-            clipped.sum,
-            jax.eval_shape(drawn),
-        )
+        zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
+        return jax.tree.map(zeros, like, jax.eval_shape(draw))
 
-    return jax.lax.platform_dependent(
-        cpu=lambda: jax.lax.cond(count >= 0, drawn, nothing), default=drawn
-    )
+    branch = lambda: jax.lax.cond(count >= 0, draw, nothing)  # noqa: E731
+    return jax.lax.platform_dependent(cpu=branch, default=draw)
 
 
 def _release(clipped, mechanism, key):
