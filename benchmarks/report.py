@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import platform
 from dataclasses import asdict
@@ -122,7 +123,7 @@ def _row(result):
 
 def draw_ratios(groups, path: Path) -> None:
     """One panel for each cell, a bar for each variant, on a logarithmic scale."""
-    columns = min(3, len(groups))
+    columns = min(3, math.ceil(math.sqrt(len(groups))))
     lines = -(-len(groups) // columns)
     height = 0.28 * max(len(group) for group in groups) + 0.9
     figure, axes = plt.subplots(
