@@ -1,7 +1,6 @@
 """Runs that are stopped, damaged or changed: they go on as if nothing had been, or say why not."""
 
 import dataclasses
-import gc
 import json
 import shutil
 import warnings
@@ -17,9 +16,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.main import main
 from dpoptax.training.methods import Disk, NonPrivate
 from tests.runs import CONFIG
-
-# Reads of missing files that orbax has begun and given up end after their event loop is closed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class StoppedError(Exception):
@@ -52,12 +48,6 @@ def outcome(result):
     """All of a run that must not depend on stops."""
     history = [{**entry, "seconds": None} for entry in result.history]
     return result.summary["params_sha256"], result.summary["epsilon"], history
-
-
-@pytest.fixture(autouse=True)
-def _collect_here():
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
