@@ -17,7 +17,7 @@ from jax import lax
 from dpoptax import _products
 from dpoptax._clipping import Clip, scaled_factors
 from dpoptax._one_by_one import sum_one_by_one
-from dpoptax._pieces import Pieces, make_pieces, run_passes, sum_pieces, wide_zeros
+from dpoptax._pieces import Pieces, Sums, make_pieces, run_passes, sum_pieces, zero_sums
 from dpoptax._plan import Plan, make_plan
 from dpoptax._points import GradientPoints
 from dpoptax._tracing import read_program
@@ -40,8 +40,9 @@ def bookkept_sum(
 ) -> tuple[Any, Any]:
     """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
 
-    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)) in float32 at least, shaped like
-    the parameters, and the auxiliary outputs at the first point, None without `has_aux`.
+    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
+    which `join_sums` gives its shape, and the auxiliary outputs at the first point, None without
+    `has_aux`.
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
@@ -64,6 +65,12 @@ def bookkept_sum(
     return total, aux
 
 
+def join_sums(clip: Clip, params: Any, total: tuple[Sums, Any]) -> Any:
+    """A clipped sum shaped like the parameters, in float32 at least, or as the geometry encodes."""
+    sums, beside = total
+    return clip.join(sums.tree(params), beside)
+
+
 def _cancel(weights: tuple[Any, ...]) -> Any:
     """Whether the weights are large and cancel, such as DiSK's at a small gamma."""
     if len(weights) == 1:
@@ -75,8 +82,8 @@ def _cancel(weights: tuple[Any, ...]) -> Any:
 
 def _clip_and_sum(
     clip: Clip, reference: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
-) -> Any:
-    """The sum of clipped gradients, shaped like the parameters, or as the geometry encodes them.
+) -> tuple[Sums, Any]:
+    """The sum of clipped gradients, and the sum of the geometry's statistic.
 
     First with plain arithmetic, checking that it can be trusted for every example; where it
     cannot (extreme magnitudes, non-finite values, norms that are all cancellation), again with
@@ -88,10 +95,9 @@ def _clip_and_sum(
         value = clip.statistic(norms, reference)
         return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
 
+    zeros = zero_sums(params, plan, pieces)
     if not pieces.products and not pieces.formed:
-        return clip.join(
-            jax.tree.map(wide_zeros, params), statistic(jnp.zeros(mask.shape, jnp.float32), mask)
-        )
+        return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
     groups = clip.groups(params)
     kept = [
         _products.form(segments, product.layout.sizes)
@@ -142,22 +148,21 @@ def _clip_and_sum(
         return jnp.all((jnp.all(fine, axis=0) & sound) | padding)
 
     trusted = lax.cond(trusted, lambda: trusted, apart_from_zeros)
-    total, beside = lax.cond(
+    return lax.cond(
         trusted,
         lambda: (
-            sum_pieces(params, plan, pieces, weights, keep),
+            sum_pieces(zeros, plan, pieces, weights, keep),
             statistic(unit * norms[:, 0], mask),
         ),
-        lambda: sum_one_by_one(scaling, statistic, params, plan, pieces, mask),
+        lambda: sum_one_by_one(scaling, statistic, groups, zeros, plan, pieces, mask),
     )
-    return clip.join(total, beside)
 
 
 def _vanishes(pieces: Pieces) -> jax.Array:
     """Which gradients are exactly zero, (pieces, B)."""
     found = []
-    for segments in pieces.products:
-        rows, columns = _products.largest(segments)
-        found.append((rows == 0) | (columns == 0))
-    found += [jnp.all(gradient == 0, axis=1) for gradient in pieces.formed]
-    return jnp.stack(found)
+    if pieces.products:
+        largest = jnp.stack([_products.largest(segments) for segments in pieces.products])
+        found.append(jnp.any(largest == 0, axis=1))
+    found += [jnp.all(gradient == 0, axis=1)[None] for gradient in pieces.formed]
+    return jnp.concatenate(found)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from optax import microbatching
 
-from dpoptax._bookkeeping import bookkept_sum
+from dpoptax._bookkeeping import bookkept_sum, join_sums
 from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
 from dpoptax._points import GradientPoints
 from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
@@ -87,8 +87,8 @@ def clipped_grad(
         raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
     if method not in ("auto", "vmap"):
         raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
-    whole_gradients = clip.encodes and not clip.by_norms
-    summed = per_example_sum if method == "vmap" or whole_gradients else bookkept_sum
+    by_examples = method == "vmap" or (clip.encodes and not clip.by_norms)
+    summed = per_example_sum if by_examples else bookkept_sum
 
     layout = make_layout(mesh, axis_name, param_specs)
 
@@ -98,7 +98,8 @@ def clipped_grad(
 
         examples = first + jnp.arange(mask.shape[0])
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
-        return _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        return total if by_examples else join_sums(clip, points.points[0], total), aux
 
     whole_sum = local_sum
     if layout is not None:
@@ -190,7 +191,11 @@ def _in_microbatches(sums, size):
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
         kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
         total, aux = microbatching.microbatch(
-            sums, argnums=(0, 1, 2), microbatch_size=size, accumulator=kinds, in_axes=(0, 0, 0)
+            jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
+            argnums=(0, 1, 2),
+            microbatch_size=size,
+            accumulator=kinds,
+            in_axes=(0, 0, 0),
         )(batch, mask, keys)
         return total, jax.tree.map(lambda x: x[:examples], aux)
 

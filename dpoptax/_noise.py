@@ -246,12 +246,25 @@ def draw_once(draw: Callable[[], Any], like: Any, count: chex.Array) -> Any:
     """
     if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
         return draw()
+    likes, treedef = jax.tree.flatten(like)
+    groups = _alike(likes)  # every array that leaves the branch takes time to compile
+
+    def stacked(tree):
+        leaves = jax.tree.leaves(tree)
+        return [jnp.stack([leaves[i] for i in indices]) for indices in groups]
 
     def nothing():
         zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
-        return jax.tree.map(zeros, like, jax.eval_shape(draw))
+        return stacked(jax.tree.map(zeros, like, jax.eval_shape(draw)))
 
-    branch = lambda: jax.lax.cond(count >= 0, draw, nothing)  # noqa: E731
+    def branch():
+        leaves = list(likes)
+        stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
+        for indices, stack in zip(groups, stacks, strict=True):
+            for i, leaf in zip(indices, stack, strict=True):
+                leaves[i] = leaf
+        return jax.tree.unflatten(treedef, leaves)
+
     return jax.lax.platform_dependent(cpu=branch, default=draw)
 
 
@@ -285,12 +298,14 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
         leaf = leaves[indices[0]]
         dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
         if len(indices) == 1:
-            noise = [_random.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)]
-        else:
-            draw = lambda key, leaf=leaf, dtype=dtype: _random.normal(key, leaf.shape, dtype)  # noqa: E731
-            noise = list(jax.lax.map(draw, keys[np.array(indices)]))
-        for i, drawn in zip(indices, noise, strict=True):
-            noisy[i] = leaves[i] + stddev * drawn
+            drawn = _random.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)
+            noisy[indices[0]] = leaf + stddev * drawn
+            continue
+        draw = lambda key, leaf=leaf, dtype=dtype: _random.normal(key, leaf.shape, dtype)  # noqa: E731
+        drawn = jax.lax.map(draw, keys[np.array(indices)])
+        total = jnp.stack([leaves[i] for i in indices]) + stddev * drawn
+        for i, part in zip(indices, total, strict=True):
+            noisy[i] = part
     return jax.tree.unflatten(treedef, noisy)
 
 

@@ -17,39 +17,51 @@ from jax import lax
 
 from dpoptax import _products
 from dpoptax._clipping import Clip, scaled_factors, square_sum, unit_gradients
-from dpoptax._pieces import Pieces, sum_pieces, unbundle, wide_zeros
-from dpoptax._plan import Plan, Product
+from dpoptax._pieces import Pieces, Sums, sum_pieces, unbundle
+from dpoptax._plan import Plan
 
 # Parameters of at most this many entries are handled together, to compile fewer operations.
 _SMALL = 2**16
 
 
 def sum_one_by_one(
-    clip: Clip, statistic: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
-) -> tuple[Any, Any]:
-    """The clipped sum, shaped like the parameters, and the sum of the clip's statistic.
+    clip: Clip,
+    statistic: Any,
+    groups: list[int],
+    zeros: Sums,
+    plan: Plan,
+    pieces: Pieces,
+    mask: jax.Array,
+) -> tuple[Sums, Any]:
+    """The clipped sum, of the shapes of `zeros`, and the sum of the clip's statistic.
 
-    Small parameters of a group go as one vector, since every operation takes time to compile. Large
-    ones stay apart, so that their gradients need not be held in memory.
+    `groups` has the group of each parameter. Small sums of a group go as one vector, since every
+    operation takes time to compile. Large ones stay apart, so that they need not be held twice.
     """
-    leaves, structure = jax.tree.flatten(params)
-    groups = clip.groups(params)
-    outer, plan, pieces = _split(plan, pieces)
-    tops, lengths = _sizes(outer, mask.size)
-    outer_groups = [groups[p.leaf] for p, segment in outer for _ in range(segment.rows.shape[1])]
-    bundles = _bundles(plan, pieces, groups, [leaf.size for leaf in leaves])
-    group_of = [groups[bundle[0]] for bundle in bundles]
+    outer, formed = _split(plan, pieces)
+    tops, lengths = _sizes(*outer, mask.size)
+    outer_groups = [
+        groups[p.leaf]
+        for p, (segment,) in zip(outer[0].products, outer[1].products, strict=True)
+        for _ in range(segment.rows.shape[1])
+    ]
+    by_leaf = {p.leaf: zeros.by_leaf[p.leaf] for p in formed[0].products}
+    own = dataclasses.replace(zeros, by_leaf=by_leaf)
+    arrays, structure = jax.tree.flatten(own)
+    array_groups = [groups[i] for i in (*sorted(by_leaf), *(b[0] for b in own.bundles))]
+    bundles = _bundles(array_groups, [array.size for array in arrays])
+    group_of = [array_groups[bundle[0]] for bundle in bundles]
     membership = np.eye(1 + max(groups), dtype=np.float32)[group_of + outer_groups]
-    weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
-    kept = [None] * len(pieces.products)
+    weights = [jnp.ones(1, jnp.float32)] * (len(formed[1].products) + len(pieces.formed))
+    kept = [None] * len(formed[1].products)
 
-    def joined(values: list[jax.Array], bundle: list[int]) -> jax.Array:
+    def joined(arrays: list[jax.Array], bundle: list[int]) -> jax.Array:
         alone = len(bundle) == 1
-        return values[bundle[0]] if alone else jnp.concatenate([values[i].ravel() for i in bundle])
+        return arrays[bundle[0]] if alone else jnp.concatenate([arrays[i].ravel() for i in bundle])
 
     def add(sums: tuple[Any, Any], inputs: Any) -> tuple[Any, jax.Array]:
         example, used, top, length = jax.tree.map(lambda x: x[None], inputs)
-        gradient = jax.tree.leaves(sum_pieces(params, plan, example, weights, kept))
+        gradient = jax.tree.leaves(sum_pieces(own, formed[0], example, weights, kept))
         vectors = [joined(gradient, bundle)[None] for bundle in bundles]
         (*units, top), scale, used = unit_gradients([*vectors, top], used)
         squares = [square_sum(unit)[:, None] for unit in units] + [jnp.square(top * length)]
@@ -62,73 +74,68 @@ def sum_one_by_one(
         outer_weights = factors[np.array(outer_groups, int)] * top[0]
         return (total, None if more is None else sums[1] + more), outer_weights
 
-    zeros = [wide_zeros(leaf) for leaf in leaves]
     start = (
-        [joined(zeros, bundle) for bundle in bundles],
+        [joined(arrays, bundle) for bundle in bundles],
         statistic(jnp.zeros(1), jnp.zeros(1, bool)),
     )
-    (total, beside), outer_weights = lax.scan(add, start, (pieces, mask, tops, lengths))
-    sums = list(zeros)
+    (total, beside), outer_weights = lax.scan(add, start, (formed[1], mask, tops, lengths))
     for vector, bundle in zip(total, bundles, strict=True):
-        for leaf, part in unbundle(vector.ravel(), bundle, leaves):
-            sums[leaf] = part
-    for leaf, part in _outer_sums(outer, outer_weights):
-        sums[leaf] += part
-    sums = [s.astype(zero.dtype) for s, zero in zip(sums, zeros, strict=True)]
-    return jax.tree.unflatten(structure, sums), beside
+        parts = unbundle(vector.ravel(), [arrays[i] for i in bundle])
+        for i, part in zip(bundle, parts, strict=True):
+            arrays[i] = part.astype(arrays[i].dtype)
+    own = jax.tree.unflatten(structure, arrays)
+    sums = dataclasses.replace(own, by_leaf={**zeros.by_leaf, **own.by_leaf})
+    return _add_outer(sums, *outer, outer_weights), beside
 
 
-_Outer = list[tuple[Product, _products.Segment]]
+def _split(plan: Plan, pieces: Pieces) -> tuple[tuple[Plan, Pieces], tuple[Plan, Pieces]]:
+    """The products of one position, and the rest."""
+    outer = [product.method == "outer" for product in plan.products]
+
+    def pick(chosen: list[bool], **rest: Any) -> tuple[Plan, Pieces]:
+        products = tuple(itertools.compress(plan.products, chosen))
+        segments = list(itertools.compress(pieces.products, chosen))
+        return (
+            dataclasses.replace(plan, products=products),
+            dataclasses.replace(pieces, products=segments, **rest),
+        )
+
+    return pick(outer, formed=[], bundles=()), pick([not one for one in outer])
 
 
-def _split(plan: Plan, pieces: Pieces) -> tuple[_Outer, Plan, Pieces]:
-    """The products of one position, and the plan and the pieces without them."""
-    formed = [product.method != "outer" for product in plan.products]
-    outer = [
-        (product, segments[0])
-        for product, segments in zip(plan.products, pieces.products, strict=True)
-        if product.method == "outer"
-    ]
-    products = tuple(itertools.compress(plan.products, formed))
-    segments = list(itertools.compress(pieces.products, formed))
-    return (
-        outer,
-        dataclasses.replace(plan, products=products),
-        dataclasses.replace(pieces, products=segments),
-    )
-
-
-def _sizes(outer: _Outer, batch: int) -> tuple[jax.Array, jax.Array]:
-    """The largest entries of products, and their norms over that, (B, Σ K)."""
+def _sizes(plan: Plan, pieces: Pieces, batch: int) -> tuple[jax.Array, jax.Array]:
+    """The largest entries of products of one position, and their norms over that, (B, Σ K)."""
     tops, lengths = [jnp.zeros((batch, 0))], [jnp.zeros((batch, 0))]
-    for product, segment in outer:
+    for product, (segment,) in zip(plan.products, pieces.products, strict=True):
         _, top, length = _products.unit_outer(segment)
         tops.append(top * abs(product.view.scale))
         lengths.append(length)
     return jnp.concatenate(tops, axis=1), jnp.concatenate(lengths, axis=1)
 
 
-def _bundles(plan: Plan, pieces: Pieces, groups: list[int], sizes: list[int]) -> list[list[int]]:
-    """The parameters with gradients that are formed: the large ones alone, the others by group."""
-    there = sorted({p.leaf for p in plan.products}.union(*pieces.bundles))
-    bundles = [[i] for i in there if sizes[i] > _SMALL]
+def _bundles(groups: list[int], sizes: list[int]) -> list[list[int]]:
+    """Which arrays go together: the large ones alone, the others by group."""
+    bundles = [[i] for i, size in enumerate(sizes) if size > _SMALL]
     for group in sorted(set(groups)):
-        small = [i for i in there if groups[i] == group and sizes[i] <= _SMALL]
+        small = [i for i, g in enumerate(groups) if g == group and sizes[i] <= _SMALL]
         bundles += [small] if small else []
     return bundles
 
 
-def _outer_sums(outer: _Outer, weights: jax.Array) -> list[tuple[int, jax.Array]]:
-    """The weighted sums of scaled products, each with its parameter."""
+def _add_outer(start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array) -> Sums:
+    """start + the weighted sums of products of one position, by their scaled factors."""
     # Scaled anew, behind a barrier: otherwise the scaled factors are held across the scan.
-    segments, weights = lax.optimization_barrier(([segment for _, segment in outer], weights))
-    sums, start = [], 0
-    for (product, _), segment in zip(outer, segments, strict=True):
+    products, weights = lax.optimization_barrier((pieces.products, weights))
+    units, unit_weights, signed = [], [], []
+    for product, (segment,) in zip(plan.products, products, strict=True):
         unit, top, _ = _products.unit_outer(segment)
-        weight = weights[:, start : start + top.shape[1]] * np.sign(product.view.scale)
-        start += top.shape[1]
-        part = _products.weighted_sum([unit], weight, product.layout.sizes)
-        view = dataclasses.replace(product.view, scale=1.0)
-        part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
-        sums.append((product.leaf, part))
-    return sums
+        units.append([unit])
+        unit_weights.append(weights[:, : top.shape[1]])
+        weights = weights[:, top.shape[1] :]
+        (member,) = product.members
+        view = dataclasses.replace(member.view, scale=float(np.sign(member.view.scale)))
+        member = dataclasses.replace(member, view=view)  # the magnitude is in the weight
+        signed.append(dataclasses.replace(product, members=(member,)))
+    plan = dataclasses.replace(plan, products=tuple(signed))
+    pieces = dataclasses.replace(pieces, products=units)
+    return sum_pieces(start, plan, pieces, unit_weights, [None] * len(units))

@@ -20,6 +20,30 @@ from dpoptax._tracing import Program, Use
 _SMALL = 2**10
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums of gradients, in few arrays: many small ones take long to compile.
+
+    Attributes:
+      by_leaf: those of the parameters of products.
+      vectors: for each of `bundles`, its parameters' side by side.
+    """
+
+    by_leaf: dict[int, jax.Array]
+    vectors: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+
+    def tree(self, params: Any) -> Any:
+        """The sums as a tree like the parameters, in float32 at least."""
+        leaves, structure = jax.tree.flatten(params)
+        total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        for bundle, vector in zip(self.bundles, self.vectors, strict=True):
+            for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
+                total[i] = part.astype(total[i].dtype)
+        return jax.tree.unflatten(structure, total)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passes:
     """What the passes at all points gave, with the derivative along the tangent if there is one."""
@@ -220,10 +244,17 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
     return total
 
 
-def sum_pieces(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: list) -> Any:
-    """Σ_i weights[piece][i] G_i, a tree like the parameters, in float32 at least."""
-    leaves, structure = jax.tree.flatten(params)
-    total = [wide_zeros(leaf) for leaf in leaves]
+def zero_sums(params: Any, plan: Plan, pieces: Pieces) -> Sums:
+    """What sums of gradients start from."""
+    leaves = jax.tree.leaves(params)
+    by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
+    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
+    return Sums(by_leaf, vectors, pieces.bundles)
+
+
+def sum_pieces(start: Sums, plan: Plan, pieces: Pieces, weights: list, kept: list) -> Sums:
+    """start + Σ_i weights[piece][i] G_i."""
+    by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     for product, segments, gradient, weight in zip(
         plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
     ):
@@ -231,27 +262,20 @@ def sum_pieces(params: Any, plan: Plan, pieces: Pieces, weights: list, kept: lis
             part = jnp.tensordot(weight, gradient, 1)
         else:
             part = _products.weighted_sum(segments, weight, product.layout.sizes)
-        part = product.layout.fold(part, product.layout.split)
-        total[product.leaf] += product.view.scatter(part, product.shape)
-    for bundle, gradient, weight in zip(
-        pieces.bundles, pieces.formed, weights[len(plan.products) :], strict=True
-    ):
-        for leaf, part in unbundle(jnp.tensordot(weight, gradient, 1), bundle, leaves):
-            total[leaf] += part
-    return jax.tree.unflatten(
-        structure, [t.astype(wide_zeros(leaf).dtype) for t, leaf in zip(total, leaves, strict=True)]
-    )
+        part = product.view.scatter(product.layout.fold(part, product.layout.split), product.shape)
+        total = by_leaf[product.leaf]
+        by_leaf[product.leaf] = (total + part).astype(total.dtype)
+    for i, weight in enumerate(weights[len(plan.products) :]):
+        vectors[i] += jnp.tensordot(weight, pieces.formed[i], 1)
+    return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
 
 
-def unbundle(
-    vector: jax.Array, bundle: Sequence[int], leaves: list[Any]
-) -> list[tuple[int, jax.Array]]:
-    """The parts of a vector that `bundle` put side by side, each with its leaf, shaped like it."""
-    ends = np.cumsum([leaves[i].size for i in bundle])
-    parts = jnp.split(vector, ends[:-1])
-    return [(i, part.reshape(leaves[i].shape)) for i, part in zip(bundle, parts, strict=True)]
+def unbundle(vector: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+    """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
+    parts = jnp.split(vector, np.cumsum([x.size for x in like])[:-1])
+    return [part.reshape(x.shape) for part, x in zip(parts, like, strict=True)]
 
 
-def wide_zeros(leaf: Any) -> jax.Array:
+def _wide_zeros(leaf: Any) -> jax.Array:
     """What a sum of gradients of a parameter starts from."""
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

@@ -100,7 +100,7 @@ def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int
 def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     """The gradients themselves, (B, K, R, C) in float32."""
     total = None
-    for segment in segments:
+    for segment in _joined(segments):
         rows, columns = segment.rows, segment.columns
         if indexed(rows):
             part = _scatter(rows, columns, sizes[1])
@@ -114,6 +114,28 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _joined(segments: list[Segment]) -> list[Segment]:
+    """The segments as one, along T, where that takes fewer passes over memory than their sum."""
+    factors = [x for s in segments for x in (s.rows, s.columns)]
+    rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
+    positions = sum(s.rows.shape[2] for s in segments)
+    # Two passes over the factors, against three over a gradient for each that is added.
+    fewer = 2 * positions * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
+    # One-hot factors cannot be joined, and weights would round those narrower than float32.
+    if not fewer or any(indexed(x) or x.dtype != wide(x) for x in factors):
+        return segments
+    small = "rows" if rows < columns else "columns"
+    weighted = [
+        dataclasses.replace(s, **{small: _times(getattr(s, small), s.weight)}) for s in segments
+    ]
+    return [
+        Segment(
+            jnp.concatenate([s.rows for s in weighted], axis=2),
+            jnp.concatenate([s.columns for s in weighted], axis=2),
+        )
+    ]
 
 
 def _times(value: jax.Array, weight: jax.Array | None) -> jax.Array:
@@ -165,37 +187,41 @@ def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
     """
     norms, bounds, trusted = [], [], []
     if terms:
-        largest = [[jnp.max(x, axis=1) for x in (t.rows, t.columns)] for t in terms]
-        safe = [[jnp.where(x > 0, x, 1.0) for x in pair] for pair in largest]
-        totals, spreads = [], []
-        for t, pair in zip(terms, safe, strict=True):
-            unit = [1 / x for x in pair]
-            total = jnp.zeros_like(unit[0])
-            for times, *inner in t.inner:
-                row, column = (
-                    x * u.reshape(-1, *(1,) * (x.ndim - 1))
-                    for x, u in zip(inner, unit, strict=True)
-                )
-                total += times * jnp.sum(row * column, axis=tuple(range(1, row.ndim)))
-            totals.append(total)
-            if t.exact:
-                spreads.append(total)
-                continue
-            row, column = (x * u[:, None] for x, u in zip((t.rows, t.columns), unit, strict=True))
-            spreads.append(jnp.sum(row * column, axis=1))
-        roots = jnp.stack([jnp.sqrt(r) * jnp.sqrt(c) for r, c in safe])
-        total = jnp.stack(totals)
+        groups = max(t.rows.shape[1] for t in terms)
+
+        def together(factors: list[jax.Array]) -> jax.Array:
+            return jnp.stack([jnp.pad(x, ((0, 0), (0, groups - x.shape[1]))) for x in factors])
+
+        factors = jnp.stack(
+            [together([t.rows for t in terms]), together([t.columns for t in terms])]
+        )
+        largest = jnp.max(factors, axis=3)  # (2, products, B)
+        safe = jnp.where(largest > 0, largest, 1.0)
+        unit = 1 / safe
+        spread = jnp.sum(jnp.prod(factors * unit[..., None], axis=0), axis=2)
+        total = jnp.stack([
+            spread[i] if t.exact else _total(t, unit[0, i], unit[1, i]) for i, t in enumerate(terms)
+        ])  # fmt: skip
+        roots = jnp.prod(jnp.sqrt(safe), axis=0)
         norms.append(roots * jnp.sqrt(jnp.maximum(total, 0.0)))
-        bounds.append(roots * jnp.sqrt(jnp.stack(spreads)))
+        bounds.append(roots * jnp.sqrt(spread))
         # Where one use has large rows and another large columns, the scaled terms can be tiny.
-        in_range = jnp.stack([_trust(r) & _trust(c) for r, c in largest])
-        trusted.append(in_range & (total >= _LEAST))
+        trusted.append(jnp.all(_trust(largest), axis=0) & (total >= _LEAST))
     if formed:
         square = jnp.stack(formed)
         norms.append(jnp.sqrt(square))
         bounds.append(norms[-1])
         trusted.append(_trust(square))
     return Sizes(jnp.concatenate(norms), jnp.concatenate(bounds), jnp.concatenate(trusted))
+
+
+def _total(terms: Terms, row_unit: jax.Array, column_unit: jax.Array) -> jax.Array:
+    """The squared norms (B,) that terms sum to, with their factors times the units."""
+    total = jnp.zeros_like(row_unit)
+    for times, row, column in terms.inner:
+        scaled = _times(row, row_unit) * _times(column, column_unit)
+        total += times * jnp.sum(scaled, axis=tuple(range(1, row.ndim)))
+    return total
 
 
 def _trust(square: jax.Array) -> jax.Array:
@@ -318,15 +344,15 @@ def unit_outer(segment: Segment) -> tuple[Segment, jax.Array, jax.Array]:
     return Segment(rows, columns), row_top * column_top, row_norm * column_norm
 
 
-def largest(segments: list[Segment]) -> tuple[jax.Array, jax.Array]:
-    """max|rows| and max|columns| per example; NaN where there is one, 1 for one-hot factors."""
+def largest(segments: list[Segment]) -> jax.Array:
+    """max|rows| and max|columns|, (2, B); NaN where there is one, 1 for one-hot factors."""
 
     def one(factor: jax.Array) -> jax.Array:
         if indexed(factor):
             return jnp.ones(factor.shape[0], jnp.float32)
         return jnp.max(jnp.abs(factor), axis=(1, 2, 3)).astype(jnp.float32)
 
-    return (
+    return jnp.stack([
         jnp.max(jnp.stack([one(s.rows) for s in segments]), axis=0),
         jnp.max(jnp.stack([one(s.columns) for s in segments]), axis=0),
-    )
+    ])  # fmt: skip

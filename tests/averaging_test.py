@@ -17,8 +17,6 @@ from dpoptax.training.methods import NonPrivate
 from tests import resume_test
 from tests.trainer_methods_test import run, tiny
 
-pytestmark = resume_test.pytestmark
-
 GIVEN = {"noise_multiplier": 1.0, "epsilon": None}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import bookkept_sum
+from dpoptax._bookkeeping import bookkept_sum, join_sums
 from dpoptax._gradients import per_example_sum
 from tests.networks import NETWORKS
 
@@ -22,7 +22,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 @functools.lru_cache(maxsize=4)
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
-        return method(loss, clip, points, batch, mask, keys, has_aux=False)[0]
+        sums, _ = method(loss, clip, points, batch, mask, keys, has_aux=False)
+        return join_sums(clip, points.points[0], sums) if method is bookkept_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)
 
@@ -277,10 +278,9 @@ def test_inside_shard_map():
 
     def total(points, batch):
         ones = jnp.ones(len(batch), bool)
-        own = bookkept_sum(
-            network.loss, dpoptax.l2_clip(0.3), points, batch, ones, None, has_aux=False
-        )
-        return jax.lax.psum(own[0], "data")
+        clip = dpoptax.l2_clip(0.3)
+        own, _ = bookkept_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
+        return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(
         total, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec(), check_vma=False

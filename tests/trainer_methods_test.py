@@ -29,8 +29,6 @@ from dpoptax.training.planning import plan_run, text
 from dpoptax.training.privacy import make_plan
 from tests import resume_test
 
-pytestmark = resume_test.pytestmark
-
 TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp")
 METHODS = {
     "adaptive_clip": {"method": AdaptiveClip()},
