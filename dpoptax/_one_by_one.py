@@ -38,22 +38,22 @@ def sum_one_by_one(
     `groups` has the group of each parameter. Small sums of a group go as one vector, since every
     operation takes time to compile. Large ones stay apart, so that they need not be held twice.
     """
-    outer, formed = _split(plan, pieces)
-    tops, lengths = _sizes(*outer, mask.size)
+    (outer, factors), (plan, pieces) = _split(plan, pieces)
+    tops, lengths = _sizes(outer, factors, mask.size)
     outer_groups = [
         groups[p.leaf]
-        for p, (segment,) in zip(outer[0].products, outer[1].products, strict=True)
+        for p, (segment,) in zip(outer.products, factors.products, strict=True)
         for _ in range(segment.rows.shape[1])
     ]
-    by_leaf = {p.leaf: zeros.by_leaf[p.leaf] for p in formed[0].products}
+    by_leaf = {p.leaf: zeros.by_leaf[p.leaf] for p in plan.products}
     own = dataclasses.replace(zeros, by_leaf=by_leaf)
     arrays, structure = jax.tree.flatten(own)
     array_groups = [groups[i] for i in (*sorted(by_leaf), *(b[0] for b in own.bundles))]
     bundles = _bundles(array_groups, [array.size for array in arrays])
     group_of = [array_groups[bundle[0]] for bundle in bundles]
     membership = np.eye(1 + max(groups), dtype=np.float32)[group_of + outer_groups]
-    weights = [jnp.ones(1, jnp.float32)] * (len(formed[1].products) + len(pieces.formed))
-    kept = [None] * len(formed[1].products)
+    weights = [jnp.ones(1, jnp.float32)] * (len(pieces.products) + len(pieces.formed))
+    kept = [None] * len(pieces.products)
 
     def joined(arrays: list[jax.Array], bundle: list[int]) -> jax.Array:
         alone = len(bundle) == 1
@@ -61,31 +61,31 @@ def sum_one_by_one(
 
     def add(sums: tuple[Any, Any], inputs: Any) -> tuple[Any, jax.Array]:
         example, used, top, length = jax.tree.map(lambda x: x[None], inputs)
-        gradient = jax.tree.leaves(sum_pieces(own, formed[0], example, weights, kept))
+        gradient = jax.tree.leaves(sum_pieces(own, plan, example, weights, kept))
         vectors = [joined(gradient, bundle)[None] for bundle in bundles]
         (*units, top), scale, used = unit_gradients([*vectors, top], used)
         squares = [square_sum(unit)[:, None] for unit in units] + [jnp.square(top * length)]
         square = jnp.matmul(jnp.concatenate(squares, axis=1), membership, precision="highest")
         norms = jnp.sqrt(square)
-        factors = scaled_factors(clip, scale, norms)[0]
+        coefficients = scaled_factors(clip, scale, norms)[0]
         added = zip(sums[0], group_of, units, strict=True)
-        total = [t + factors[group] * unit[0] for t, group, unit in added]
+        total = [t + coefficients[group] * unit[0] for t, group, unit in added]
         more = statistic(scale * norms[:, 0], used)
-        outer_weights = factors[np.array(outer_groups, int)] * top[0]
+        outer_weights = coefficients[np.array(outer_groups, int)] * top[0]
         return (total, None if more is None else sums[1] + more), outer_weights
 
     start = (
         [joined(arrays, bundle) for bundle in bundles],
         statistic(jnp.zeros(1), jnp.zeros(1, bool)),
     )
-    (total, beside), outer_weights = lax.scan(add, start, (formed[1], mask, tops, lengths))
+    (total, beside), outer_weights = lax.scan(add, start, (pieces, mask, tops, lengths))
     for vector, bundle in zip(total, bundles, strict=True):
         parts = unbundle(vector.ravel(), [arrays[i] for i in bundle])
         for i, part in zip(bundle, parts, strict=True):
             arrays[i] = part.astype(arrays[i].dtype)
     own = jax.tree.unflatten(structure, arrays)
     sums = dataclasses.replace(own, by_leaf={**zeros.by_leaf, **own.by_leaf})
-    return _add_outer(sums, *outer, outer_weights), beside
+    return _add_outer(sums, outer, factors, outer_weights), beside
 
 
 def _split(plan: Plan, pieces: Pieces) -> tuple[tuple[Plan, Pieces], tuple[Plan, Pieces]]:

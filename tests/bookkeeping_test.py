@@ -1,5 +1,6 @@
 """Book-keeping equals the per-example gradients, on every kind of network."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 import dpoptax
+from dpoptax import _products
 from dpoptax._bookkeeping import bookkept_sum, join_sums
 from dpoptax._gradients import per_example_sum
+from dpoptax._products import Segment
 from tests.networks import NETWORKS
 
 SIZE = 5
@@ -228,6 +231,27 @@ def test_large_weights_that_cancel():
     near = jax.tree.map(lambda p: p * (1 + 1e-3), params)
     points = dpoptax.GradientPoints((params, near), tuple(jnp.array([400.0, -399.0])))
     close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
+
+
+def test_segments_that_are_joined_give_the_sum_of_their_gradients():
+    rng = np.random.default_rng(0)
+
+    def array(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40), array(2)) for _ in range(3)]
+    segments[0] = dataclasses.replace(segments[0], weight=None)
+    want = sum(
+        np.einsum("b,bktr,bktc->bkrc", [1, 1] if s.weight is None else s.weight, s.rows, s.columns)
+        for s in segments
+    )
+    assert len(_products._joined(segments)) == 1
+    np.testing.assert_allclose(_products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
+    # Weights would round these, and what is small beside its factors is not worth the copy.
+    low = [dataclasses.replace(s, rows=s.rows.astype(jnp.bfloat16)) for s in segments]
+    assert _products._joined(low) is low
+    small = [dataclasses.replace(s, rows=s.rows[..., :2]) for s in segments]
+    assert _products._joined(small) is small
 
 
 def test_low_precision_parameters():

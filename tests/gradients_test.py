@@ -52,6 +52,21 @@ def test_equals_the_loop(microbatch_size, count, method):
     _close(clipped.sum, _loop(points, batch, mask))
 
 
+def test_microbatches_trace_the_loss_no_more_often():
+    def times_traced(microbatch_size):
+        traced = []
+
+        def loss_fn(params, example):
+            traced.append(example)
+            return helpers.mlp_loss(params, example)
+
+        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, microbatch_size=microbatch_size)
+        jax.jit(grad_fn).trace(_points(2), helpers.mlp_batch(0, 6))
+        return len(traced)
+
+    assert times_traced(2) == times_traced(None)
+
+
 def test_padding_is_ignored_even_if_it_is_not_a_number():
     points, (x, y) = _points(1), helpers.mlp_batch(1, 6)
     mask = jnp.array([True, False] * 3)
