@@ -3,19 +3,14 @@
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-# A gradient with an entry above this is scaled down to it before it is clipped: after the clip the
-# two differ by less than a float32 rounding, and no norm can overflow.
-_LARGEST = 2.0**40
-# The range of the scales by which gradients are divided: their reciprocals are normal numbers.
-_SCALES = (2.0**-100, 2.0**100)
-
+from dpoptax import _bounds
 
 class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
@@ -217,68 +212,58 @@ def sum_clipped(
 ) -> Any:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
-    Each gradient is divided by its largest entry, or close to it, before it is squared, so that
-    norms neither overflow nor underflow.
+    By formed gradients: what is summed is what was measured.
     """
-    batch = batch_axis(grads)
     grads = clip.encode(grads, reference)
-    treedef = jax.tree.structure(grads)
-    units, scale, _ = unit_gradients(grads, mask)
-    groups = clip.groups(grads)
-    count = 1 + max(groups, default=0)
-    if count > 1:
-        units, scale = _units_by_group(units, scale, groups, count)
-    squares = [jnp.zeros(batch, jnp.float32)] * count
-    for group, unit in zip(groups, units, strict=True):
-        squares[group] += square_sum(unit)
-    coefficients = scaled_factors(clip, scale, jnp.sqrt(jnp.stack(squares, axis=-1)))
+    clipped = clip_each(clip, grads, mask)
     sums = [
-        jnp.einsum("b,b...->...", coefficients[:, group], unit)
-        for group, unit in zip(groups, units, strict=True)
+        jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
+        for coefficient, unit in zip(clipped.coefficients, clipped.units, strict=True)
     ]
-    return jax.tree.unflatten(treedef, sums)
+    return jax.tree.unflatten(jax.tree.structure(grads), sums)
 
 
-def unit_gradients(
-    grads: Any, mask: chex.Array | None = None
-) -> tuple[list[chex.Array], chex.Array, chex.Array]:
-    """Per-example gradients over a scale that makes their squares safe, float32 at least.
+class ClippedUnits(NamedTuple):
+    """Per-example gradients, apart from what they are multiplied by.
 
-    Returns:
-      The leaves (B, …) of g/scale, zero for examples that are masked or not finite; the scale,
-      (B,), positive; and which examples are finite and not masked, (B,) bool.
+    Attributes:
+      units: leaves (B, …) of gradients over powers of two, float32 at least.
+      coefficients: (leaves, B); their products with the units are the clipped gradients.
+      norms: (B,), of whole gradients where the geometry has one group.
+      used: (B,), which examples are finite and not masked.
     """
+
+    units: list[chex.Array]
+    coefficients: chex.Array
+    norms: chex.Array
+    used: chex.Array
+
+
+def clip_each(clip: Clip, grads: Any, mask: chex.Array | None = None) -> ClippedUnits:
+    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `_bounds`."""
     batch = batch_axis(grads)
-    leaves = [
-        leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(grads)
-    ]
-    largest = jnp.zeros(batch, jnp.float32)
-    for leaf in leaves:
-        if leaf.size:
-            top = jnp.max(jnp.abs(leaf), axis=tuple(range(1, leaf.ndim)))
-            largest = jnp.maximum(largest, top)  # keeps NaN
-    used = jnp.isfinite(largest)
-    if mask is not None:
-        used &= mask
-    scale = jnp.where(used & (largest > 0), jnp.clip(largest, *_SCALES), 1.0)
-    return [_where_rows(used, leaf / _rows(scale, leaf)) for leaf in leaves], scale, used
+    check_real(grads)
+    mask = jnp.ones(batch, bool) if mask is None else mask
+    pieces = [_bounds.formed_size(leaf) for leaf in jax.tree.leaves(grads)]
+    coefficients, norms, used = _bounds.coefficients(
+        clip,
+        _bounds.stack([size for _, size in pieces]),
+        clip.groups(grads),
+        mask,
+        sum_error=0.0,
+    )
+    return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
 
 
-def scaled_factors(clip: Clip, scale: chex.Array, norms: chex.Array) -> chex.Array:
-    """The factors of gradients that were divided by `scale`, from their norms after the division.
-
-    Args:
-      clip: the geometry.
-      scale: (B,), or (B, groups) where the groups have scales of their own.
-      norms: (B, groups), the norms of g/scale.
-
-    Returns:
-      c of shape (B, groups), finite, such that c · (g/scale) is the clipped gradient.
-    """
-    scale = jnp.minimum(scale if scale.ndim == 2 else scale[:, None], _LARGEST)
-    present = norms > 0
-    factors = clip.factors(jnp.where(present, scale * norms, 1.0))
-    return jnp.where(present, scale * factors, 0.0)
+def check_real(tree: Any) -> None:
+    """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"leaf {jax.tree_util.keystr(path) or 'the gradient'} is {jnp.result_type(leaf)}: "
+                "gradients are clipped and noised in real coordinates; hold real and imaginary "
+                "part as two real arrays and combine them in the loss"
+            )
 
 
 def batch_axis(tree: Any) -> int:
@@ -291,32 +276,3 @@ def batch_axis(tree: Any) -> int:
             + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
         )
     return next(iter(sizes.values()))[0]
-
-
-def _units_by_group(units, scale, groups, count):
-    """The same with a scale for each group, (B, groups).
-
-    A group that is 1e-19 times shorter than the longest has squares that underflow, some and not
-    others, and a norm that is too small.
-    """
-    largest = [jnp.zeros_like(scale)] * count
-    for group, unit in zip(groups, units, strict=True):
-        if unit.size:
-            top = jnp.max(jnp.abs(unit), axis=tuple(range(1, unit.ndim)))
-            largest[group] = jnp.maximum(largest[group], top)
-    tops = [jnp.where(top > 0, jnp.clip(top, *_SCALES), 1.0) for top in largest]
-    units = [u / _rows(tops[group], u) for group, u in zip(groups, units, strict=True)]
-    return units, jnp.minimum(scale, _LARGEST)[:, None] * jnp.stack(tops, axis=-1)
-
-
-def square_sum(leaf):
-    """The sum of squares over all axes but the first."""
-    return jnp.sum(jnp.square(leaf), axis=tuple(range(1, leaf.ndim)))
-
-
-def _rows(values, leaf):
-    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
-
-
-def _where_rows(used, leaf):
-    return jnp.where(_rows(used, leaf), leaf, 0)

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax import _products
+from dpoptax import _bounds, _products
+from dpoptax._bounds import Size
 from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
-from dpoptax._plan import Plan, Product
+from dpoptax._plan import Member, Plan, Product
 from dpoptax._points import GradientPoints
 from dpoptax._products import Segment
 from dpoptax._tracing import Program, Use
@@ -56,17 +57,32 @@ class Passes:
     tangent: tuple[list[jax.Array], dict, dict, dict] | None
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Pieces:
-    """Per-example gradients: products by their segments, and formed ones, (B, entries).
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factored:
+    """A product's gradients, 2^exponent Σ rowsᵀ columns: no entry of the factors is above 4.
 
-    Each formed piece is the bundle of parameters that `bundles` names.
+    Attributes:
+      segments: the factors; zero for an example that is not finite.
+      exponent: (B,) int32.
+      finite: (B,), whether all factors were.
     """
 
-    products: list[list[Segment]]
+    segments: list[Segment]
+    exponent: jax.Array
+    finite: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pieces:
+    """Per-example gradients: products by their factors, and formed ones, (B, entries).
+
+    Each formed piece is the bundle of parameters that `bundles` names, over 2^exponent.
+    """
+
+    products: list[Factored]
     formed: list[jax.Array]
-    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+    sizes: list[Size]
+    bundles: tuple[tuple[int, ...], ...]
 
 
 def run_passes(
@@ -95,18 +111,28 @@ def run_passes(
 
 
 def make_pieces(
-    program: Program, plan: Plan, passes: Passes, groups: list[int], *, differences: bool
+    program: Program,
+    plan: Plan,
+    passes: Passes,
+    groups: list[int],
+    *,
+    differences: bool,
+    factor_dtype: Any,
 ) -> Pieces:
     """The per-example gradients Σ_j w_j G_j (+ the tangent's part), by parameter.
 
     With `differences`, products at several points are written with the first point's operand and
     differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j: weights that are large and
-    cancel then multiply small numbers. It takes more passes over memory.
+    cancel then multiply small numbers. It takes more passes over memory. `factor_dtype` is what
+    factors are rounded to, `None` for no rounding: from then on they are what is clipped.
     """
-    formed = _form(program, plan, passes)
+    formed, bundles = _bundle(_form(program, plan, passes), groups)
+    sized = [_bounds.formed_size(piece) for piece in formed]
     return Pieces(
-        [_segments(product, passes, differences) for product in plan.products],
-        *_bundle(formed, groups),
+        [_factored(product, passes, differences, factor_dtype) for product in plan.products],
+        [piece for piece, _ in sized],
+        [size for _, size in sized],
+        bundles,
     )
 
 
@@ -137,28 +163,55 @@ def _widen(value: jax.Array) -> jax.Array:
     return value.astype(_products.wide(value))
 
 
-def _weigh(value: jax.Array, weight: Any) -> jax.Array:
-    if isinstance(weight, float) and weight == 1.0:
-        return value
-    return _widen(value) * weight
-
-
-def _segments(product: Product, passes: Passes, differences: bool) -> list[Segment]:
-    segments = []
-    for member in product.members:
-        for operand, cotangent, weight in _pairs(member.use, passes, differences):
-            segment = _segment(member.use, operand, cotangent, (weight, member.scale))
-            segment = segment if member.cut is None else member.cut(segment)
-            segments.append(segment.swapped if member.swapped else segment)
-    return segments
-
-
-def _segment(use: Use, operand: Any, cotangent: Any, weights: tuple[Any, ...]) -> Segment:
-    rows, columns = jax.vmap(lambda o, c: use_layout(use, o, c))(operand, cotangent)
+def _weigh(value: jax.Array, *weights: Any) -> jax.Array:
     if all(isinstance(w, float) and w == 1.0 for w in weights):
-        return Segment(rows, columns)
-    weight = math.prod(weights)
-    return Segment(rows, columns, jnp.full(rows.shape[0], weight, jnp.float32))
+        return value
+    return _widen(value) * math.prod(weights)
+
+
+def _factored(product: Product, passes: Passes, differences: bool, dtype: Any) -> Factored:
+    """The factors of a product, each side over a power of two of the example's own."""
+    uses = [
+        (member, operand, _weigh(cotangent, weight, member.view.scale))
+        for member in product.members
+        for operand, cotangent, weight in _pairs(member.use, passes, differences)
+    ]
+    tops = jnp.stack([_bounds.top(cotangent) for _, _, cotangent in uses])
+    # One-hot factors and the ones of a shift are as they are.
+    read = [_scales(member.use, operand) for member, operand, _ in uses]
+    ones = jnp.ones(tops.shape[1], jnp.float32)
+    operand_tops = jnp.stack([
+        _bounds.top(operand) if scales else ones
+        for (_, operand, _), scales in zip(uses, read, strict=True)
+    ])  # fmt: skip
+    finite = jnp.all(jnp.isfinite(tops) & jnp.isfinite(operand_tops), axis=0)
+    of_operands = _bounds.exponent(jnp.where(finite, jnp.max(operand_tops, axis=0), 1.0))
+    of_cotangents = _bounds.exponent(jnp.where(finite, jnp.max(tops, axis=0), 0.0))
+    segments = []
+    for (member, operand, cotangent), scales in zip(uses, read, strict=True):
+        cotangent = _bounds.divide(cotangent, of_cotangents, finite)
+        if scales:
+            operand = _bounds.divide(operand, of_operands, finite)
+        else:
+            cotangent = _bounds.divide(cotangent, of_operands, finite)
+        segment = _segment(member, operand, cotangent)
+        segments.append(segment if dtype is None else _rounded(segment, dtype))
+    return Factored(segments, of_operands + of_cotangents, finite)
+
+
+def _scales(use: Use, operand: jax.Array) -> bool:
+    """Whether an operand's magnitude goes into its factor."""
+    return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
+
+
+def _segment(member: Member, operand: jax.Array, cotangent: jax.Array) -> Segment:
+    segment = Segment(*jax.vmap(lambda o, c: use_layout(member.use, o, c))(operand, cotangent))
+    segment = segment if member.cut is None else member.cut(segment)
+    return segment.swapped if member.swapped else segment
+
+
+def _rounded(segment: Segment, dtype: Any) -> Segment:
+    return Segment(*(x if _products.indexed(x) else x.astype(dtype) for x in segment))
 
 
 def _form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
@@ -200,7 +253,10 @@ def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tupl
 def _form_use(use: Use, pairs: list[tuple[Any, Any, Any]]) -> jax.Array:
     """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
     layout = use.layout
-    segments = [_segment(use, o, c, (w,)) for o, c, w in pairs]
+    segments = [
+        Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, _weigh(cotangent, weight)))
+        for operand, cotangent, weight in pairs
+    ]
     stack = tuple(n for n, stacked in use.loops if stacked)
     gradients = _products.form(segments, layout.sizes)
     return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
@@ -252,22 +308,29 @@ def zero_sums(params: Any, plan: Plan, pieces: Pieces) -> Sums:
     return Sums(by_leaf, vectors, pieces.bundles)
 
 
-def sum_pieces(start: Sums, plan: Plan, pieces: Pieces, weights: list, kept: list) -> Sums:
-    """start + Σ_i weights[piece][i] G_i."""
+def sum_pieces(
+    start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array, kept: list[jax.Array | None]
+) -> Sums:
+    """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
-    for product, segments, gradient, weight in zip(
-        plan.products, pieces.products, kept, weights[: len(plan.products)], strict=True
+    for product, piece, gradient, weight in zip(
+        plan.products, pieces.products, kept, weights, strict=False
     ):
         if gradient is not None:
-            part = jnp.tensordot(weight, gradient, 1)
+            part = _weighted(weight, gradient)
         else:
-            part = _products.weighted_sum(segments, weight, product.layout.sizes)
-        part = product.view.scatter(product.layout.fold(part, product.layout.split), product.shape)
+            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
+        view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
+        part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
-    for i, weight in enumerate(weights[len(plan.products) :]):
-        vectors[i] += jnp.tensordot(weight, pieces.formed[i], 1)
+    for i, gradient in enumerate(pieces.formed):
+        vectors[i] += _weighted(weights[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
+
+
+def _weighted(weights: jax.Array, gradients: jax.Array) -> jax.Array:
+    return _products.contract("b,b...->...", weights, gradients)
 
 
 def unbundle(vector: jax.Array, like: Sequence[Any]) -> list[jax.Array]:

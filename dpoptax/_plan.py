@@ -33,8 +33,7 @@ class Cut:
             whole.reshape(*lead, *self.shape), self.start, self.start + self.size,
             axis=len(lead) + self.axis,
         ).reshape(*lead, -1)  # fmt: skip
-        name = "rows" if self.of_rows else "columns"
-        return dataclasses.replace(segment, **{name: part})
+        return segment._replace(**{"rows" if self.of_rows else "columns": part})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +46,6 @@ class Member:
       layout: that of the use, or for one of several parameters side by side, its share of that.
       cut: which share, else `None`.
       swapped: whether its rows are the product's columns.
-      scale: its scale relative to the product's.
     """
 
     use: Use
@@ -55,7 +53,6 @@ class Member:
     layout: Layout
     cut: Cut | None = None
     swapped: bool = False
-    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,8 +154,7 @@ def _join(
         mirror = (view.offset, parts[0], parts[2], parts[1])
         swapped = key not in groups and mirror in groups
         group = groups.setdefault(mirror if swapped else key, [])
-        relative = view.scale / group[0].view.scale if group else 1.0
-        group.append(dataclasses.replace(member, swapped=swapped, scale=relative))
+        group.append(dataclasses.replace(member, swapped=swapped))
     if len(groups) > 1:
         entries = np.concatenate([group[0].view.entries() for group in groups.values()])
         if np.unique(entries).size < entries.size:

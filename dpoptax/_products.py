@@ -1,73 +1,39 @@
-"""Per-example gradients held as products: their norms and weighted sums without forming them.
+"""Per-example gradients held as products: bounds of their norms, and weighted sums, unformed.
 
 The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k], over segments s: the
 uses of one parameter, and the gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-in T²(R + C) operations where forming it takes T R C. Integers stand for one-hot factors.
+in T²(R + C) operations where forming it takes T R C. Integers stand for one-hot factors. Entries
+are of at most about 1: they come divided by powers of two (`_bounds`).
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Sums of squares outside this range may have lost small terms, or be about to overflow.
-_TRUSTED = (2.0**-90, 2.0**120)
-# So may sums of products, of factors that were scaled to at most 1, below this.
-_LEAST = 2.0**-80
+from dpoptax._bounds import gamma, upper_square
+
 # A number written to memory and read back twice takes the time of about this many multiply-adds.
 _MEMORY = 120
+# What underflow can take off a norm, for each term of the sums that it is made of.
+_LOST = 2.0**-50
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T).
-
-    Their product counts `weight` times, (B,), or once where that is None.
-    """
+class Segment(NamedTuple):
+    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
 
     rows: jax.Array
     columns: jax.Array
-    weight: jax.Array | None = None
 
     @property
     def swapped(self) -> "Segment":
-        return Segment(self.columns, self.rows, self.weight)
-
-
-@dataclasses.dataclass(frozen=True)
-class Terms:
-    """What the squared norm of products is summed from.
-
-    Attributes:
-      rows, columns: squared norms of the factors, over all positions, (B, K).
-      inner: (times, inner products of rows, of columns), each (B, K, ...).
-      exact: whether nothing can cancel in the sum.
-    """
-
-    rows: jax.Array
-    columns: jax.Array
-    inner: list[tuple[float, jax.Array, jax.Array]]
-    exact: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Norms of gradients, (pieces, B), upper bounds of the terms that they were summed from, and
-    whether to trust them.
-
-    The bound is the product of the factors' norms: rounding errors are small against it, so a norm
-    far below it may be all error.
-    """
-
-    norms: jax.Array
-    bounds: jax.Array
-    trusted: jax.Array
+        """The factors of the transposed gradient."""
+        return Segment(self.columns, self.rows)
 
 
 def indexed(factor: jax.Array) -> bool:
@@ -79,6 +45,17 @@ def wide(*arrays: jax.Array) -> jnp.dtype:
     """The dtype to accumulate in: float32, or that of the arrays where it is wider."""
     floats = [a.dtype for a in arrays if not indexed(a)]
     return jnp.result_type(jnp.float32, *floats)
+
+
+def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """An einsum at the full precision of its operands, whatever the platform's default is.
+
+    All that a bound rests on is contracted here: by default TPUs multiply float32 in bfloat16, and
+    GPUs may in TF32.
+    """
+    return jnp.einsum(
+        axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=wide(a, b)
+    )
 
 
 def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int) -> str:
@@ -100,17 +77,13 @@ def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int
 def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     """The gradients themselves, (B, K, R, C) in float32."""
     total = None
-    for segment in _joined(segments):
-        rows, columns = segment.rows, segment.columns
+    for rows, columns in _joined(segments):
         if indexed(rows):
             part = _scatter(rows, columns, sizes[1])
         elif indexed(columns):
             part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
-            part = jnp.einsum(
-                "bktr,bktc->bkrc", rows, columns, preferred_element_type=wide(rows, columns)
-            )
-        part = _times(part, segment.weight)
+            part = contract("bktr,bktc->bkrc", rows, columns)
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -118,31 +91,12 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
 
 def _joined(segments: list[Segment]) -> list[Segment]:
     """The segments as one, along T, where that takes fewer passes over memory than their sum."""
-    factors = [x for s in segments for x in (s.rows, s.columns)]
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
-    positions = sum(s.rows.shape[2] for s in segments)
     # Two passes over the factors, against three over a gradient for each that is added.
-    fewer = 2 * positions * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    # One-hot factors cannot be joined, and weights would round those narrower than float32.
-    if not fewer or any(indexed(x) or x.dtype != wide(x) for x in factors):
+    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
+    if not fewer or any(indexed(x) for segment in segments for x in segment):
         return segments
-    small = "rows" if rows < columns else "columns"
-    weighted = [
-        dataclasses.replace(s, **{small: _times(getattr(s, small), s.weight)}) for s in segments
-    ]
-    return [
-        Segment(
-            jnp.concatenate([s.rows for s in weighted], axis=2),
-            jnp.concatenate([s.columns for s in weighted], axis=2),
-        )
-    ]
-
-
-def _times(value: jax.Array, weight: jax.Array | None) -> jax.Array:
-    """Values (B, K, ...) times the weight of their example, (B,), or of (B, K)."""
-    if weight is None:
-        return value
-    return value * weight.reshape(*weight.shape, *(1,) * (value.ndim - weight.ndim))
+    return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
 
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
@@ -153,90 +107,92 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def squares(gradient: jax.Array) -> jax.Array:
-    """Squared norms (B,) of formed gradients, (B, ...)."""
-    gradient = gradient.astype(wide(gradient))
-    square = jnp.sum(jnp.square(gradient), axis=tuple(range(1, gradient.ndim)))
-    return square.astype(jnp.float32)
+def measure(
+    segments: list[Segment], sizes: tuple[int, int, int], method: str
+) -> tuple[jax.Array, jax.Array]:
+    """Upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
-
-def terms(segments: list[Segment], method: str) -> Terms:
-    """The terms of products, by "outer" or "gram"."""
+    Of one position S is the norm. By inner products the error lies in the square: it is at most
+    η S², with η for the longest chain of roundings.
+    """
     if method == "outer":
-        (segment,) = segments
-        rows, columns = _squares(segment.rows), _squares(segment.columns)
-        columns = _times(_times(columns, segment.weight), segment.weight)
-        return Terms(rows, columns, [(1.0, rows, columns)], exact=True)
-    inner = []
+        absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+        return jnp.square(absolute), absolute
+    lengths = []
+    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            times = 1.0 if i == j else 2.0
-            columns = _times(_times(_inner(a.columns, b.columns), a.weight), b.weight)
-            inner.append((times, _inner(a.rows, b.rows), columns))
-    row_squares = [_squares(s.rows) for s in segments]
-    column_squares = [_times(_times(_squares(s.columns), s.weight), s.weight) for s in segments]
-    total = [jnp.sum(jnp.stack(x), axis=0) for x in (row_squares, column_squares)]
-    return Terms(total[0], total[1], inner, exact=False)
+            inner = Segment(_inner(a.rows, b.rows), _inner(a.columns, b.columns))
+            if i == j:
+                lengths.append(Segment(*map(_diagonal_root, inner)))
+            square += (1.0 if i == j else 2.0) * _sum_by_axes(inner.rows * inner.columns)
+    absolute = _absolute(segments, lengths, sizes)
+    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
+    error = gamma(_summands(segments) + sums + 4)
+    return jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute
 
 
-def combine(terms: list[Terms], formed: list[jax.Array]) -> Sizes:
-    """Sizes of products, by their terms, and then of formed gradients, by their squared norms.
+def measure_formed(
+    gradient: jax.Array, segments: list[Segment], sizes: tuple[int, int, int], *, kept: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The same, from the gradient as `form` gave it: `kept` for the sum, or contracted again.
 
-    Terms are scaled before they are multiplied. All pieces go through each operation together,
-    since a program of many small operations takes long to compile.
+    What is kept is what is summed. Of what is not, ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most
+    (1 + η)‖Ĝ‖² + (η + η²)S².
     """
-    norms, bounds, trusted = [], [], []
-    if terms:
-        groups = max(t.rows.shape[1] for t in terms)
-
-        def together(factors: list[jax.Array]) -> jax.Array:
-            return jnp.stack([jnp.pad(x, ((0, 0), (0, groups - x.shape[1]))) for x in factors])
-
-        factors = jnp.stack(
-            [together([t.rows for t in terms]), together([t.columns for t in terms])]
-        )
-        largest = jnp.max(factors, axis=3)  # (2, products, B)
-        safe = jnp.where(largest > 0, largest, 1.0)
-        unit = 1 / safe
-        spread = jnp.sum(jnp.prod(factors * unit[..., None], axis=0), axis=2)
-        total = jnp.stack([
-            spread[i] if t.exact else _total(t, unit[0, i], unit[1, i]) for i, t in enumerate(terms)
-        ])  # fmt: skip
-        roots = jnp.prod(jnp.sqrt(safe), axis=0)
-        norms.append(roots * jnp.sqrt(jnp.maximum(total, 0.0)))
-        bounds.append(roots * jnp.sqrt(spread))
-        # Where one use has large rows and another large columns, the scaled terms can be tiny.
-        trusted.append(jnp.all(_trust(largest), axis=0) & (total >= _LEAST))
-    if formed:
-        square = jnp.stack(formed)
-        norms.append(jnp.sqrt(square))
-        bounds.append(norms[-1])
-        trusted.append(_trust(square))
-    return Sizes(jnp.concatenate(norms), jnp.concatenate(bounds), jnp.concatenate(trusted))
+    square = upper_square(gradient)
+    if kept:
+        return square, jnp.sqrt(square)
+    absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+    error = gamma(_positions(segments) + len(segments) + 8)
+    return (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
 
 
-def _total(terms: Terms, row_unit: jax.Array, column_unit: jax.Array) -> jax.Array:
-    """The squared norms (B,) that terms sum to, with their factors times the units."""
-    total = jnp.zeros_like(row_unit)
-    for times, row, column in terms.inner:
-        scaled = _times(row, row_unit) * _times(column, column_unit)
-        total += times * jnp.sum(scaled, axis=tuple(range(1, row.ndim)))
-    return total
+def _absolute(
+    segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
+) -> jax.Array:
+    """An upper bound of S: Σ_s Σ_t ‖row_t‖‖column_t‖, root of the sum of squares over K."""
+    total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
+    groups, rows, columns = sizes
+    positions = _positions(segments)
+    # Norms are roots: half the roundings of their squares.
+    room = 1.0 + gamma(0.5 * (_summands(segments) + groups) + positions + len(segments) + 8)
+    lost = _LOST * positions * math.sqrt(groups * rows * columns)
+    return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 
 
-def _trust(square: jax.Array) -> jax.Array:
-    return (square >= _TRUSTED[0]) & (square <= _TRUSTED[1])
+def _positions(segments: list[Segment]) -> int:
+    """The number of positions of all segments, at least 1."""
+    return max(1, sum(s.rows.shape[2] for s in segments))
 
 
-def _squares(factor: jax.Array) -> jax.Array:
-    """Squared norms (B, K) of a factor."""
+def _summands(segments: list[Segment]) -> int:
+    """The longest sums in inner products of rows and of columns; one-hot ones are exact."""
+    sides = zip(*segments, strict=True)
+    return sum(max(0 if indexed(x) else x.shape[-1] for x in side) for side in sides)
+
+
+def _lengths(factor: jax.Array) -> jax.Array:
+    """The norms of a factor's vectors, (B, K, T)."""
     if indexed(factor):
-        return jnp.full(factor.shape[:2], factor.shape[2], jnp.float32)
-    return jnp.sum(jnp.square(factor.astype(wide(factor))), axis=(2, 3)).astype(jnp.float32)
+        return jnp.ones(factor.shape, jnp.float32)
+    square = jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1)
+    return jnp.sqrt(square).astype(jnp.float32)
+
+
+def _diagonal_root(inner: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.diagonal(inner, axis1=-2, axis2=-1))
+
+
+def _sum_by_axes(x: jax.Array) -> jax.Array:
+    """Sums over all axes but the first, one after the other: shorter chains of roundings."""
+    for _ in range(x.ndim - 1):
+        x = lax.optimization_barrier(jnp.sum(x, axis=-1))
+    return x
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
-    """All inner products of positions, (B, K, T, T'), at full precision: norms rest on them."""
+    """All inner products of positions, (B, K, T, T')."""
     if indexed(a) and indexed(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if indexed(b):
@@ -244,41 +200,42 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
     if indexed(a):
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
-    return jnp.einsum(
-        "bktr,bksr->bkts",
-        a,
-        b,
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=wide(a, b),
-    ).astype(jnp.float32)
+    return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)
+
+
+def sum_error(segments: list[Segment]) -> float:
+    """How far one example's summand is from its coefficient times G, relative to S, before sums."""
+    narrow = any(x.dtype == jnp.bfloat16 for segment in segments for x in segment)
+    return 2.0**-16 if narrow else 2.0**-23
 
 
 def weighted_sum(
     segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,) or (B, K)."""
+    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,)."""
     total = None
-    for segment in segments:
-        factor = weights if segment.weight is None else weights * segment.weight
-        part = _weighted(segment.rows, segment.columns, factor, sizes)
+    for rows, columns in segments:
+        part = _weighted(rows, columns, weights, sizes)
         total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
+    """Values (B, …) times the weight of their example, (B,)."""
+    return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
 
 
 def _weighted(
     rows: jax.Array, columns: jax.Array, weights: jax.Array, sizes: tuple[int, int, int]
 ) -> jax.Array:
     if indexed(rows):
-        scaled = _times(columns.astype(wide(columns)), weights)
-        return _scatter(_together(rows), _together(scaled), sizes[1])[0]
+        return _scatter(_together(rows), _together(_times(columns, weights)), sizes[1])[0]
     if indexed(columns):
         return _weighted(columns, rows, weights, (sizes[0], *sizes[:0:-1])).swapaxes(-1, -2)
-    scale_rows = math.prod(rows.shape) < math.prod(columns.shape)  # the smaller of the two
-    scaled = _times((rows if scale_rows else columns).astype(wide(rows, columns)), weights)
-    if scale_rows:
-        return _contract(_together(scaled)[0], _together(columns)[0])
-    return _contract(_together(rows)[0], _together(scaled)[0])
+    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
+        return _outer_sums(_together(_times(rows, weights))[0], _together(columns)[0])
+    return _outer_sums(_together(rows)[0], _together(_times(columns, weights))[0])
 
 
 def _together(factor: jax.Array) -> jax.Array:
@@ -288,20 +245,19 @@ def _together(factor: jax.Array) -> jax.Array:
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
 
-def _contract(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds clip factors.
+def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds coefficients.
 
-    In 16 bits the factors would round, and push a contribution past the clip bound: what holds
-    them goes in two parts, which keep 16 bits of the mantissa.
+    In bfloat16 the coefficients would round, and push a contribution past the clip bound: what
+    holds them goes in two parts, which keep 16 bits of the mantissa.
     """
-    dtype = wide(rows, columns)
 
     def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
         if rows.shape[0] == 1:
-            return jnp.dot(rows[0].T, columns[0], preferred_element_type=dtype)[None]
-        return jnp.einsum("ktr,ktc->krc", rows, columns, preferred_element_type=dtype)
+            return contract("tr,tc->rc", rows[0], columns[0])[None]
+        return contract("ktr,ktc->krc", rows, columns)
 
-    def parts(factor: jax.Array, narrow: jnp.dtype) -> list[jax.Array]:
+    def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:
             return [factor]
         high = factor.astype(narrow)
@@ -310,49 +266,8 @@ def _contract(rows: jax.Array, columns: jax.Array) -> jax.Array:
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:
         return dot(rows, columns)
-    pairs = [(r, c) for r in parts(rows, narrow) for c in parts(columns, narrow)]
+    pairs = [(r, c) for r in parts(rows) for c in parts(columns)]
     total = dot(*pairs[0])
     for pair in pairs[1:]:
         total += dot(*pair)
     return total
-
-
-def unit_outer(segment: Segment) -> tuple[Segment, jax.Array, jax.Array]:
-    """The product of one position (T = 1) with factors scaled to entries of at most 1.
-
-    Returns:
-      The scaled factors u, v, zero where they were not finite; the scale τ = max|G_i[k]|, (B, K),
-      which is not finite where a factor is not; and the norms ‖u‖‖v‖, (B, K), at least 1 where τ is
-      positive. G_i[k] = τ uᵀ v, and nothing in it can cancel, overflow or underflow but τ.
-    """
-
-    def unit(factor: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        if indexed(factor):
-            ones = jnp.ones(factor.shape[:2], jnp.float32)
-            return factor, ones, ones
-        factor = factor.astype(wide(factor))
-        top = jnp.max(jnp.abs(factor), axis=(2, 3))
-        safe = jnp.isfinite(top) & (top > 0)
-        scaled = factor / jnp.where(safe, top, 1.0)[:, :, None, None]
-        scaled = jnp.where(safe[:, :, None, None], scaled, 0.0)
-        return scaled, top, jnp.sqrt(jnp.sum(jnp.square(scaled), axis=(2, 3)))
-
-    weighted = [segment.rows, segment.columns]
-    dense = 0 if indexed(segment.columns) else 1
-    weighted[dense] = _times(weighted[dense].astype(wide(weighted[dense])), segment.weight)
-    (rows, row_top, row_norm), (columns, column_top, column_norm) = map(unit, weighted)
-    return Segment(rows, columns), row_top * column_top, row_norm * column_norm
-
-
-def largest(segments: list[Segment]) -> jax.Array:
-    """max|rows| and max|columns|, (2, B); NaN where there is one, 1 for one-hot factors."""
-
-    def one(factor: jax.Array) -> jax.Array:
-        if indexed(factor):
-            return jnp.ones(factor.shape[0], jnp.float32)
-        return jnp.max(jnp.abs(factor), axis=(1, 2, 3)).astype(jnp.float32)
-
-    return jnp.stack([
-        jnp.max(jnp.stack([one(s.rows) for s in segments]), axis=0),
-        jnp.max(jnp.stack([one(s.columns) for s in segments]), axis=0),
-    ])  # fmt: skip

@@ -14,10 +14,8 @@ from dpoptax._clipping import (
     ClippedSum,
     L2Clip,
     UnitClip,
+    clip_each,
     positive,
-    scaled_factors,
-    square_sum,
-    unit_gradients,
 )
 from dpoptax._noise import GaussianNoiseState, check_clipped_sum, gaussian_noise
 from dpoptax._points import ReferenceState
@@ -52,14 +50,14 @@ class AdaptiveClip(UnitClip):
 
     def encode(self, grads, reference):
         """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
-        units, scale, finite = unit_gradients(grads)
-        norms = jnp.sqrt(sum(map(square_sum, units)))
-        # g/C_t is clipped to 1 by way of (g/scale) and scale/C_t, neither of which overflows.
-        coefficients = scaled_factors(self.scaling(reference), scale, norms[:, None])[:, 0]
-        clipped = [u * coefficients.reshape((-1,) + (1,) * (u.ndim - 1)) for u in units]
-        count = self.statistic(scale * norms, reference)
-        gradient = jax.tree.unflatten(jax.tree.structure(grads), clipped)
-        return CountedGradient(gradient, jnp.where(finite, count, jnp.nan))
+        clipped = clip_each(self.scaling(reference), grads)
+        gradient = [
+            unit * coefficient.reshape((-1,) + (1,) * (unit.ndim - 1))
+            for unit, coefficient in zip(clipped.units, clipped.coefficients, strict=True)
+        ]
+        count = self.statistic(clipped.norms, reference)
+        gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
+        return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
     def scaling(self, reference):
         """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
