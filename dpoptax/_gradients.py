@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpoptax._bookkeeping import bookkept_sum, join_sums
-from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
+from dpoptax._clipping import (
+    Clip,
+    ClippedSum,
+    batch_axis,
+    check_clip,
+    check_real,
+    sum_clipped,
+)
 from dpoptax._points import GradientPoints
 from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
 
@@ -115,6 +122,7 @@ def clipped_grad(
                 f"points is a {type(points).__name__}: want "
                 "dpoptax.gradient_points(opt_state, params)"
             )
+        check_real(points.points[0])
         if layout is None:
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))

@@ -1,6 +1,5 @@
 """Book-keeping equals the per-example gradients, on every kind of network."""
 
-import dataclasses
 import functools
 
 import jax
@@ -123,12 +122,13 @@ def test_every_clip(clip):
 
 
 @pytest.mark.parametrize("name", FEW[1:3])
-def test_one_normalised_example_adds_exactly_the_bound(name):
+def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
     got = clipped_sum(bookkept_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
-    np.testing.assert_allclose(norm, clip.sensitivity, rtol=1e-5)
+    # What it is clipped by is an upper bound of its norm: it adds a little less, and never more.
+    assert clip.sensitivity * (1 - 5e-5) <= norm <= clip.sensitivity
 
 
 def test_masked_and_non_finite_examples_add_exactly_zero():
@@ -207,7 +207,7 @@ def test_a_gradient_of_one_position_is_never_formed():
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 512 * 1024
 
 
-def test_norms_that_are_what_is_left_of_large_terms():
+def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
     # The rows are all but equal and the columns sum to zero: inner products cancel to 1e-8 of
     # their size, which is below the rounding of float32.
     def loss(params, example):
@@ -215,14 +215,15 @@ def test_norms_that_are_what_is_left_of_large_terms():
         return jnp.sum((x @ params["w"]) * c)
 
     key = jax.random.key(0)
-    x = 1.0 + 1e-4 * jax.random.normal(key, (3, 6, 8))
-    c = jax.random.normal(jax.random.key(1), (3, 6, 9))
+    x = 1.0 + 1e-4 * jax.random.normal(key, (1, 6, 8))
+    c = jax.random.normal(jax.random.key(1), (1, 6, 9))
     c = c - c.mean(1, keepdims=True)
     network = NETWORKS["mlp"]._replace(loss=loss)
     points = dpoptax.GradientPoints(({"w": jnp.zeros((8, 9))},), (1.0,))
-    clip = dpoptax.normalized_clip(1.0)
-    got, want = both(network, clip, points, (x, c))
-    close(got, want, 1e-4)
+    got, want = both(network, dpoptax.normalized_clip(1e-6), points, (x, c))
+    lengths = [np.linalg.norm(total["w"]) for total in (got, want)]
+    assert 0 < lengths[0] < 0.2 * lengths[1] < 0.2
+    np.testing.assert_allclose(got["w"] / lengths[0], want["w"] / lengths[1], atol=1e-3)
 
 
 def test_large_weights_that_cancel():
@@ -239,18 +240,12 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
     def array(*shape):
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
-    segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40), array(2)) for _ in range(3)]
-    segments[0] = dataclasses.replace(segments[0], weight=None)
-    want = sum(
-        np.einsum("b,bktr,bktc->bkrc", [1, 1] if s.weight is None else s.weight, s.rows, s.columns)
-        for s in segments
-    )
+    segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
+    want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
     assert len(_products._joined(segments)) == 1
     np.testing.assert_allclose(_products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
-    # Weights would round these, and what is small beside its factors is not worth the copy.
-    low = [dataclasses.replace(s, rows=s.rows.astype(jnp.bfloat16)) for s in segments]
-    assert _products._joined(low) is low
-    small = [dataclasses.replace(s, rows=s.rows[..., :2]) for s in segments]
+    # What is small beside its factors is not worth the copy.
+    small = [s._replace(rows=s.rows[..., :2]) for s in segments]
     assert _products._joined(small) is small
 
 
