@@ -98,7 +98,7 @@ def _clip_and_sum(
     zeros = zero_sums(params, plan, pieces)
     if not pieces.products and not pieces.formed:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
-    measured = [_measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
+    measured = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
     segments = [segment for piece in pieces.products for segment in piece.segments]
@@ -113,7 +113,7 @@ def _clip_and_sum(
     return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
 
 
-def _measure(product: Product, piece: Any) -> tuple[Size, jax.Array | None]:
+def measure(product: Product, piece: Any) -> tuple[Size, jax.Array | None]:
     """The size of a product's gradients, and they themselves where they are kept for the sum."""
     sizes, kept = product.layout.sizes, None
     if product.method in ("keep", "form"):

@@ -1,0 +1,191 @@
+"""How much the terms of per-example gradients cancel in training: S/n of `dpoptax._bounds`.
+
+    python -m benchmarks.cancellation [--mnist DIR]
+
+The bound of a clipped sum rests on S, the absolute size of an example's gradient, and on n⁺, an
+upper bound of its norm. An example with S/n⁺ above M = 32 would be clipped more than its norm asks
+for. This trains several models privately and prints how S/n⁺ is distributed among 256 examples on
+the way, the share above M, and by how much n⁺ exceeds the norm of the gradient itself.
+"""
+
+import inspect
+import turtle
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from sklearn.datasets import load_digits
+from tqdm import tqdm
+
+import dpoptax
+from benchmarks.models import MODELS, Problem
+from dpoptax import _bookkeeping, _bounds
+from dpoptax._pieces import make_pieces, run_passes
+from dpoptax._plan import make_plan
+from dpoptax._tracing import read_program
+
+STEPS = (0, 50, 300)
+EXAMPLES = 256
+
+
+@dataclass
+class Config:
+    """Trains several models and prints how much the terms of their gradients cancel."""
+
+    mnist: Path | None = None
+    """A folder with MNIST's IDX files, for a CNN on MNIST; left out without it."""
+
+
+def digits_cnn():
+    """Two convolutions and two dense layers, on digits of 8 × 8."""
+    digits = load_digits()
+    data = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
+    return _image_cnn(8, 1), data
+
+
+def mnist_cnn(folder):
+    """The same on MNIST, 28 × 28."""
+    from dpoptax.training.formats import read_idx
+
+    images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
+    labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]
+    return _image_cnn(28, 1), (jnp.asarray(images[..., None] / 255.0), jnp.asarray(labels))
+
+
+def _image_cnn(size, channels):
+    problem = MODELS["cnn"]()  # its layers, with fewer of them
+    keys = jax.random.split(jax.random.key(0), 4)
+    flat = (size // 4) ** 2 * 32
+    shapes = {
+        "a": (3, 3, channels, 16), "b": (3, 3, 16, 32), "c": (flat, 64), "d": (64, 10),
+    }  # fmt: skip
+    params = {
+        name: {
+            "kernel": jax.random.normal(key, shape) / np.sqrt(np.prod(shape[:-1])),
+            "bias": jnp.zeros(shape[-1]),
+        }
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+    def loss_fn(params, example):
+        x, label = example
+        for name in "ab":
+            x = jax.lax.conv_general_dilated(
+                x[None], params[name]["kernel"], (1, 1), "SAME",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )[0] + params[name]["bias"]  # fmt: skip
+            x = jax.nn.relu(x)
+            x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).mean((1, 3))
+        x = jax.nn.relu(x.reshape(-1) @ params["c"]["kernel"] + params["c"]["bias"])
+        logits = x @ params["d"]["kernel"] + params["d"]["bias"]
+        return -jax.nn.log_softmax(logits)[label]
+
+    return Problem(params, loss_fn, problem.make_batch)
+
+
+def digits_mlp():
+    """One hidden layer on digits."""
+    digits = load_digits()
+    problem = MODELS["mlp"](64)
+    params = dict(problem.params)
+    kernel = jax.random.normal(jax.random.key(0), (64, 64)) / 8
+    params["hidden"] = {"kernel": kernel, "bias": jnp.zeros(64)}
+    data = jnp.asarray(digits.data / 16.0, jnp.float32), jnp.asarray(digits.target)
+    return problem._replace(params=params), data
+
+
+def text_transformer():
+    """Two blocks over 64 characters of a module of the standard library."""
+    text = np.frombuffer(inspect.getsource(turtle).encode("ascii", "replace"), np.uint8)
+    rows = text[: len(text) // 65 * 65].reshape(-1, 65).astype(np.int32)
+    return MODELS["transformer"](width=64, layers=2, vocabulary=128), (rows[:, :-1], rows[:, 1:])
+
+
+METHODS = {
+    "DP-SGD": (),
+    "DiSK, γ = 0.5": (dpoptax.disk(0.7, 0.5),),
+    "DiSK, γ = 0.05": (dpoptax.disk(0.7, 0.05),),
+    "DP-PMLF": (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("pmlf-mnist")),),
+}
+
+
+def sizes(problem, points, batch):
+    """n⁺ and S of every example's whole gradient, and the norm of the gradient itself."""
+    mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    params = points.points[0]
+    program = read_program(problem.loss_fn, params, example, None, has_aux=False)
+    passes, _ = run_passes(program, points, jax.tree.leaves(batch), len(mask))
+    plan = make_plan(program, len(mask), len(points.points))
+    groups = dpoptax.l2_clip(1.0).groups(params)
+    pieces = make_pieces(program, plan, passes, groups, differences=True, factor_dtype=None)
+    measured = [
+        _bookkeeping.measure(*pair)[0] for pair in zip(plan.products, pieces.products, strict=True)
+    ]
+    size = _bounds.stack(measured + pieces.sizes)
+    scale = jnp.exp2(size.exponent.astype(jnp.float32))
+    upper, absolute = (jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
+                       for x in (jnp.sqrt(size.square), size.absolute))  # fmt: skip
+
+    def gradient(example):
+        grads = [jax.grad(problem.loss_fn)(point, example) for point in points.points]
+        total = jax.tree.map(
+            lambda *g: sum(w * x for w, x in zip(points.weights, g, strict=True)), *grads
+        )
+        return optax.tree.norm(total)
+
+    return upper, absolute, jax.vmap(gradient)(batch)
+
+
+def main(config: Config) -> None:
+    """Trains and prints."""
+    problems = {"digits, MLP": digits_mlp, "digits, CNN": digits_cnn}
+    problems["text, transformer"] = text_transformer
+    if config.mnist is not None:
+        problems["MNIST, CNN"] = lambda: mnist_cnn(config.mnist)
+    print("| model | method | step | median S/n⁺ | largest | share above M | n⁺/n − 1, largest |")
+    print("|---|---|---|---|---|---|---|")
+    for name, make in problems.items():
+        problem, data = make()
+        count = len(jax.tree.leaves(data)[0])
+        for method, stages in METHODS.items():
+            tx = optax.chain(
+                dpoptax.gaussian_noise(
+                    noise_multiplier=1.0, batch_size=EXAMPLES, key=jax.random.key(1)
+                ),
+                *stages,
+                optax.adam(1e-3),
+            )
+            grad_fn = dpoptax.clipped_grad(problem.loss_fn, dpoptax.l2_clip(1.0))
+
+            @jax.jit
+            def step(params, state, batch, tx=tx, grad_fn=grad_fn):
+                points = dpoptax.gradient_points(state, params)
+                updates, state = tx.update(grad_fn(points, batch), state, params)
+                return optax.apply_updates(params, updates), state
+
+            measure = jax.jit(lambda points, batch, problem=problem: sizes(problem, points, batch))
+            params, state = problem.params, tx.init(problem.params)
+            rng = np.random.default_rng(0)
+            for t in tqdm(range(max(STEPS) + 1), desc=f"{name}, {method}", leave=False):
+                index = rng.integers(count, size=EXAMPLES)
+                batch = jax.tree.map(lambda x, i=index: jnp.asarray(x[i]), data)
+                if t in STEPS:
+                    points = dpoptax.gradient_points(state, params)
+                    upper, absolute, norm = map(np.asarray, measure(points, batch))
+                    ratio = absolute / upper
+                    above = np.mean(ratio > _bounds.LARGEST_RATIO)
+                    print(
+                        f"| {name} | {method} | {t} | {np.median(ratio):.2f} | {ratio.max():.2f} "
+                        f"| {above:.2%} | {np.max(upper / norm) - 1:.1e} |",
+                        flush=True,
+                    )
+                params, state = step(params, state, batch)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
