@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpoptax._bookkeeping import bookkept_sum, join_sums
+from dpoptax._clipped_sum import assert_clipped
 from dpoptax._clipping import (
     Clip,
-    ClippedSum,
     batch_axis,
     check_clip,
     check_real,
@@ -114,7 +114,8 @@ def clipped_grad(
 
     @jax.jit
     def clipped_sum(points, batch, mask, key):
-        return whole_sum(points, batch, mask, key, 0)
+        total, aux = whole_sum(points, batch, mask, key, 0)
+        return assert_clipped(total, clip, points.reference), aux
 
     def grad_fn(points, batch, mask=None, *, key=None):
         if not isinstance(points, GradientPoints):
@@ -126,8 +127,7 @@ def clipped_grad(
         if layout is None:
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))
-        total, aux = clipped_sum(points, batch, mask, key)
-        clipped = ClippedSum(total, clip, points.reference)
+        clipped, aux = clipped_sum(points, batch, mask, key)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn

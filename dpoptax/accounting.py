@@ -173,7 +173,7 @@ def epsilon_spent(
         sampler that has no event, or none with a mechanism's correlated noise; correlated noise
         next to another noise stage.
     """
-    from dpoptax._noise import ledgers
+    from dpoptax._ledger import ledgers
 
     found = ledgers(opt_state)
     if not found:

@@ -26,7 +26,7 @@ from dpoptax._game import canary_gradient as canary_gradient
 from dpoptax._game import canary_gradients as canary_gradients
 from dpoptax._game import leaf_projections as leaf_projections
 from dpoptax._game import linear_loss as linear_loss
-from dpoptax._noise import check_key, is_ledger
+from dpoptax._ledger import check_key, is_ledger
 from dpoptax._replay import Runs, one_run
 
 ThreatModel = Literal["white-box", "last-iterate"]

@@ -103,7 +103,7 @@ def test_clipping_each_point_instead_of_their_combination_is_caught():
     def apart(points, batch, mask=None):
         sums = [whole(dpoptax.GradientPoints((x,), (1.0,)), batch, mask).sum for x in points.points]
         total = sum(w * s for w, s in zip(points.weights, sums, strict=True))
-        return dpoptax.ClippedSum(total, games.CLIP)
+        return dpoptax.assert_clipped(total, games.CLIP)
 
     assert not _audit(game(whole)).violated
     result = _audit(game(apart))

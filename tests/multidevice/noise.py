@@ -30,7 +30,7 @@ COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z
 def noise_on(total):
     """The noisy mean of a sum."""
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
-    return tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(total))[0]
+    return tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(total))[0]
 
 
 def released(total):
@@ -58,7 +58,7 @@ def test_fixed_point_noise_is_the_same_but_for_single_steps_of_the_grid(kind):
 
     @jax.jit
     def release(total):
-        return noise.update(dpoptax.ClippedSum(total, CLIP), noise.init(total))[0]
+        return noise.update(dpoptax.assert_clipped(total, CLIP), noise.init(total))[0]
 
     total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
     step = _fixed_point.grid(CLIP.sensitivity, 2.0, 4) / 4
