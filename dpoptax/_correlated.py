@@ -11,9 +11,11 @@ import optax
 from dpoptax._draws import add_noise, draw_once
 from dpoptax._ledger import Imprint, Mechanism, begin, check_key, check_mechanism
 from dpoptax._noise import release
+from dpoptax._serialization import serializable
 from dpoptax.matrix import Strategy
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoiseState:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from dpoptax._clipped_sum import mixed
+from dpoptax._serialization import register, serializable
 
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
@@ -60,6 +61,7 @@ class Ledger(NamedTuple):
     releases: int
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Imprint:
@@ -80,6 +82,7 @@ class Imprint:
 
 def begin(mechanism: Mechanism, key: chex.PRNGKey) -> dict[str, Any]:
     """The fields of a noise stage's state before any release."""
+    register()  # flax may have been imported since
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     return {
@@ -231,8 +234,8 @@ def _check_imprint(state: Any) -> None:
     if not isinstance(imprint, Imprint):
         raise ValueError(
             "this noise state has no imprint of its mechanism, as those of earlier versions: "
-            "nothing shows which noise its releases had. Finish the run with the version that began it; or "
-            "start a new one from its parameters with tx.init, and count the epsilon of both"
+            "nothing shows which noise its releases had. Finish the run with the version that "
+            "began it; or start a new one from its parameters with tx.init, and count both"
         )
     kinds = {
         "count": (state.count, jnp.int32),

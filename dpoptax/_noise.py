@@ -23,8 +23,10 @@ from dpoptax._ledger import (
     check_state,
     refusals,
 )
+from dpoptax._serialization import serializable
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GaussianNoiseState:

@@ -19,6 +19,7 @@ from dpoptax._draws import add_noise, draw_once
 from dpoptax._ledger import Mechanism, begin, check_key, check_mechanism
 from dpoptax._noise import GaussianNoiseState, release
 from dpoptax._points import ReferenceState
+from dpoptax._serialization import serializable
 
 # The threshold stays a number whose reciprocal is a normal float32.
 _THRESHOLDS = (1e-9, 1e9)
@@ -158,6 +159,7 @@ def adaptive_clip(
     )
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveNoiseState:

@@ -220,7 +220,8 @@ def test_epsilon_is_read_from_the_state():
         noise_multiplier=1.3, sampler=BANDED.under(sampler), steps=9, delta=1e-5
     )
     assert spent == want
-    second = dpoptax.gaussian_noise(**arguments).init(jnp.zeros(2))
+    other = {**arguments, "key": jax.random.key(1)}
+    second = dpoptax.gaussian_noise(**other).init(jnp.zeros(2))
     with pytest.raises(ValueError, match="2 noise stages"):
         accounting.epsilon_spent((state, second), sampler, 1e-5)
     long, _ = _releases(
