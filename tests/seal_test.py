@@ -254,7 +254,7 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
     points = dpoptax.gradient_points((), PARAMS)
     parts = [grad_fn(points, jax.tree.map(lambda x, i=i: x[i : i + 2], batch())) for i in (0, 2)]
     total = jax.jit(dpoptax.accumulate)(*parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), total.sum, whole.sum)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), total.sum, whole.sum)
     mean, state = released(total)
     assert np.isfinite(mean["w"]).all()
     assert dpoptax.ledgers(state)[0].releases == 1
@@ -267,7 +267,7 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
 
 def test_accumulate_refuses_what_does_not_belong_together():
     one, two = clipped_sum(0), clipped_sum(1)
-    with pytest.raises(ValueError, match=r"sums\[1\] was made with"):
+    with pytest.raises(ValueError, match=r"sums\[1\] with clip"):
         dpoptax.accumulate(one, clipped_sum(1, dpoptax.l2_clip(2.0)))
     with pytest.raises(ValueError, match="given twice"):
         dpoptax.accumulate(one, two, one)

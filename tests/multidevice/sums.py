@@ -29,6 +29,7 @@ from tests.multidevice.problem import (
 EXAMPLES = 16
 MASK = np.arange(EXAMPLES) % 5 != 2
 KEY = jax.random.key(3)
+IDS = 7 * np.arange(EXAMPLES) % 1000
 
 
 def points_at(params, other):
@@ -45,7 +46,7 @@ def batch():
 def want(batch):
     """The sum on one device, with per-example gradients in one piece."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
-    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY).sum
+    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_replicated_parameters(kind, devices, microbatch_size, method, batch, wa
     options = {"microbatch_size": microbatch_size, "method": method}
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, **options)
     split, mask = put((batch, MASK), mesh, P("data"))
-    total = jax.jit(grad_fn)(points, split, mask, key=KEY).sum
+    total = jax.jit(grad_fn)(points, split, mask, key=KEY, ids=IDS).sum
     assert_close(total, want)
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(total))
 
@@ -85,7 +86,7 @@ def test_split_parameters(kind, axes, batch, want):
     points = points_at(place(0), place(1))
     given = specs if kind == KINDS[0] else None  # explicit axes know by themselves
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=given)
-    total = jax.jit(grad_fn)(points, batch, MASK, key=KEY).sum
+    total = jax.jit(grad_fn)(points, batch, MASK, key=KEY, ids=IDS).sum
     assert_close(total, want)
     for name, leaf in total.items():
         assert leaf.sharding.is_equivalent_to(points.points[0][name].sharding, leaf.ndim), name
