@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -126,12 +125,14 @@ def test_averaged_states_are_refused():
     tx = chain()
     (_, first), (_, second) = after(tx, 1), after(tx, 4)
 
-    def mean(x, y):
-        return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else (x + y) / 2
+    def mean(x, y, cast=False):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        return ((x + y) / 2).astype(x.dtype) if cast else (x + y) / 2
 
     with pytest.raises(ValueError, match="float32, not int32: the state was averaged"):
         spent(jax.tree.map(mean, first, second))
-    whole = jax.tree.map(lambda x, y: mean(x, y).astype(x.dtype), first, second)
+    whole = jax.tree.map(lambda x, y: mean(x, y, cast=True), first, second)
     with pytest.raises(ValueError, match="averaged with another"):
         spent(whole)
 
@@ -239,12 +240,3 @@ def test_a_state_of_an_earlier_version_is_refused_and_told_how_to_go_on():
         dpoptax.ledgers(old)
     with pytest.raises(ValueError, match="no imprint"):
         tx.update(clipped(), old)
-
-
-def test_statics_and_arrays_agree_after_pickling():
-    tx = STAGES["gaussian_noise"](1.0)
-    state = tx.init(PARAMS)
-    leaves, structure = jax.tree.flatten(dataclasses.replace(state, key=jnp.uint32(0)))
-    values = pickle.loads(pickle.dumps([np.asarray(x) for x in leaves]))
-    back = dataclasses.replace(jax.tree.unflatten(structure, values), key=state.key)
-    assert dpoptax.ledgers(back) == dpoptax.ledgers(state)
