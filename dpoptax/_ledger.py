@@ -138,6 +138,14 @@ def after_release(state: Any, refused: chex.Array) -> Any:
     return dataclasses.replace(state, count=count, imprint=imprint)
 
 
+def after_releases(state: Any, count: int, refused: int) -> Any:
+    """A new state as it is after so many releases, for whoever replays a run apart."""
+    imprint = state.imprint
+    total, bits = jnp.int32(count), jnp.uint32(refused)
+    signed = _signed(total, imprint.values, imprint.key, bits)
+    return dataclasses.replace(state, count=total, imprint=signed)
+
+
 def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     """Returns the ledger of every noise stage in an optimizer's state, in tree order.
 

@@ -16,9 +16,10 @@ _CHUNK = 2**24
 
 
 def _releases(opt_state):
-    """The counts of all ledgers, in tree order."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=is_ledger)
-    return jnp.array([leaf.count for leaf in leaves if is_ledger(leaf)], jnp.int32)
+    """The counts of all ledgers, in tree order, each with its reasons to refuse, (ledgers, 2)."""
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
+    found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
+    return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
 def _run(game, threat_model, key, indices, masks):

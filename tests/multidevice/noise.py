@@ -1,5 +1,6 @@
 """Noise on eight virtual devices: that of one device bit for bit, whatever the layout."""
 
+import dataclasses
 import itertools
 import re
 
@@ -24,7 +25,10 @@ LAYOUTS = {
     "first axis": {"w": P("data"), "b": P("data")},
     "last axis": {"w": P(None, None, "data"), "b": P()},
 }
-COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\(")
+# All but the sum of the seal's checksums, a number a device.
+COLLECTIVE = re.compile(
+    r"(?<! = u32\[\]) (all-reduce|all-gather|reduce-scatter|all-to-all|[a-z-]*permute)\("
+)
 
 
 def noise_on(total):
@@ -91,6 +95,24 @@ def test_same_bits_without_collectives_and_in_the_layout_of_the_sum(kind, device
         # A device draws its own part only: nothing as large as the whole is in its program.
         assert not re.search(r"(u32|f32)\[8,48,40\]", text)
         assert noisy["w"].sharding.is_equivalent_to(total["w"].sharding, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("layout", ["first axis", "last axis"])
+def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
+    """Sealed in one program and noised in another; a change on one device breaks it."""
+    mesh = make_mesh((8,), ("data",), kind)
+    rng = np.random.default_rng(0)
+    whole = {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in SHAPES.items()}
+    split = put(whole, mesh, LAYOUTS[layout])
+    seal = jax.jit(lambda total: dpoptax.assert_clipped(total, CLIP))
+    assert int(seal(split).seal) == int(seal(whole).seal)
+    tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
+    update = jax.jit(lambda clipped: tx.update(clipped, tx.init(whole))[0])
+    assert np.isfinite(update(seal(split))["w"]).all()
+    assert not re.search(r"f32\[8,48,40\]", update.lower(seal(split)).compile().as_text())
+    changed = put({**whole, "w": whole["w"].at[7, 47, 39].add(1.0)}, mesh, LAYOUTS[layout])
+    assert np.isnan(update(dataclasses.replace(seal(split), sum=changed))["w"]).all()
 
 
 def test_standard_deviation_on_split_outputs_and_noise_in_the_wrong_place():

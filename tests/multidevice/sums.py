@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax._clipped_sum import is_intact
 from dpoptax._gradients import per_example_sum
 from tests.multidevice.problem import (
     CLIP,
@@ -98,6 +99,27 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
     points = dpoptax.gradient_points((), conv_params())
     total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum
     assert_close(total, conv_want)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_record_has_its_own_key_on_every_device(kind):
+    """Keys by record, and a seal that fits the sum that leaves the devices."""
+
+    def noisy(w, x, key):
+        return jnp.sum(jnp.sin(w * x)) * jax.random.normal(key)
+
+    mesh = make_mesh((8,), ("data",), kind)
+    points = dpoptax.gradient_points((), jnp.ones(3))
+    rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    ids = np.arange(16)[::-1] * 5
+    alone = dpoptax.clipped_grad(noisy, CLIP)(points, rows, key=KEY, ids=ids)
+    grad_fn = jax.jit(dpoptax.clipped_grad(noisy, CLIP, mesh=mesh))
+    clipped = grad_fn(points, rows, key=KEY, ids=ids)
+    assert_close(clipped.sum, alone.sum)
+    assert is_intact(clipped)
+    shuffled = np.random.default_rng(1).permutation(16)
+    other = grad_fn(points, rows[shuffled], key=KEY, ids=ids[shuffled])
+    assert_close(other.sum, alone.sum)
 
 
 def test_auxiliary_outputs_stay_with_their_examples(batch):
