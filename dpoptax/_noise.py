@@ -102,7 +102,9 @@ def gaussian_noise(
     Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
     adding or removing one example; the state counts the releases, and
     `dpoptax.accounting.epsilon_spent` turns the state and the sampler into ε. Everything behind
-    this stage in a chain is post-processing.
+    this stage in a chain is post-processing. A sum that is not bit for bit as it was clipped, or a
+    state that is not as the run left it, is not released: the update is NaN, and the state says why
+    to `ledgers` and `epsilon_spent`.
 
     That is so for real numbers. A float32 normal has only 2²³ values, and the last bits of sum plus
     noise tell which sum they were added to: to who sees every bit of a release, or of parameters
@@ -129,7 +131,7 @@ def gaussian_noise(
     Raises:
       ValueError: a negative or non-finite multiplier, a batch size that is not positive.
       TypeError: a traced multiplier or batch size, or a key that is none; at `update`, gradients
-        that are not a `ClippedSum`.
+        that are not a `ClippedSum`, or one without a seal or visibly changed.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1. For the
     attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
