@@ -14,6 +14,7 @@ from dpoptax import _bounds
 from dpoptax._clipped_sum import ClippedSum as ClippedSum
 from dpoptax._clipped_sum import assert_clipped
 
+
 class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
 
