@@ -16,8 +16,10 @@ from dpoptax._adaptive import adam_bc as adam_bc
 from dpoptax._adaptive import lp_adam as lp_adam
 from dpoptax._adaptive import scale_by_lp_adam as scale_by_lp_adam
 from dpoptax._augmentation import augmented as augmented
+from dpoptax._clipped_sum import ClippedSum as ClippedSum
+from dpoptax._clipped_sum import accumulate as accumulate
+from dpoptax._clipped_sum import assert_clipped as assert_clipped
 from dpoptax._clipping import Clip as Clip
-from dpoptax._clipping import ClippedSum as ClippedSum
 from dpoptax._clipping import clip_per_example as clip_per_example
 from dpoptax._clipping import l2_clip as l2_clip
 from dpoptax._clips import automatic_clip as automatic_clip
@@ -42,12 +44,12 @@ from dpoptax._kalman import AdaptiveKalmanState as AdaptiveKalmanState
 from dpoptax._kalman import adaptive_kalman as adaptive_kalman
 from dpoptax._kalman import kalman_gain as kalman_gain
 from dpoptax._keys import random_key_from_os as random_key_from_os
+from dpoptax._ledger import Ledger as Ledger
+from dpoptax._ledger import Mechanism as Mechanism
+from dpoptax._ledger import ledgers as ledgers
 from dpoptax._noise import GaussianNoiseState as GaussianNoiseState
-from dpoptax._noise import Ledger as Ledger
-from dpoptax._noise import Mechanism as Mechanism
 from dpoptax._noise import clip_and_noise as clip_and_noise
 from dpoptax._noise import gaussian_noise as gaussian_noise
-from dpoptax._noise import ledgers as ledgers
 from dpoptax._noise import release_stddev as release_stddev
 from dpoptax._pmlf import inner_outer as inner_outer
 from dpoptax._pmlf import pmlf as pmlf

@@ -47,7 +47,8 @@ def augmented(
     >>> jitter = lambda x, key: x + 0.1 * jax.random.normal(key, x.shape)
     >>> grad_fn = dpoptax.clipped_grad(augmented(loss_fn, jitter, 8), dpoptax.l2_clip(10.0))
     >>> points = dpoptax.gradient_points((), jnp.zeros(2))
-    >>> grad_fn(points, jnp.ones((64, 2)), key=jax.random.key(0)).sum.round(-1)
+    >>> key, ids = jax.random.key(0), jnp.arange(64)
+    >>> grad_fn(points, jnp.ones((64, 2)), key=key, ids=ids).sum.round(-1)
     Array([-60., -60.], dtype=float32)
     """
     if not isinstance(multiplicity, int) or multiplicity < 1:

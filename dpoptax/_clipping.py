@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax import _bounds
+from dpoptax._clipped_sum import ClippedSum as ClippedSum
+from dpoptax._clipped_sum import assert_clipped
+
 
 
 class Clip(abc.ABC):
@@ -137,29 +140,6 @@ def positive(name: str, value: Any) -> float:
     return value
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ClippedSum:
-    """A sum over examples of clipped gradients, and the geometry that bounds each summand.
-
-    Only `clipped_grad` and `clip_per_example` make one, and the noise stage accepts nothing else:
-    what is noised was clipped, by the bound that the noise is scaled to.
-
-    Attributes:
-      sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
-      clip: the geometry; `clip.sensitivity` bounds what one example adds, in l2 norm. Static.
-      reference: the public data that the geometry encoded with, for decoding; `None` for none.
-    """
-
-    sum: Any
-    clip: Clip = dataclasses.field(metadata={"static": True})
-    reference: Any = None
-
-    def __contains__(self, key: str) -> bool:
-        """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
-        return isinstance(self.sum, dict) and key in self.sum
-
-
 def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
 
@@ -196,7 +176,7 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
 
     def update_fn(updates, state, params=None):
         del params
-        return ClippedSum(sum_clipped(clip, updates), clip), state
+        return assert_clipped(sum_clipped(clip, updates), clip), state
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -8,18 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._noise import (
-    Mechanism,
-    add_noise,
-    check_clipped_sum,
-    check_key,
-    check_mechanism,
-    copy_key,
-    draw_once,
-)
+from dpoptax._draws import add_noise, draw_once
+from dpoptax._ledger import Imprint, Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise import release
+from dpoptax._serialization import serializable
 from dpoptax.matrix import Strategy
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoiseState:
@@ -31,12 +27,14 @@ class CorrelatedNoiseState:
       buffers: what the noise of the next steps takes from that of the last ones. As secret as the
         key: whoever knows them can subtract noise.
       mechanism: what a release is, with its strategy. Static.
+      imprint: as in `GaussianNoiseState`.
     """
 
     count: chex.Array
     key: chex.PRNGKey
     buffers: Any
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+    imprint: Imprint | None = None
 
 
 def correlated_noise(
@@ -89,25 +87,21 @@ def correlated_noise(
 
     def init_fn(params):
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
-        buffers = noising.init_multiply(zeros)
-        return CorrelatedNoiseState(jnp.zeros([], jnp.int32), copy_key(key), buffers, mechanism)
+        return CorrelatedNoiseState(buffers=noising.init_multiply(zeros), **begin(mechanism, key))
 
     def update_fn(updates, state, params=None):
-        clipped = check_clipped_sum(updates)
-        mechanism = state.mechanism
-        zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
-        step_key = jax.random.fold_in(state.key, state.count)
-        white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
-        noise, buffers = noising.multiply_next(white, state.buffers)
-        # Scaled after the matrix, so that the scale is this step's own even if the clip changed.
-        stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
-        mean = jax.tree.map(
-            lambda s, z: (s + stddev * z) / mechanism.batch_size, clipped.sum, noise
-        )
-        mean = clipped.clip.decode(mean, clipped.reference)
-        if params is not None:
-            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
-        count = optax.safe_increment(state.count)
-        return mean, dataclasses.replace(state, count=count, buffers=buffers)
+        def noisy_mean(clipped, step_key):
+            zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
+            white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
+            noise, buffers = noising.multiply_next(white, state.buffers)
+            # Scaled after the matrix: the scale is this step's own even if the clip changed.
+            stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
+            mean = jax.tree.map(
+                lambda s, z: (s + stddev * z) / mechanism.batch_size, clipped.sum, noise
+            )
+            return mean, buffers
+
+        released, (_, buffers), state = release(updates, state, params, mechanism, noisy_mean)
+        return released, dataclasses.replace(state, buffers=buffers)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -13,14 +13,8 @@ import optax
 from dpoptax import _random
 from dpoptax._clipping import UnitClip, positive
 from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
-from dpoptax._noise import (
-    GaussianNoiseState,
-    Mechanism,
-    check_clipped_sum,
-    check_key,
-    check_mechanism,
-    copy_key,
-)
+from dpoptax._ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise import GaussianNoiseState, release
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
@@ -74,10 +68,9 @@ def geodp(
 
     def init_fn(params):
         del params
-        return GaussianNoiseState(jnp.zeros([], jnp.int32), copy_key(key), mechanism)
+        return GaussianNoiseState(**begin(mechanism, key))
 
-    def update_fn(updates, state, params=None):
-        clipped = check_clipped_sum(updates)
+    def noisy_mean(clipped, step_key):
         if clipped.clip.encodes:
             raise TypeError(
                 f"geodp got gradients encoded by {clipped.clip}: it makes angles itself; clip with "
@@ -86,17 +79,16 @@ def geodp(
         flat, restore = _flatten(clipped.sum)
         if flat.size < 2:
             raise ValueError(f"geodp got {flat.size} parameter(s): want at least two, for an angle")
-        mechanism = state.mechanism
         sigma, size = mechanism.noise_multiplier, mechanism.batch_size
         norm, angles = to_hyperspherical(flat / size)
-        step_key = jax.random.fold_in(state.key, state.count)
         noise = sigma / size * _random.normal(step_key, flat.shape, flat.dtype)
         norm += clipped.clip.sensitivity * noise[0]
         angles += math.sqrt(flat.size + 2) * beta * math.pi * noise[1:]
-        mean = restore(from_hyperspherical(norm, angles))
-        if params is not None:
-            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
-        return mean, dataclasses.replace(state, count=optax.safe_increment(state.count))
+        return restore(from_hyperspherical(norm, angles)), None
+
+    def update_fn(updates, state, params=None):
+        released, _, state = release(updates, state, params, mechanism, noisy_mean)
+        return released, state
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpoptax._bookkeeping import bookkept_sum, join_sums
+from dpoptax._clipped_sum import assert_clipped
 from dpoptax._clipping import (
     Clip,
-    ClippedSum,
     batch_axis,
     check_clip,
     check_real,
@@ -67,16 +67,26 @@ def clipped_grad(
         that are the same everywhere on automatic ones.
 
     Returns:
-      `grad_fn(points, batch, mask=None, *, key=None)`, with `points` from
-      `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding, and
-      `key` for losses with randomness: example i gets `fold_in(key, i)`. It returns a
-      `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …), taken at the
-      first point.
+      `grad_fn(points, batch, mask=None, *, key=None, ids=None)`, with `points` from
+      `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding. It
+      returns a `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …),
+      taken at the first point.
+
+      `key` is for losses with randomness, and `ids`, (B,), integers, says which record each example
+      is: the sampler's indices. Record i gets `fold_in(key, i)`, wherever it stands in the batch.
+      By position, one record more in a Poisson draw would give all behind it other keys, and so
+      change what the *others* contribute, which no clip bounds. For the same reason the key must
+      be fresh for each step and secret: a record's randomness is its own only for who cannot
+      compute it, and a key that was used before repeats it.
+
+      For several losses on one batch let one `loss_fn` return their sum: its gradient is the joint
+      one, and clipped as one vector. Two sums would move by C each.
 
     Raises:
       TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
-        `param_specs` without a mesh; at the call, leaves of `batch` whose leading axes disagree
+        `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
+        `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
         with each other or with `mask`, a batch that the devices cannot share evenly, or one that
         is split over devices where no mesh was given (inside `jit` this shows on explicit axes
         only).
@@ -99,12 +109,13 @@ def clipped_grad(
 
     layout = make_layout(mesh, axis_name, param_specs)
 
-    def local_sum(points, batch, mask, key, first):
+    def local_sum(points, rows, mask, key):
+        batch, ids = rows
+
         def sums(batch, mask, keys):
             return summed(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
 
-        examples = first + jnp.arange(mask.shape[0])
-        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
         return total if by_examples else join_sums(clip, points.points[0], total), aux
 
@@ -113,10 +124,11 @@ def clipped_grad(
         whole_sum = sum_over_devices(local_sum, layout, scatter=not clip.encodes)
 
     @jax.jit
-    def clipped_sum(points, batch, mask, key):
-        return whole_sum(points, batch, mask, key, 0)
+    def clipped_sum(points, batch, mask, key, ids):
+        total, aux = whole_sum(points, (batch, ids), mask, key)
+        return assert_clipped(total, clip, points.reference), aux
 
-    def grad_fn(points, batch, mask=None, *, key=None):
+    def grad_fn(points, batch, mask=None, *, key=None, ids=None):
         if not isinstance(points, GradientPoints):
             raise TypeError(
                 f"points is a {type(points).__name__}: want "
@@ -126,8 +138,8 @@ def clipped_grad(
         if layout is None:
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))
-        total, aux = clipped_sum(points, batch, mask, key)
-        clipped = ClippedSum(total, clip, points.reference)
+        ids = _check_ids(ids, key, mask.shape[0])
+        clipped, aux = clipped_sum(points, batch, mask, key, ids)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
@@ -181,6 +193,25 @@ def _check_mask(mask, batch_size):
     if mask.shape != (batch_size,):
         raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
     return mask.astype(bool)
+
+
+def _check_ids(ids, key, batch_size):
+    if (ids is None) != (key is None):
+        given, missing = ("key", "ids") if ids is None else ("ids", "key")
+        raise ValueError(
+            f"{given} without {missing}: the randomness of an example is fold_in(key, its record's "
+            "index), so that no record changes another's. Give key=key, ids=indices with the "
+            "sampler's indices; ids=jnp.arange(B) only where row i of every batch is record i"
+        )
+    if ids is None:
+        return None
+    ids = jnp.asarray(ids)
+    if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"ids are {ids.dtype}{list(ids.shape)}: want integers of shape ({batch_size},), the "
+            "index of each example's record"
+        )
+    return ids
 
 
 def _in_microbatches(sums, size):

@@ -1,56 +1,32 @@
-"""Gaussian noise on a clipped sum, and the ledger of what was released: the privacy boundary."""
+"""Gaussian noise on a clipped sum: the privacy boundary."""
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpoptax import _fixed_point, _random
-from dpoptax._clipping import Clip, ClippedSum, check_clip, clip_per_example
-from dpoptax._points import is_masked
-from dpoptax._sharding import out_sharding
-
-# Leaves of at most this many entries may be drawn in a loop with others of their shape.
-_SMALL = 2**16
-
-
-@dataclasses.dataclass(frozen=True)
-class Mechanism:
-    """What one noisy release is, for the accountant. Static and hashable.
-
-    Attributes:
-      noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum.
-      batch_size: B, the expected number of examples in a sum.
-      unproven: why no (ε, δ) may be stated for it; `None` where one may.
-      strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
-        where it is independent.
-    """
-
-    noise_multiplier: float
-    batch_size: float
-    unproven: str | None = None
-    strategy: Any = None
+from dpoptax import _fixed_point
+from dpoptax._clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._clipping import Clip, check_clip, clip_per_example
+from dpoptax._draws import add_noise, draw_once
+from dpoptax._ledger import (
+    Imprint,
+    Mechanism,
+    after_release,
+    begin,
+    check_key,
+    check_mechanism,
+    check_state,
+    refusals,
+)
+from dpoptax._serialization import serializable
 
 
-class Ledger(NamedTuple):
-    """The releases that an optimizer's state accounts for, as Python values.
-
-    Attributes:
-      mechanism: the `Mechanism` of each release.
-      releases: how many there were.
-    """
-
-    mechanism: Mechanism
-    releases: int
-
-
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GaussianNoiseState:
@@ -60,11 +36,51 @@ class GaussianNoiseState:
       count: the number of noisy releases so far, int32.
       key: the typed key that every step's key is folded from.
       mechanism: what a release is. Static.
+      imprint: the same as arrays, which `update` and `ledgers` compare with `mechanism`; and
+        whether a release was refused.
     """
 
     count: chex.Array
     key: chex.PRNGKey
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+    imprint: Imprint | None = None
+
+
+def release(
+    updates: Any,
+    state: Any,
+    params: Any,
+    mechanism: Mechanism,
+    noisy_mean: Callable[[ClippedSum, chex.PRNGKey], tuple[Any, Any]],
+    *,
+    decode: bool = True,
+) -> tuple[Any, Any, Any]:
+    """One release of a noise stage, whatever its noise: what all stages check, and how all count.
+
+    It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
+    and the state says so to `ledgers`.
+
+    Args:
+      updates: what `update` got, to be a `ClippedSum`.
+      state: the stage's, as it was before.
+      params: the parameters for the dtypes of the result, or `None`.
+      mechanism: the stage's own.
+      noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
+      decode: whether the geometry's decoding follows.
+
+    Returns:
+      The release, the mean as it was before decoding with what is beside it, and the next state.
+    """
+    clipped = check_clipped_sum(updates)
+    check_state(state, mechanism)
+    refused = refusals(state, mechanism, is_intact(clipped))
+    mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
+    mean = _nan_where(refused != 0, mean)
+    released = clipped.clip.decode(mean, clipped.reference) if decode else mean
+    released = _nan_where(refused != 0, released) if decode else released
+    if params is not None:
+        released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    return released, (mean, beside), after_release(state, refused)
 
 
 def gaussian_noise(
@@ -86,7 +102,9 @@ def gaussian_noise(
     Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
     adding or removing one example; the state counts the releases, and
     `dpoptax.accounting.epsilon_spent` turns the state and the sampler into ε. Everything behind
-    this stage in a chain is post-processing.
+    this stage in a chain is post-processing. A sum that is not bit for bit as it was clipped, or a
+    state that is not as the run left it, is not released: the update is NaN, and the state says why
+    to `ledgers` and `epsilon_spent`.
 
     That is so for real numbers. A float32 normal has only 2²³ values, and the last bits of sum plus
     noise tell which sum they were added to: to who sees every bit of a release, or of parameters
@@ -113,7 +131,7 @@ def gaussian_noise(
     Raises:
       ValueError: a negative or non-finite multiplier, a batch size that is not positive.
       TypeError: a traced multiplier or batch size, or a key that is none; at `update`, gradients
-        that are not a `ClippedSum`.
+        that are not a `ClippedSum`, or one without a seal or visibly changed.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1. For the
     attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
@@ -128,23 +146,20 @@ def gaussian_noise(
     """
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
     key = check_key(key)
-    release = _release_in_fixed_point if fixed_point else _release
+    add = _add_in_fixed_point if fixed_point else _add
 
     def init_fn(params):
         del params
-        return GaussianNoiseState(jnp.zeros([], jnp.int32), copy_key(key), mechanism)
+        return GaussianNoiseState(**begin(mechanism, key))
 
     def update_fn(updates, state, params=None):
-        clipped = check_clipped_sum(updates)
-        mechanism = state.mechanism
-        step_key = jax.random.fold_in(state.key, state.count)
-        noisy = draw_once(lambda: release(clipped, mechanism, step_key), clipped.sum, state.count)
-        mean = jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
-        mean = clipped.clip.decode(mean, clipped.reference)
-        if params is not None:
-            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
-        count = optax.safe_increment(state.count)
-        return mean, dataclasses.replace(state, count=count)
+        def noisy_mean(clipped, step_key):
+            draw = lambda: add(clipped, mechanism, step_key)  # noqa: E731
+            noisy = draw_once(draw, clipped.sum, state.count)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+
+        released, _, state = release(updates, state, params, mechanism, noisy_mean)
+        return released, state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -217,63 +232,12 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     return noise_multiplier * clip.sensitivity / batch_size
 
 
-def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
-    """Returns the ledger of every noise stage in an optimizer's state, in tree order.
-
-    Reads the counts from the device. An empty tuple means that nothing in the state adds noise.
-
-    Args:
-      opt_state: an optimizer's state, or any pytree around it, such as a restored checkpoint.
-
-    Raises:
-      ValueError: a count that is not a scalar, as in a state that was stacked by `vmap`.
-    """
-    states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
-    for state in states:
-        if jnp.shape(state.count) != ():
-            raise ValueError(
-                f"a ledger's count has shape {jnp.shape(state.count)}: take the state of one run"
-            )
-    return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
-
-
-def draw_once(draw: Callable[[], Any], like: Any, count: chex.Array) -> Any:
-    """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
-
-    On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
-    and its buffer, into each: the draw is made twice and its parts go through memory. It fuses
-    nothing across a branch, so here is one. It is always taken, as no count is negative.
-    """
-    if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
-        return draw()
-    likes, treedef = jax.tree.flatten(like)
-    groups = _alike(likes)  # every array that leaves the branch takes time to compile
-
-    def stacked(tree):
-        leaves = jax.tree.leaves(tree)
-        return [jnp.stack([leaves[i] for i in indices]) for indices in groups]
-
-    def nothing():
-        zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
-        return stacked(jax.tree.map(zeros, like, jax.eval_shape(draw)))
-
-    def branch():
-        leaves = list(likes)
-        stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
-        for indices, stack in zip(groups, stacks, strict=True):
-            for i, leaf in zip(indices, stack, strict=True):
-                leaves[i] = leaf
-        return jax.tree.unflatten(treedef, leaves)
-
-    return jax.lax.platform_dependent(cpu=branch, default=draw)
-
-
-def _release(clipped, mechanism, key):
+def _add(clipped, mechanism, key):
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
     return add_noise(clipped.sum, stddev, key)
 
 
-def _release_in_fixed_point(clipped, mechanism, key):
+def _add_in_fixed_point(clipped, mechanism, key):
     sigma, sensitivity = mechanism.noise_multiplier, clipped.clip.sensitivity
     if sigma == 0.0:
         return clipped.sum
@@ -282,89 +246,5 @@ def _release_in_fixed_point(clipped, mechanism, key):
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
 
 
-def is_ledger(x: Any) -> bool:
-    """Whether `x` is the state of a noise stage."""
-    return isinstance(getattr(x, "mechanism", None), Mechanism)
-
-
-def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
-    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
-    if stddev == 0.0:
-        return tree
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = list(leaves)
-    for indices in _alike(leaves):
-        leaf = leaves[indices[0]]
-        dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
-        if len(indices) == 1:
-            drawn = _random.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)
-            noisy[indices[0]] = leaf + stddev * drawn
-            continue
-        draw = lambda key, leaf=leaf, dtype=dtype: _random.normal(key, leaf.shape, dtype)  # noqa: E731
-        drawn = jax.lax.map(draw, keys[np.array(indices)])
-        total = jnp.stack([leaves[i] for i in indices]) + stddev * drawn
-        for i, part in zip(indices, total, strict=True):
-            noisy[i] = part
-    return jax.tree.unflatten(treedef, noisy)
-
-
-def _alike(leaves: list[jax.Array]) -> list[list[int]]:
-    """Indices of leaves to draw in one loop: each draw that is written out takes long to compile.
-
-    Large leaves and split ones are drawn alone: their noise is added where it is made.
-    """
-    groups: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        together = leaf.size <= _SMALL and out_sharding(leaf) is None
-        groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
-    return list(groups.values())
-
-
-def check_clipped_sum(updates: Any) -> ClippedSum:
-    """Returns `updates`, or raises where they are not the clipped sum of a whole gradient tree."""
-    if not isinstance(updates, ClippedSum):
-        raise TypeError(
-            f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
-            "were not clipped per example cannot be made private. Take them with "
-            "dpoptax.clipped_grad, or give per-example gradients to dpoptax.clip_and_noise"
-        )
-    if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
-        raise TypeError(
-            "the clipped sum has masked leaves: the whole gradient is clipped and noised as one "
-            "vector. Put optax.masked behind the noise stage, or clip the trained parameters only"
-        )
-    return updates
-
-
-def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, float]:
-    """Returns the two as numbers, or raises with the name of the one that is wrong."""
-    for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
-        if not isinstance(value, numbers.Real):
-            raise TypeError(
-                f"{name}={value!r}: want a Python number, known before jit, since the stated ε "
-                "rests on it"
-            )
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise ValueError(f"noise_multiplier={noise_multiplier}: want a finite number >= 0")
-    if not (math.isfinite(batch_size) and batch_size > 0):
-        raise ValueError(
-            f"batch_size={batch_size}: want the expected number of examples a step, above 0"
-        )
-    return float(noise_multiplier), batch_size
-
-
-def check_key(key: Any) -> chex.PRNGKey:
-    """Returns `key` as a typed key, or raises where it is none."""
-    if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape == ():
-            return key
-    elif isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
-        return jax.random.wrap_key_data(key)
-    raise TypeError(f"key={key!r}: want one key, as from jax.random.key(seed)")
-
-
-def copy_key(key: chex.PRNGKey) -> chex.PRNGKey:
-    """A copy: a state that is donated must not delete the key of the closure."""
-    data = jnp.array(jax.random.key_data(key), copy=True)
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+def _nan_where(refused, tree):
+    return jax.tree.map(lambda x: jnp.where(refused, jnp.full((), jnp.nan, x.dtype), x), tree)

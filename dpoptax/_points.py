@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax._serialization import serializable
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,7 @@ class GradientPoints:
     reference: Any = None
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrackIteratesState:
@@ -63,6 +66,7 @@ class TrackIteratesState:
     )
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ReferenceState:

@@ -11,14 +11,15 @@ import optax
 
 from dpoptax._clipping import (
     Clip,
-    ClippedSum,
-    L2Clip,
     UnitClip,
     clip_each,
     positive,
 )
-from dpoptax._noise import GaussianNoiseState, check_clipped_sum, gaussian_noise
+from dpoptax._draws import add_noise, draw_once
+from dpoptax._ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise import GaussianNoiseState, release
 from dpoptax._points import ReferenceState
+from dpoptax._serialization import serializable
 
 # The threshold stays a number whose reciprocal is a normal float32.
 _THRESHOLDS = (1e-9, 1e9)
@@ -158,6 +159,7 @@ def adaptive_clip(
     )
 
 
+@serializable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AdaptiveNoiseState:
@@ -201,25 +203,29 @@ def adaptive_gaussian_noise(
     """
     if not isinstance(clip, AdaptiveClip):
         raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
-    noise = gaussian_noise(noise_multiplier=noise_multiplier, batch_size=batch_size, key=key)
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    key = check_key(key)
 
     def init_fn(params):
+        del params
         threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
-        return AdaptiveNoiseState(noise.init(params), ReferenceState(threshold))
+        noise = GaussianNoiseState(**begin(mechanism, key))
+        return AdaptiveNoiseState(noise, ReferenceState(threshold))
 
     def update_fn(updates, state, params=None):
-        clipped = check_clipped_sum(updates)
-        if clipped.clip != clip:
-            raise TypeError(
-                f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give the "
-                "same adaptive_clip to both"
-            )
-        pair = ClippedSum(clipped.sum, L2Clip(clip.sensitivity))
-        released, noise_state = noise.update(pair, state.noise)
-        mean = clip.decode(released, clipped.reference)
-        if params is not None:
-            mean = jax.tree.map(lambda m, p: m.astype(p.dtype), mean, params)
-        threshold = clip.next_threshold(released, state.threshold.reference)
-        return mean, AdaptiveNoiseState(noise_state, ReferenceState(threshold))
+        def noisy_mean(clipped, step_key):
+            if clipped.clip != clip:
+                raise TypeError(
+                    f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
+                    "the same adaptive_clip to both"
+                )
+            stddev = mechanism.noise_multiplier * clip.sensitivity
+            draw = lambda: add_noise(clipped.sum, stddev, step_key)  # noqa: E731
+            noisy = draw_once(draw, clipped.sum, state.noise.count)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+
+        released, (mean, _), noise = release(updates, state.noise, params, mechanism, noisy_mean)
+        threshold = clip.next_threshold(mean, state.threshold.reference)
+        return released, AdaptiveNoiseState(noise, ReferenceState(threshold))
 
     return optax.GradientTransformation(init_fn, update_fn)

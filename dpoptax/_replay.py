@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from dpoptax._game import leaf_projections
-from dpoptax._noise import is_ledger
+from dpoptax._ledger import is_ledger, with_key
 from dpoptax._points import gradient_points
 
 # Floats that a chunk of runs may hold in per-example gradients.
@@ -16,9 +16,10 @@ _CHUNK = 2**24
 
 
 def _releases(opt_state):
-    """The counts of all ledgers, in tree order."""
-    leaves = jax.tree.leaves(opt_state, is_leaf=is_ledger)
-    return jnp.array([leaf.count for leaf in leaves if is_ledger(leaf)], jnp.int32)
+    """The counts of all ledgers, in tree order, each with its reasons to refuse, (ledgers, 2)."""
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
+    found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
+    return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
 def _run(game, threat_model, key, indices, masks):
@@ -55,12 +56,14 @@ def _with_fresh_keys(opt_state, key):
     """The state with each of its keys replaced: a run draws noise of its own."""
 
     def fresh(leaf):
+        # Folded into the transform's own key, so that a transform which ignores it is seen to.
+        if is_ledger(leaf):
+            return with_key(leaf, fresh(leaf.key))
         if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
-        # Folded into the transform's own key, so that a transform which ignores it is seen to.
         return jax.random.fold_in(leaf, jax.random.bits(key))
 
-    return jax.tree.map(fresh, opt_state)
+    return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
 
 
 def _some_draws(game, key, included):

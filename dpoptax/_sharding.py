@@ -77,7 +77,7 @@ def make_layout(mesh: Any, axis_name: Any, param_specs: Any) -> Layout | None:
 
 
 def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
-    """Lets `sums(points, batch, mask, key, first)` run on each device's own examples.
+    """Lets `sums(points, batch, mask, key)` run on each device's own examples.
 
     Parameters that are split are gathered first, and the sums are added over `layout.axes` once;
     with `scatter` each device keeps the part of the sum that belongs to its part of the parameters.
@@ -88,7 +88,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
     """
     rows = P(layout.axes)
 
-    def run(points, batch, mask, key, first):
+    def run(points, batch, mask, key):
         if mask.shape[0] % layout.shards:
             raise ValueError(
                 f"a batch of {mask.shape[0]} examples cannot be split evenly over the "
@@ -105,8 +105,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
 
         def local(points, batch, mask, key):
             points = jax.tree.map(_gather, points, point_specs)
-            start = first + lax.axis_index(layout.axes) * mask.shape[0]
-            total, aux = sums(points, batch, mask, key, start)
+            total, aux = sums(points, batch, mask, key)
             if scatter:
                 return jax.tree.map(lambda x, s: _scatter(x, s, layout), total, specs), aux
             return lax.psum(total, layout.axes), aux

@@ -169,11 +169,12 @@ def epsilon_spent(
       accountant: "pld" or "rdp".
 
     Raises:
-      ValueError: no ledger; a mechanism without a proof; a sampler of another batch size; a
-        sampler that has no event, or none with a mechanism's correlated noise; correlated noise
-        next to another noise stage.
+      ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
+        two noise stages with one key; a mechanism without a proof; a sampler of another batch
+        size; a sampler that has no event, or none with a mechanism's correlated noise; correlated
+        noise next to another noise stage.
     """
-    from dpoptax._noise import ledgers
+    from dpoptax._ledger import ledgers
 
     found = ledgers(opt_state)
     if not found:
@@ -181,6 +182,55 @@ def epsilon_spent(
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
             "of a chain that starts with gaussian_noise or clip_and_noise"
         )
+    event = _joint_event(found, sampler)
+    check_delta(delta, sampler.dataset_size)
+    return event_epsilon(
+        event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
+    )
+
+
+def ensemble_epsilon_spent(
+    opt_state: Any,
+    sampler: "Sampler",
+    delta: float,
+    *,
+    same_batches: bool,
+    accountant: Accountant = "pld",
+) -> float:
+    """Epsilon of all runs of an ensemble together, which `vmap` made of one step.
+
+    For who gets to see more than one of them: the average of their parameters, the best, or all.
+    A single run's epsilon holds for who sees that run and nothing of the others.
+
+    Args:
+      opt_state: the states of the runs, stacked: every array has the runs as leading axis.
+      sampler: the one that drew the batches.
+      delta: in (0, 1).
+      same_batches: whether the runs shared their batches, in every step. Then releases with
+        multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
+        drew batches of its own, with a seed of its own, and the runs are composed.
+      accountant: "pld" or "rdp".
+
+    Raises:
+      ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
+    """
+    from dpoptax._ledger import ledgers, runs_of
+
+    runs = runs_of(opt_state)
+    ledgers(runs)  # raises where two runs have one key
+    found = [ledgers(run) for run in runs]
+    if same_batches:
+        event = _joint_event([ledger for run in found for ledger in run], sampler)
+    else:
+        event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
+    check_delta(delta, sampler.dataset_size)
+    return event_epsilon(
+        event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
+    )
+
+
+def _joint_event(found: Sequence[Any], sampler: "Sampler") -> dpa.DpEvent:
+    """What the releases of several ledgers on the same batches reveal."""
     for mechanism in (ledger.mechanism for ledger in found):
         if mechanism.unproven is not None:
             raise ValueError(
@@ -205,13 +255,7 @@ def epsilon_spent(
         active = [multiplier for count, multiplier in releases if count >= last]
         events.append(sampling.dp_event(_joint_multiplier(active), last - before))
         before = last
-    check_delta(delta, sampler.dataset_size)
-    return event_epsilon(
-        events[0] if len(events) == 1 else dpa.ComposedDpEvent(events),
-        delta,
-        accountant=accountant,
-        neighbouring_relation=sampler.neighbouring_relation,
-    )
+    return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
 
 
 def _joint_multiplier(multipliers: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ from dpoptax._game import canary_gradient as canary_gradient
 from dpoptax._game import canary_gradients as canary_gradients
 from dpoptax._game import leaf_projections as leaf_projections
 from dpoptax._game import linear_loss as linear_loss
-from dpoptax._noise import check_key, is_ledger
+from dpoptax._ledger import after_releases, check_key, is_ledger
 from dpoptax._replay import Runs, one_run
 
 ThreatModel = Literal["white-box", "last-iterate"]
@@ -219,13 +219,11 @@ def _check(trials, confidence, threat_model):
 
 
 def _claim(game, releases, delta):
-    """ε of the ledger after as many releases as a run was seen to make."""
-    counts = iter(np.asarray(releases).tolist())
+    """ε of the ledger after as many releases as a run was seen to make; refused where that was."""
+    seen = iter(np.asarray(releases).tolist())
 
     def spent(leaf):
-        if not is_ledger(leaf):
-            return leaf
-        return dataclasses.replace(leaf, count=np.int32(next(counts)))
+        return after_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
 
     opt_state = jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_ledger)
     return accounting.epsilon_spent(opt_state, game.sampler, delta)

@@ -490,14 +490,14 @@ class TestCalibration:
 class TestEpsilonSpent:
     sampler = PoissonSampler(10_000, 100, seed=0)
 
-    def state(self, releases, noise_multiplier=1.2, batch_size=100):
+    def state(self, releases, noise_multiplier=1.2, batch_size=100, key=0):
         tx = dpoptax.gaussian_noise(
-            noise_multiplier=noise_multiplier, batch_size=batch_size, key=jax.random.key(0)
+            noise_multiplier=noise_multiplier, batch_size=batch_size, key=jax.random.key(key)
         )
         params = {"w": jnp.zeros(2)}
         state = tx.init(params)
         for _ in range(releases):
-            gradients = dpoptax.ClippedSum(params, dpoptax.l2_clip(1.0))
+            gradients = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
             _, state = tx.update(gradients, state, params)
         return state
 
@@ -522,13 +522,13 @@ class TestEpsilonSpent:
 
     def test_two_ledgers_share_their_batches(self):
         both = accounting.epsilon_spent(
-            (self.state(7, 1.2), self.state(7, 2.0)), self.sampler, DELTA
+            (self.state(7, 1.2), self.state(7, 2.0, key=1)), self.sampler, DELTA
         )
         assert both == self.spent((1.2**-2 + 2.0**-2) ** -0.5, 7)
 
     def test_ledgers_of_unequal_length(self):
         found = accounting.epsilon_spent(
-            (self.state(7, 1.2), self.state(3, 2.0)), self.sampler, DELTA
+            (self.state(7, 1.2), self.state(3, 2.0, key=1)), self.sampler, DELTA
         )
         joint = (1.2**-2 + 2.0**-2) ** -0.5
         expected = accounting.event_epsilon(
@@ -540,7 +540,7 @@ class TestEpsilonSpent:
 
     def test_no_noise_is_no_privacy(self):
         assert accounting.epsilon_spent(self.state(1, 0.0), self.sampler, DELTA) == math.inf
-        states = (self.state(2, 0.0), self.state(2))
+        states = (self.state(2, 0.0), self.state(2, key=1))
         assert accounting.epsilon_spent(states, self.sampler, DELTA) == math.inf
 
     def test_refusals(self, monkeypatch):
@@ -553,7 +553,7 @@ class TestEpsilonSpent:
             accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
         unproven = SimpleNamespace(noise_multiplier=1.0, batch_size=100, unproven="no bound known")
         monkeypatch.setattr(
-            "dpoptax._noise.ledgers", lambda _: (SimpleNamespace(mechanism=unproven, releases=1),)
+            "dpoptax._ledger.ledgers", lambda _: (SimpleNamespace(mechanism=unproven, releases=1),)
         )
         with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
             accounting.epsilon_spent((), self.sampler, DELTA)

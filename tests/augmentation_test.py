@@ -29,7 +29,7 @@ def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
         microbatch_size=microbatch_size,
         method=method,
     )
-    got = grad_fn(dpoptax.gradient_points((), params), batch, key=KEY).sum
+    got = grad_fn(dpoptax.gradient_points((), params), batch, key=KEY, ids=jnp.arange(6)).sum
     gradient = jax.jit(jax.grad(helpers.mlp_loss))
     means = []
     for i in range(6):
@@ -49,7 +49,7 @@ def test_more_copies_leave_less_variance_and_the_same_sensitivity():
         loss_fn = dpoptax.augmented(helpers.mlp_loss, _jitter, multiplicity)
         grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(100.0))
         keys = jax.random.split(KEY, 30)
-        sums = jax.vmap(lambda key: grad_fn(points, batch, key=key).sum)(keys)
+        sums = jax.vmap(lambda key: grad_fn(points, batch, key=key, ids=jnp.arange(4)).sum)(keys)
         return float(optax.tree.sum(jax.tree.map(lambda s: jnp.var(s, axis=0), sums)))
 
     assert variance(16) < 0.15 * variance(1)
@@ -64,7 +64,7 @@ def test_auxiliary_outputs_are_those_of_all_copies():
     )
     grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), has_aux=True)
     points = dpoptax.gradient_points((), jnp.zeros(2))
-    _, aux = grad_fn(points, jnp.arange(6.0).reshape(3, 2), key=KEY)
+    _, aux = grad_fn(points, jnp.arange(6.0).reshape(3, 2), key=KEY, ids=jnp.arange(3))
     assert aux.shape == (3, 5)
     assert len(np.unique(aux)) == 15
     np.testing.assert_array_equal(np.floor(aux), np.array([[0.0], [2.0], [4.0]]) * np.ones(5))

@@ -117,9 +117,9 @@ def test_a_traced_clip_norm_is_refused():
 
 
 def test_clipped_sum_is_a_pytree_with_a_static_clip():
-    clipped = dpoptax.ClippedSum({"w": jnp.ones(2)}, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.assert_clipped({"w": jnp.ones(2)}, dpoptax.l2_clip(1.0))
     doubled = jax.jit(lambda c: jax.tree.map(lambda x: 2 * x, c))(clipped)
     assert doubled.clip == clipped.clip
-    assert len(jax.tree.leaves(clipped)) == 1
+    assert len(jax.tree.leaves(clipped)) == 2  # the sum and its seal
     assert "w" in clipped
     assert "v" not in clipped

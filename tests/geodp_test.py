@@ -8,6 +8,7 @@ import pytest
 
 import dpoptax
 from dpoptax import _clipping, accounting
+from dpoptax._ledger import with_key
 from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem
@@ -17,7 +18,7 @@ sum_clipped = jax.jit(_clipping.sum_clipped, static_argnums=0)
 
 
 def make_sum(total, l2_clip_norm=1.0):
-    return dpoptax.ClippedSum(jnp.asarray(total, jnp.float32), dpoptax.l2_clip(l2_clip_norm))
+    return dpoptax.assert_clipped(jnp.asarray(total, jnp.float32), dpoptax.l2_clip(l2_clip_norm))
 
 
 # As published.
@@ -55,7 +56,7 @@ def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
     total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
     tx = dpoptax.geodp(1.0, noise_multiplier=0.0, batch_size=2, key=KEY)
-    clipped = dpoptax.ClippedSum(total, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(1.0))
     mean, _ = jax.jit(tx.update)(clipped, tx.init(params), params)
     assert mean["w"].dtype == jnp.bfloat16
     np.testing.assert_allclose(mean["b"], [-0.5, -1.0], rtol=1e-6)
@@ -103,7 +104,7 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
     state = tx.init(jnp.zeros(20))
 
     def release(total, key):
-        mean, _ = tx.update(make_sum(total), state.__class__(state.count, key, state.mechanism))
+        mean, _ = tx.update(make_sum(total), with_key(state, key))
         return jnp.abs(mean[0]) > jnp.abs(mean[1])
 
     batches = neighbours()
@@ -159,7 +160,7 @@ def test_geodp_refuses_what_it_cannot_noise():
         tx.update(jnp.ones(3), state)
     with pytest.raises(ValueError, match="at least two"):
         tx.update(make_sum([1.0]), state)
-    encoded = dpoptax.ClippedSum(jnp.ones(3), dpoptax.hyperspherical_clip(1.0, beta=1.0))
+    encoded = dpoptax.assert_clipped(jnp.ones(3), dpoptax.hyperspherical_clip(1.0, beta=1.0))
     with pytest.raises(TypeError, match="makes angles itself"):
         tx.update(encoded, state)
 
@@ -310,7 +311,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
 
     def release(key):
         noisy = state.__class__(state.count, key, state.mechanism)
-        return tx.update(dpoptax.ClippedSum(total, clip), noisy)[0]
+        return tx.update(dpoptax.assert_clipped(total, clip), noisy)[0]
 
     x = np.asarray(jax.vmap(release)(jax.random.split(KEY, 4000)), np.float64)
     norm = np.linalg.norm(x, axis=1)

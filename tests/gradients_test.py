@@ -90,7 +90,45 @@ def test_examples_have_keys_of_their_own_whatever_the_microbatch():
     want = _loop(points, batch, loss_fn=_noisy_loss, keys=keys)
     for size in (None, 2, 4):
         grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP, microbatch_size=size)
-        _close(grad_fn(points, batch, key=key).sum, want)
+        _close(grad_fn(points, batch, key=key, ids=jnp.arange(6)).sum, want)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_record_has_its_own_key_wherever_it_stands_in_the_batch(method):
+    """One record more moves the sum by its own clipped gradient, not by other keys of the rest."""
+    points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
+    ids = jnp.array([3, 8, 20, 21, 40, 70])
+    grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP, method=method)
+
+    def total(rows):
+        some = jax.tree.map(lambda x: x[jnp.array(rows)], batch)
+        return grad_fn(points, some, key=key, ids=ids[jnp.array(rows)]).sum
+
+    whole = total([0, 1, 2, 3, 4, 5])
+    _close(total([5, 3, 1, 0, 2, 4]), whole)
+    without = total([1, 2, 3, 4, 5])
+    move = helpers.global_norm(jax.tree.map(lambda a, b: a - b, whole, without))
+    assert move <= CLIP.sensitivity * (1 + 1e-4)
+    by_hand = _loop(
+        points,
+        batch,
+        loss_fn=_noisy_loss,
+        keys=[jax.random.fold_in(key, int(i)) for i in ids],
+    )
+    _close(whole, by_hand)
+
+
+def test_a_key_needs_the_records_and_the_records_a_key():
+    points, batch, key = _points(1), helpers.mlp_batch(2, 6), jax.random.key(7)
+    grad_fn = dpoptax.clipped_grad(_noisy_loss, CLIP)
+    with pytest.raises(ValueError, match="key without ids.*sampler's indices"):
+        grad_fn(points, batch, key=key)
+    with pytest.raises(ValueError, match="ids without key"):
+        grad_fn(points, batch, ids=jnp.arange(6))
+    with pytest.raises(ValueError, match=r"int32\[5\]: want integers of shape \(6,\)"):
+        grad_fn(points, batch, key=key, ids=jnp.arange(5))
+    with pytest.raises(ValueError, match="float32"):
+        grad_fn(points, batch, key=key, ids=jnp.arange(6.0))
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2, 4])

@@ -27,7 +27,7 @@ def _dense(strategy, steps):
 
 
 def _releases(tx, steps, params):
-    total = dpoptax.ClippedSum(jax.tree.map(jnp.zeros_like, params), CLIP)
+    total = dpoptax.assert_clipped(jax.tree.map(jnp.zeros_like, params), CLIP)
 
     def step(state, _):
         mean, state = tx.update(total, state, params)
@@ -59,8 +59,8 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
 def test_the_factory_may_be_called_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
-        mean, state = tx.update(dpoptax.ClippedSum(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3)))
-        return mean, tx.update(dpoptax.ClippedSum(jnp.zeros(3), CLIP), state)[0]
+        mean, state = tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3)))
+        return mean, tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), state)[0]
 
     many = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3))
     for i, key in enumerate(jax.random.split(KEY, 3)):
@@ -87,12 +87,14 @@ def test_columns_have_norm_one_at_most(strategy):
 def test_the_clipped_sum_is_in_the_release_and_noise_is_scaled_to_the_clip():
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=0.0, batch_size=4, key=KEY)
     params = jnp.zeros(2, jnp.bfloat16)
-    mean, _ = tx.update(dpoptax.ClippedSum(jnp.array([8.0, 4.0]), CLIP), tx.init(params), params)
+    mean, _ = tx.update(
+        dpoptax.assert_clipped(jnp.array([8.0, 4.0]), CLIP), tx.init(params), params
+    )
     assert mean.dtype == jnp.bfloat16
     np.testing.assert_array_equal(mean.astype(float), [2.0, 1.0])
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=2.0, batch_size=4, key=KEY)
     params = jnp.zeros(50_000)
-    mean, _ = tx.update(dpoptax.ClippedSum(params, CLIP), tx.init(params))
+    mean, _ = tx.update(dpoptax.assert_clipped(params, CLIP), tx.init(params))
     first = 2.0 * 0.5 / 4 / BANDED.coefficients[0]
     np.testing.assert_allclose(jnp.std(mean), first, rtol=0.02)
 
@@ -218,7 +220,8 @@ def test_epsilon_is_read_from_the_state():
         noise_multiplier=1.3, sampler=BANDED.under(sampler), steps=9, delta=1e-5
     )
     assert spent == want
-    second = dpoptax.gaussian_noise(**arguments).init(jnp.zeros(2))
+    other = {**arguments, "key": jax.random.key(1)}
+    second = dpoptax.gaussian_noise(**other).init(jnp.zeros(2))
     with pytest.raises(ValueError, match="2 noise stages"):
         accounting.epsilon_spent((state, second), sampler, 1e-5)
     long, _ = _releases(

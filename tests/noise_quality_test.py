@@ -27,7 +27,7 @@ def _release(tx, total, steps=1):
     state, releases = tx.init(total), []
     update = jax.jit(tx.update)
     for _ in range(steps):
-        mean, state = update(dpoptax.ClippedSum(total, CLIP), state)
+        mean, state = update(dpoptax.assert_clipped(total, CLIP), state)
         releases.append(mean)
     return releases
 
@@ -96,7 +96,7 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(fixed_point):
     whole = _release(tx, total, steps=4)
     state = tx.init(total)
     for _ in range(2):
-        _, state = tx.update(dpoptax.ClippedSum(total, CLIP), state)
+        _, state = tx.update(dpoptax.assert_clipped(total, CLIP), state)
     leaves, treedef = jax.tree.flatten(state)
     saved = [
         np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
@@ -108,7 +108,7 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(fixed_point):
     ]
     state = jax.tree.unflatten(treedef, restored)
     for want in whole[2:]:
-        got, state = jax.jit(tx.update)(dpoptax.ClippedSum(total, CLIP), state)
+        got, state = jax.jit(tx.update)(dpoptax.assert_clipped(total, CLIP), state)
         chex.assert_trees_all_equal(got, want)
     correlation = np.corrcoef(np.stack(whole)) - np.eye(4)
     assert np.abs(correlation).max() < 5 / 1_000**0.5
@@ -173,7 +173,7 @@ def test_fixed_point_without_noise_is_exact_and_keeps_dtypes():
     np.testing.assert_array_equal(mean, total / 4)
     half = jnp.ones(3, jnp.bfloat16)
     tx = _noise(True)
-    mean, _ = tx.update(dpoptax.ClippedSum(half, CLIP), tx.init(half), half)
+    mean, _ = tx.update(dpoptax.assert_clipped(half, CLIP), tx.init(half), half)
     assert mean.dtype == jnp.bfloat16
 
 

@@ -21,7 +21,7 @@ def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None
     total = jax.tree.map(jnp.zeros_like, params) if total is None else total
     state, releases = tx.init(params), []
     for _ in range(steps):
-        mean, state = jax.jit(tx.update)(dpoptax.ClippedSum(total, CLIP), state, params)
+        mean, state = jax.jit(tx.update)(dpoptax.assert_clipped(total, CLIP), state, params)
         releases.append(mean)
     return releases, state
 
@@ -54,10 +54,10 @@ def test_draws_are_float32_under_bfloat16_parameters():
     params = jnp.zeros(50_000, jnp.bfloat16)
     total = jnp.zeros(50_000, jnp.bfloat16)
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    mean, _ = tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(params))
+    mean, _ = tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(params))
     assert mean.dtype == jnp.float32
     assert len(np.unique(mean)) > 40_000  # bfloat16 normals have 128 distinct values
-    mean, _ = tx.update(dpoptax.ClippedSum(total, CLIP), tx.init(params), params)
+    mean, _ = tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(params), params)
     assert mean.dtype == jnp.bfloat16
 
 
@@ -82,7 +82,7 @@ def test_step_t_uses_the_key_folded_with_t():
 
 def test_the_state_survives_donation():
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    total = dpoptax.ClippedSum(jnp.zeros(3), CLIP)
+    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
     update = jax.jit(tx.update, donate_argnums=1)
     first, _ = update(total, tx.init(jnp.zeros(3)))
     again, _ = update(total, tx.init(jnp.zeros(3)))
@@ -115,7 +115,7 @@ def test_gradients_that_were_not_clipped_are_refused():
 def test_masking_the_noise_is_refused():
     params = {"w": jnp.zeros(3), "v": jnp.zeros(2)}
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    half = dpoptax.ClippedSum({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
+    half = dpoptax.assert_clipped({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
     with pytest.raises(TypeError, match="masked"):
         tx.update(half, tx.init(params))
 
@@ -159,7 +159,7 @@ def test_noise_that_two_results_read_is_drawn_once(kind):
         tx = optax.chain(noise, *filters)
 
         def update(params, state, total):
-            updates, state = tx.update(dpoptax.ClippedSum(total, CLIP), state, params)
+            updates, state = tx.update(dpoptax.assert_clipped(total, CLIP), state, params)
             return optax.apply_updates(params, updates), state
 
         params = jax.ShapeDtypeStruct((100, 100), jnp.float32)

@@ -66,8 +66,8 @@ def _inputs(name, params, step):
     tree = jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), params)
     if name == "adaptive_gaussian_noise":
         pair = dpoptax.CountedGradient(tree, jnp.float32(0.3))
-        return dpoptax.ClippedSum(pair, ADAPTIVE, jnp.float32(0.1))
-    return dpoptax.ClippedSum(tree, CLIP) if name in NOISE else tree
+        return dpoptax.assert_clipped(pair, ADAPTIVE, jnp.float32(0.1))
+    return dpoptax.assert_clipped(tree, CLIP) if name in NOISE else tree
 
 
 def _run(name, update, params, steps=4):

@@ -24,7 +24,7 @@ def _stage(clip, *, noise_multiplier=0.0, batch_size=8, key=KEY):
 
 def _sum(clip, grads, threshold, mask=None):
     reference = jnp.asarray(threshold, jnp.float32)
-    return dpoptax.ClippedSum(sum_clipped(clip, grads, mask, reference), clip, reference)
+    return dpoptax.assert_clipped(sum_clipped(clip, grads, mask, reference), clip, reference)
 
 
 def andrew(gradients, *, threshold, quantile, learning_rate):

@@ -80,7 +80,7 @@ def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     clip, state = chain.build_clip(config), release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
     pair = dpoptax.CountedGradient(params, jnp.zeros(()))
-    noise, _ = release.update(dpoptax.ClippedSum(pair, clip, reference), state, params)
+    noise, _ = release.update(dpoptax.assert_clipped(pair, clip, reference), state, params)
     assert jnp.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
 
 
@@ -176,7 +176,7 @@ def test_every_step_has_a_key_of_its_own():
     tx = chain.build_optimizer(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0))
     params = jnp.zeros(2)
     state = tx.init(params)
-    clipped = dpoptax.ClippedSum(params, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
     keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
     for _ in range(3):
         _, state = tx.update(clipped, state, params)
@@ -241,7 +241,7 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     state, states = trainer.init(params), (noise.init(params), adam.init(params))
     for step in range(3):
         total = jax.random.normal(jax.random.fold_in(key, step), (5,))
-        clipped = dpoptax.ClippedSum(total, dpoptax.l2_clip(1.0))
+        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(1.0))
         got, state = trainer.update(clipped, state, params)
         mean, noise_state = noise.update(clipped, states[0], params)
         want, adam_state = adam.update(mean, states[1], params)

@@ -1,7 +1,6 @@
 """Audits of a config: its own noise, filter, clip, sampler, optimizer and model, under attack."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -145,13 +144,19 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
     params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
     loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, build_clip(config), microbatch_size=config.microbatch_size)
-    if config.method.random:  # the same at every step here, which only tells the attacker more
-        grad_fn = functools.partial(grad_fn, key=jax.random.key(config.seed or 0))
+    with_ids = examples, jnp.arange(dataset.train_size)
+    # The same key at every step here, which only tells the attacker more.
+    random = {"key": jax.random.key(config.seed or 0)} if config.method.random else {}
+
+    def of_records(points: Any, batch: Any, mask: Any = None) -> Any:
+        records, ids = batch
+        return grad_fn(points, records, mask, **(random and {**random, "ids": ids}))
+
     return auditing.Game(
         build_release(config, plan.noise_multiplier, jax.random.key(0)),
-        grad_fn,
+        of_records,
         params,
-        examples,
+        with_ids,
         plan.sampler,
         plan.permitted_steps,
     )

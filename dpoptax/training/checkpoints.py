@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from dpoptax.training.records import to_json
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckpointError(OSError):
@@ -154,7 +154,10 @@ class Checkpoints:
         args = ocp.args.Composite(record=ocp.args.JsonRestore())
         record = self._manager.restore(step, args=args)["record"]
         if record["format"] != FORMAT or record["step"] != step:
-            raise ValueError(f"format {record['format']} of step {record['step']}")
+            raise ValueError(
+                f"format {record['format']} of step {record['step']}, not {FORMAT} of {step}; a "
+                "run is finished by the version that began it"
+            )
         return record
 
     def _first_readable(self, read: Any) -> tuple[int, Any] | None:

@@ -22,7 +22,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.generation import Generation
 from dpoptax.training.privacy import PrivacyPlan, make_plan
-from dpoptax.training.step import Resident, compile_step
+from dpoptax.training.step import Loaded, Resident, compile_step
 
 Record = dict[str, Any]
 
@@ -258,7 +258,8 @@ class _Feed:
         sample = self._sampler.sample(step)
         if self._resident:
             return Resident(self.splits["train"], sample.indices.astype(np.int32)), sample.mask
-        return streaming.load_batch(self._source, sample, self._place.rows)
+        batch, mask = streaming.load_batch(self._source, sample, self._place.rows)
+        return Loaded(batch, streaming.load_indices(sample, self._place.rows)), mask
 
 
 def _measure(

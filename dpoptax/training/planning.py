@@ -15,7 +15,7 @@ from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import FILE_DATASETS, Kind, load_dataset
 from dpoptax.training.privacy import make_plan
-from dpoptax.training.step import build_step
+from dpoptax.training.step import Loaded, build_step
 
 _SAME = 0.01
 """Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
@@ -86,7 +86,8 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     state = jax.eval_shape(optimizer.init, params)
     rows = plan.sampler.padded_size
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
-    arguments = (params, state, batch, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
+    loaded = Loaded(batch, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    arguments = (params, state, loaded, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
 
     def lower(config: TrainConfig) -> Any:
         return jax.jit(build_step(config, plan.noise_multiplier, model)).lower(*arguments)

@@ -46,6 +46,20 @@ class Resident:
     indices: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A batch that was read for the step.
+
+    Attributes:
+        batch: Leaves (B, ...).
+        indices: (B,), int32: which record of the split each example is.
+    """
+
+    batch: Any
+    indices: Any
+
+
 def compile_step(
     config: TrainConfig,
     noise_multiplier: float,
@@ -55,7 +69,7 @@ def compile_step(
 ) -> Callable[..., tuple[Any, Any]]:
     """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`, compiled.
 
-    `batch` is a tree of arrays (B, ...), or a `Resident`; `frozen` is what the model computes with
+    `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with
     and does not train. The arrays of `params` and `opt_state` are donated. Key and learning rate
     are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
     executable.
@@ -103,10 +117,12 @@ def build_step(
     gradient = build_gradient(config, model, mesh)
 
     def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any):
+        indices = batch.indices
         if isinstance(batch, Resident):
-            indices = batch.indices
-            batch = jax.tree.map(lambda values: values[indices], batch.split)
-        grads = gradient(frozen)(params, opt_state, batch, mask)
+            examples = jax.tree.map(lambda values: values[indices], batch.split)
+        else:
+            examples = batch.batch
+        grads = gradient(frozen)(params, opt_state, examples, mask, indices)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
@@ -126,9 +142,12 @@ def _private_gradient(
             mesh=mesh,
         )
 
-        def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
             points = dpoptax.gradient_points(opt_state, params)
-            return clipped_grad(points, batch, mask, key=step_key(opt_state))
+            key = step_key(opt_state)
+            return clipped_grad(points, batch, mask, key=key, ids=None if key is None else indices)
 
         return gradient
 
@@ -155,7 +174,9 @@ def _plain_gradient(
                 check_vma=False,
             )
 
-        def gradient(params: Any, opt_state: Any, batch: Any, mask: jax.Array) -> Any:
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
             total = whole(params, batch, mask)
             # Divided by the expected size like the private gradient, not by the realised one.
             return jax.tree.map(lambda leaf: leaf / config.batch_size, total)

@@ -98,6 +98,16 @@ def load_batch(
     )
 
 
+def load_indices(sample: Sample, sharding: jax.sharding.NamedSharding | None = None) -> Any:
+    """Which record each row of `load_batch`'s batch is, (B,), int32, split like it."""
+    if sharding is None:
+        return sample.indices.astype(np.int32)
+    devices = sharding.mesh.size
+    shards = devices // sharding.shard_shape((devices,))[0]
+    indices = _padded(sample, shards).indices.astype(np.int32)
+    return jax.make_array_from_callback(indices.shape, sharding, lambda part: indices[part])
+
+
 def prefetch(load: Callable[[int], T], steps: Iterable[int], depth: int = 2) -> Iterator[T]:
     """`load(step)` for each step, up to `depth` of them ahead in a thread: reading overlaps."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from dpoptax._clipped_sum import is_intact
 from dpoptax._gradients import per_example_sum
 from tests.multidevice.problem import (
     CLIP,
@@ -29,6 +30,7 @@ from tests.multidevice.problem import (
 EXAMPLES = 16
 MASK = np.arange(EXAMPLES) % 5 != 2
 KEY = jax.random.key(3)
+IDS = 7 * np.arange(EXAMPLES) % 1000
 
 
 def points_at(params, other):
@@ -45,7 +47,7 @@ def batch():
 def want(batch):
     """The sum on one device, with per-example gradients in one piece."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
-    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY).sum
+    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def test_replicated_parameters(kind, devices, microbatch_size, method, batch, wa
     options = {"microbatch_size": microbatch_size, "method": method}
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, **options)
     split, mask = put((batch, MASK), mesh, P("data"))
-    total = jax.jit(grad_fn)(points, split, mask, key=KEY).sum
+    total = jax.jit(grad_fn)(points, split, mask, key=KEY, ids=IDS).sum
     assert_close(total, want)
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(total))
 
@@ -85,7 +87,7 @@ def test_split_parameters(kind, axes, batch, want):
     points = points_at(place(0), place(1))
     given = specs if kind == KINDS[0] else None  # explicit axes know by themselves
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, axis_name=axes, param_specs=given)
-    total = jax.jit(grad_fn)(points, batch, MASK, key=KEY).sum
+    total = jax.jit(grad_fn)(points, batch, MASK, key=KEY, ids=IDS).sum
     assert_close(total, want)
     for name, leaf in total.items():
         assert leaf.sharding.is_equivalent_to(points.points[0][name].sharding, leaf.ndim), name
@@ -97,6 +99,27 @@ def test_arrays_of_the_host_and_a_call_without_jit(kind, batch, conv_want):
     points = dpoptax.gradient_points((), conv_params())
     total = dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, batch, MASK).sum
     assert_close(total, conv_want)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_record_has_its_own_key_on_every_device(kind):
+    """Keys by record, and a seal that fits the sum that leaves the devices."""
+
+    def noisy(w, x, key):
+        return jnp.sum(jnp.sin(w * x)) * jax.random.normal(key)
+
+    mesh = make_mesh((8,), ("data",), kind)
+    points = dpoptax.gradient_points((), jnp.ones(3))
+    rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    ids = np.arange(16)[::-1] * 5
+    alone = dpoptax.clipped_grad(noisy, CLIP)(points, rows, key=KEY, ids=ids)
+    grad_fn = jax.jit(dpoptax.clipped_grad(noisy, CLIP, mesh=mesh))
+    clipped = grad_fn(points, rows, key=KEY, ids=ids)
+    assert_close(clipped.sum, alone.sum)
+    assert is_intact(clipped)
+    shuffled = np.random.default_rng(1).permutation(16)
+    other = grad_fn(points, rows[shuffled], key=KEY, ids=ids[shuffled])
+    assert_close(other.sum, alone.sum)
 
 
 def test_auxiliary_outputs_stay_with_their_examples(batch):

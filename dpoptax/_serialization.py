@@ -1,0 +1,75 @@
+"""States in flax's serialization, which asks for a registration of each class."""
+
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+
+_CLASSES: list[type] = []
+
+
+def serializable(cls: type) -> type:
+    """Lets `flax.serialization.to_bytes` and `from_bytes` take states of this dataclass.
+
+    Arrays are stored and statics are not: they are those of the target, and `update` compares what
+    was stored with them. Flax is registered with once it is loaded, here or when a noise stage's
+    state is made: importing it would cost who does not use it a second.
+    """
+    _CLASSES.append(cls)
+    register()
+    return cls
+
+
+def register() -> None:
+    """Registers the classes that flax, if it is loaded, does not know yet."""
+    serialization: Any = sys.modules.get("flax.serialization")
+    if not hasattr(serialization, "register_serialization_state"):
+        return
+    while _CLASSES:
+        serialization.register_serialization_state(_CLASSES.pop(), _to_state_dict, _from_state_dict)
+
+
+def _stored(x: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(x) if not f.metadata.get("static")]
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _to_state_dict(state: Any) -> dict[str, Any]:
+    from flax import serialization
+
+    def stored(x: Any) -> Any:
+        return jax.random.key_data(x) if _is_key(x) else x
+
+    return {
+        name: serialization.to_state_dict(jax.tree.map(stored, getattr(state, name)))
+        for name in _stored(state)
+    }
+
+
+def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
+    from flax import serialization
+
+    names = _stored(target)
+    if set(stored) != set(names):
+        raise ValueError(
+            f"a stored {type(target).__name__} has {sorted(stored)}, this version's has "
+            f"{sorted(names)}: finish the run with the version that began it, or start a new one "
+            "from its parameters with tx.init and count both"
+        )
+
+    def restored(old: Any, new: Any) -> Any:
+        if not _is_key(old):
+            return new
+        return jax.random.wrap_key_data(new, impl=jax.random.key_impl(old))
+
+    changed = {}
+    for name in names:
+        old = getattr(target, name)
+        data = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, old)
+        new = serialization.from_state_dict(data, stored[name])
+        changed[name] = jax.tree.map(restored, old, new)
+    return dataclasses.replace(target, **changed)

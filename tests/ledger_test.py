@@ -1,0 +1,242 @@
+"""The ledger of values: what the arrays of a state say, whatever structure they are put into."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import serialization
+
+import dpoptax
+from dpoptax import accounting, sampling
+
+CLIP = dpoptax.l2_clip(1.0)
+PARAMS = jnp.zeros(3)
+SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
+DELTA = 1e-5
+
+
+def chain(noise_multiplier=1.0, batch_size=10, key=0):
+    return optax.chain(
+        dpoptax.gaussian_noise(
+            noise_multiplier=noise_multiplier, batch_size=batch_size, key=jax.random.key(key)
+        ),
+        optax.sgd(0.1),
+    )
+
+
+def clipped():
+    return dpoptax.assert_clipped(PARAMS, CLIP)
+
+
+def after(tx, steps, state=None):
+    state = tx.init(PARAMS) if state is None else state
+    update = jax.jit(tx.update)
+    mean = None
+    for _ in range(steps):
+        mean, state = update(clipped(), state, PARAMS)
+    return mean, state
+
+
+def spent(state):
+    return accounting.epsilon_spent(state, SAMPLER, DELTA, accountant="rdp")
+
+
+def put_into(arrays_of, structure_of):
+    """The arrays of one state in the structure of another: what a restore does."""
+    return jax.tree.unflatten(jax.tree.structure(structure_of), jax.tree.leaves(arrays_of))
+
+
+def assert_refused(tx, state, match):
+    with pytest.raises(ValueError, match=match):
+        spent(state)
+    mean, state = after(tx, 2, state)
+    assert np.isnan(mean).all()
+    with pytest.raises(ValueError, match=match):
+        dpoptax.ledgers(state)
+
+
+def test_old_arrays_in_a_chain_with_another_multiplier_are_refused_with_both_values():
+    _, state = after(chain(1.0), 5)
+    other = chain(10.0)
+    restored = put_into(state, other.init(PARAMS))
+    both = "another mechanism.*noise_multiplier=1, batch_size=10.*noise_multiplier=10, batch_size"
+    assert_refused(other, restored, both)
+
+
+def test_old_arrays_in_a_chain_with_another_batch_size_or_strategy_are_refused():
+    _, state = after(chain(), 2)
+    other = chain(batch_size=20)
+    restored = put_into(state, other.init(PARAMS))
+    with pytest.raises(ValueError, match="batch_size=10.*batch_size=20"):
+        dpoptax.ledgers(restored)
+
+    def correlated(*coefficients):
+        return dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz(coefficients),
+            noise_multiplier=1.0,
+            batch_size=10,
+            key=jax.random.key(0),
+        )
+
+    _, state = after(correlated(1.0, 0.5), 2)
+    other = correlated(1.0, 0.25)
+    assert_refused(other, put_into(state, other.init(PARAMS)), "another mechanism")
+
+
+def test_a_restore_by_orbax_into_another_chain_is_refused(tmp_path):
+    _, state = after(chain(1.0), 3)
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "state", state)
+    checkpointer.wait_until_finished()
+    same, other = (
+        checkpointer.restore(tmp_path / "state", jax.eval_shape(lambda s=s: chain(s).init(PARAMS)))
+        for s in (1.0, 10.0)
+    )
+    assert spent(same) == spent(state)
+    with pytest.raises(ValueError, match="another mechanism"):
+        spent(other)
+
+
+def test_the_state_of_another_chain_is_refused_when_traced():
+    _, state = after(chain(1.0), 1)
+    with pytest.raises(ValueError, match=r"noise_multiplier=1\.0.*noise_multiplier=2\.0"):
+        chain(2.0).update(clipped(), state, PARAMS)
+
+
+def test_another_key_in_the_middle_of_a_run_is_refused():
+    tx = chain()
+    _, (noise, rest) = after(tx, 2)
+    other = (dataclasses.replace(noise, key=jax.random.key(9)), rest)
+    assert_refused(tx, other, "key is not the one")
+
+
+def test_an_edited_count_is_refused():
+    tx = chain()
+    _, (noise, rest) = after(tx, 3)
+    assert_refused(tx, (dataclasses.replace(noise, count=jnp.int32(0)), rest), "do not belong")
+
+
+def test_averaged_states_are_refused():
+    tx = chain()
+    (_, first), (_, second) = after(tx, 1), after(tx, 4)
+
+    def mean(x, y, cast=False):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        return ((x + y) / 2).astype(x.dtype) if cast else (x + y) / 2
+
+    with pytest.raises(ValueError, match="float32, not int32: the state was averaged"):
+        spent(jax.tree.map(mean, first, second))
+    whole = jax.tree.map(lambda x, y: mean(x, y, cast=True), first, second)
+    with pytest.raises(ValueError, match="averaged with another"):
+        spent(whole)
+
+
+def test_two_stages_with_one_key_are_refused():
+    """Their noise is equal where their sums have one shape: the difference has none."""
+    _, first = after(chain(1.0), 2)
+    _, second = after(chain(2.0), 2)
+    with pytest.raises(ValueError, match="noise stages 0 and 1 of the state have one key"):
+        spent((first, second))
+    _, other = after(chain(2.0, key=1), 2)
+    assert spent((first, other)) > spent(first)
+
+
+def ensemble(keys, steps=3):
+    def run(key):
+        tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=key)
+        state = tx.init(PARAMS)
+        for _ in range(steps):
+            _, state = tx.update(clipped(), state)
+        return state
+
+    return jax.jit(jax.vmap(run))(keys)
+
+
+def test_an_ensemble_is_priced_together():
+    state = ensemble(jax.random.split(jax.random.key(0), 4))
+    with pytest.raises(ValueError, match="ensemble_epsilon_spent"):
+        spent(state)
+
+    def price(same_batches):
+        return accounting.ensemble_epsilon_spent(
+            (state, ()), SAMPLER, DELTA, same_batches=same_batches, accountant="rdp"
+        )
+
+    def alone(noise_multiplier, steps):
+        return accounting.epsilon(
+            noise_multiplier=noise_multiplier,
+            sampler=SAMPLER,
+            steps=steps,
+            delta=DELTA,
+            accountant="rdp",
+        )
+
+    assert price(True) == pytest.approx(alone(2.0 / math.sqrt(4), 3), rel=1e-9)
+    assert price(False) == pytest.approx(alone(2.0, 12), rel=1e-9)
+    with pytest.raises(ValueError, match="of one run"):
+        accounting.ensemble_epsilon_spent(after(chain(), 1)[1], SAMPLER, DELTA, same_batches=True)
+
+
+def test_an_ensemble_with_one_key_is_refused():
+    state = ensemble(jnp.stack([jax.random.key(0)] * 3))
+    with pytest.raises(ValueError, match="have one key"):
+        accounting.ensemble_epsilon_spent(state, SAMPLER, DELTA, same_batches=True)
+
+
+STAGES = {
+    "gaussian_noise": lambda s: dpoptax.gaussian_noise(
+        noise_multiplier=s, batch_size=10, key=jax.random.key(3)
+    ),
+    "correlated_noise": lambda s: dpoptax.correlated_noise(
+        dpoptax.matrix.BandedToeplitz((1.0, 0.5)),
+        noise_multiplier=s,
+        batch_size=10,
+        key=jax.random.key(3),
+    ),
+    "adaptive_gaussian_noise": lambda s: dpoptax.adaptive_gaussian_noise(
+        dpoptax.adaptive_clip(0.1), noise_multiplier=s, batch_size=10, key=jax.random.key(3)
+    ),
+    "with iterates": lambda s: optax.chain(STAGES["gaussian_noise"](s), dpoptax.disk(0.7, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_flax_serializes_the_state(name):
+    tx = STAGES[name](1.0)
+    state = tx.init(PARAMS)
+    stored = serialization.to_bytes(state)
+    back = serialization.from_bytes(tx.init(jnp.ones(3)), stored)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+
+    def same(x, y):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+
+    jax.tree.map(same, back, state)
+    assert dpoptax.ledgers(back) == dpoptax.ledgers(state)
+    with pytest.raises(ValueError, match="another mechanism"):
+        dpoptax.ledgers(serialization.from_bytes(STAGES[name](5.0).init(PARAMS), stored))
+
+
+def test_what_flax_stored_without_an_imprint_is_refused():
+    state = STAGES["gaussian_noise"](1.0).init(PARAMS)
+    stored = serialization.to_state_dict(state)
+    del stored["imprint"]
+    with pytest.raises(ValueError, match="finish the run with the version that began it"):
+        serialization.from_state_dict(state, stored)
+
+
+def test_a_state_of_an_earlier_version_is_refused_and_told_how_to_go_on():
+    tx = STAGES["gaussian_noise"](1.0)
+    old = dataclasses.replace(tx.init(PARAMS), imprint=None)
+    with pytest.raises(ValueError, match=r"no imprint.*tx\.init, and count both"):
+        dpoptax.ledgers(old)
+    with pytest.raises(ValueError, match="no imprint"):
+        tx.update(clipped(), old)

@@ -1,0 +1,297 @@
+"""The seal on the clipped sum: what is noised is what was clipped, or the release is refused."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._clipped_sum import checksum, is_intact
+from tests import helpers
+
+CLIP = dpoptax.l2_clip(1.0)
+PARAMS = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3), "c": jnp.zeros(3)}
+
+
+def loss_fn(params, example):
+    x, y = example
+    return 0.5 * jnp.sum((x @ params["w"] + params["b"] - 2 * params["c"] - y) ** 2)
+
+
+def batch(seed=0, size=4):
+    keys = jax.random.split(jax.random.key(seed))
+    return jax.random.normal(keys[0], (size, 2)), jax.random.normal(keys[1], (size, 3))
+
+
+def clipped_sum(seed=0, clip=CLIP):
+    grad_fn = dpoptax.clipped_grad(loss_fn, clip)
+    return grad_fn(dpoptax.gradient_points((), PARAMS), batch(seed))
+
+
+def noise(key=0):
+    return dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=jax.random.key(key))
+
+
+def released(clipped, jit=True):
+    tx = noise()
+    update = jax.jit(tx.update) if jit else tx.update
+    mean, state = update(clipped, tx.init(PARAMS))
+    return mean, state
+
+
+def assert_refused(mean, state, reason="clipped sum was changed"):
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(mean))
+    with pytest.raises(ValueError, match=reason):
+        dpoptax.ledgers(state)
+    sampler = dpoptax.sampling.PoissonSampler(dataset_size=100, batch_size=4, seed=0)
+    with pytest.raises(ValueError, match=reason):
+        dpoptax.accounting.epsilon_spent(state, sampler, 1e-5)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_an_untouched_sum_is_released_and_the_next_one_too(jit):
+    tx = noise()
+    update = jax.jit(tx.update) if jit else tx.update
+    state = tx.init(PARAMS)
+    for seed in range(2):
+        mean, state = update(clipped_sum(seed), state)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(mean))
+    assert dpoptax.ledgers(state)[0].releases == 2
+
+
+IN_FRONT_RUN_TIME = {
+    "scale by an integer": lambda: optax.scale(100),
+    "scale by minus one": lambda: optax.scale(-1),
+    "schedule of integers": lambda: optax.scale_by_schedule(lambda count: 100),
+    "schedule": lambda: optax.scale_by_schedule(lambda count: 0.1 * count),
+    "sign": lambda: optax.scale_by_sign(),
+    "stateless": lambda: optax.stateless(
+        lambda updates, _: dataclasses.replace(
+            updates, sum=jax.tree.map(lambda x: 100 * x, updates.sum)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_FRONT_RUN_TIME)
+def test_a_transform_in_front_is_refused_at_run_time(name):
+    tx = optax.chain(IN_FRONT_RUN_TIME[name](), noise(), optax.scale(-0.1))
+    mean, state = jax.jit(tx.update)(clipped_sum(), tx.init(PARAMS), PARAMS)
+    assert_refused(mean, state)
+
+
+IN_FRONT_TRACE_TIME = {
+    "scale": lambda: optax.scale(100.0),
+    "sgd": lambda: optax.sgd(0.1),
+    "learning rate": lambda: optax.scale_by_learning_rate(0.1),
+    "cast": lambda: optax.stateless(lambda u, _: jax.tree.map(lambda x: x.astype(jnp.bfloat16), u)),
+}
+
+
+@pytest.mark.parametrize("name", IN_FRONT_TRACE_TIME)
+def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
+    tx = optax.chain(IN_FRONT_TRACE_TIME[name](), noise())
+    with pytest.raises(TypeError, match=r"seal of the ClippedSum has become.*straight to"):
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
+AROUND = {
+    "adam": lambda: optax.chain(optax.scale_by_adam(), noise()),
+    "trace": lambda: optax.chain(optax.trace(0.9), noise()),
+    "ema": lambda: optax.chain(optax.ema(0.9), noise()),
+    "MultiSteps": lambda: optax.MultiSteps(noise(), 2),
+    "apply_if_finite": lambda: optax.apply_if_finite(noise(), 2),
+    "multi_transform": lambda: optax.multi_transform(
+        {"noise": noise(), "sgd": optax.sgd(1.0)}, {"w": "noise", "b": "sgd", "c": "sgd"}
+    ),
+    "masked": lambda: optax.masked(noise(), {"w": True, "b": False, "c": False}),
+    "weight decay": lambda: optax.chain(optax.add_decayed_weights(0.1), noise()),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_cannot_stand_around_the_noise_stage_says_so_and_what_to_do(name):
+    tx = AROUND[name]()
+    remedy = r"no transform may stand in front of or around the noise stage; .*dpoptax\.accumulate"
+    with pytest.raises((TypeError, ValueError), match=remedy):
+        tx.update(clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
+def test_sums_added_by_hand_are_refused():
+    """Two losses, or two batches: each has the clip's bound, and their sum has not."""
+    both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))
+    assert_refused(*released(both))
+
+
+def test_another_clip_than_the_one_that_clipped_is_refused():
+    other = dataclasses.replace(clipped_sum(), clip=dpoptax.l2_clip(0.01))
+    assert_refused(*released(other))
+    kind = dataclasses.replace(clipped_sum(), clip=dpoptax.automatic_clip(1.0))
+    assert_refused(*released(kind))
+
+
+def test_another_reference_is_refused():
+    clipped = dpoptax.assert_clipped(PARAMS, CLIP, {"direction": jnp.ones(3)})
+    assert bool(is_intact(clipped))
+    other = dataclasses.replace(clipped, reference={"direction": jnp.array([1.0, 1.0, -1.0])})
+    assert_refused(*released(other))
+    assert_refused(*released(dataclasses.replace(clipped, reference=None)))
+
+
+def test_entries_and_leaves_that_change_places_are_refused():
+    clipped = clipped_sum()
+    total = clipped.sum
+    swapped = {**total, "b": total["c"], "c": total["b"]}
+    assert_refused(*released(dataclasses.replace(clipped, sum=swapped)))
+    reversed_ = {**total, "w": total["w"][:, ::-1]}
+    assert_refused(*released(dataclasses.replace(clipped, sum=reversed_)))
+
+
+def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
+    by_hand = dpoptax.ClippedSum(PARAMS, CLIP)
+    with pytest.raises(TypeError, match=r"no seal.*dpoptax\.assert_clipped"):
+        released(by_hand)
+    mean, _ = released(dpoptax.assert_clipped(PARAMS, CLIP))
+    assert np.isfinite(mean["w"]).all()
+    with pytest.raises(TypeError, match=r"clip=1\.0"):
+        dpoptax.assert_clipped(PARAMS, 1.0)
+
+
+@pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
+def test_every_noise_stage_refuses_and_stays_refused(make):
+    options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
+    clip, adaptive = CLIP, dpoptax.adaptive_clip(1.0)
+    total, reference = PARAMS, None
+    if make == "adaptive":
+        clip, reference = adaptive, jnp.float32(1.0)
+        total = dpoptax.CountedGradient(PARAMS, jnp.float32(0.1))
+    tx = {
+        "gaussian": lambda: dpoptax.gaussian_noise(**options),
+        "fixed point": lambda: dpoptax.gaussian_noise(**options, fixed_point=True),
+        "geodp": lambda: dpoptax.geodp(0.1, **options),
+        "correlated": lambda: dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz((1.0, 0.5)), **options
+        ),
+        "adaptive": lambda: dpoptax.adaptive_gaussian_noise(adaptive, **options),
+    }[make]()
+    good = dpoptax.assert_clipped(total, clip, reference)
+    bad = dataclasses.replace(good, sum=jax.tree.map(lambda x: x + 1, good.sum))
+    update = jax.jit(tx.update)
+    _, state = update(bad, tx.init(PARAMS), PARAMS)
+    mean, state = update(good, state, PARAMS)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(mean))
+    with pytest.raises(ValueError, match="clipped sum was changed"):
+        dpoptax.ledgers(state)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_every_bit_of_every_dtype_is_under_the_seal(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        rng = np.random.default_rng(0)
+        values = jnp.asarray(rng.normal(size=(3, 4)), jnp.dtype(dtype))
+        want = checksum(values, CLIP, None)
+        raw = np.asarray(values).view(np.uint8)
+        for place in range(raw.size):
+            flipped = raw.copy()
+            flipped.reshape(-1)[place] ^= 1 << (place % 8)
+            changed = jnp.asarray(flipped.view(np.asarray(values).dtype))
+            assert checksum(changed, CLIP, None) != want
+        assert checksum(values.T, CLIP, None) != want
+        assert checksum([values, values], CLIP, None) != checksum([values], CLIP, None)
+
+
+def test_signs_scales_and_permutations_show():
+    """Changes whose differences would cancel in a sum of products."""
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 4)), jnp.float32)
+    rows = jnp.concatenate([rows, -rows], axis=1)
+    seal = jax.jit(jax.vmap(lambda x: checksum(x, CLIP, None)))
+    for change in (jnp.negative, lambda x: 2 * x, lambda x: x[:, ::-1], lambda x: x / 2, jnp.sign):
+        assert not (seal(change(rows)) == seal(rows)).any()
+
+
+def test_under_scan_vmap_and_donation():
+    tx = noise()
+
+    def step(state, seed):
+        mean, state = tx.update(clipped_sum(seed), state)
+        return state, mean
+
+    state, means = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(3)), donate_argnums=0)(
+        tx.init(PARAMS)
+    )
+    assert np.isfinite(means["w"]).all()
+    assert dpoptax.ledgers(state)[0].releases == 3
+    sums = jax.vmap(clipped_sum)(jnp.arange(3))
+    means, _ = jax.vmap(tx.update, (0, None))(sums, tx.init(PARAMS))
+    assert np.isfinite(means["w"]).all()
+    mean, _ = jax.jit(tx.update, donate_argnums=0)(clipped_sum(), tx.init(PARAMS))
+    assert np.isfinite(mean["w"]).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size):
+    """Compiled apart or together, the seal fits what is returned, to the last bit."""
+    points = dpoptax.gradient_points((), helpers.mlp_params(jax.random.key(0)))
+    grad_fn = dpoptax.clipped_grad(
+        helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
+    )
+    together = jax.jit(lambda p, b: is_intact(grad_fn(p, b)))
+    apart = jax.jit(grad_fn)
+    for seed in range(3):
+        data = helpers.mlp_batch(seed, 8)
+        assert together(points, data)
+        assert is_intact(apart(points, data))
+        assert jax.jit(is_intact)(grad_fn(points, data))
+
+
+def test_accumulated_parts_of_a_batch_are_the_batch():
+    whole = clipped_sum()
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+    points = dpoptax.gradient_points((), PARAMS)
+    parts = [grad_fn(points, jax.tree.map(lambda x, i=i: x[i : i + 2], batch())) for i in (0, 2)]
+    total = jax.jit(dpoptax.accumulate)(*parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), total.sum, whole.sum)
+    mean, state = released(total)
+    assert np.isfinite(mean["w"]).all()
+    assert dpoptax.ledgers(state)[0].releases == 1
+    # One example more moves it by no more than the clip.
+    more = jax.tree.map(lambda x: jnp.concatenate([x[2:], 1e3 * x[:1]]), batch())
+    moved = dpoptax.accumulate(parts[0], grad_fn(points, more))
+    move = jax.tree.map(jnp.subtract, moved.sum, total.sum)
+    assert optax.tree.norm(move) <= CLIP.sensitivity * (1 + 1e-5)
+
+
+def test_accumulate_refuses_what_does_not_belong_together():
+    one, two = clipped_sum(0), clipped_sum(1)
+    with pytest.raises(ValueError, match=r"sums\[1\] with clip"):
+        dpoptax.accumulate(one, clipped_sum(1, dpoptax.l2_clip(2.0)))
+    with pytest.raises(ValueError, match="given twice"):
+        dpoptax.accumulate(one, two, one)
+    with pytest.raises(ValueError, match="no sums"):
+        dpoptax.accumulate()
+    with pytest.raises(TypeError, match="not a ClippedSum"):
+        dpoptax.accumulate(one.sum)
+    broken = jax.tree.map(lambda x: 3 * x, two)
+    assert_refused(*released(dpoptax.accumulate(one, broken)))
+    first, second = (dpoptax.assert_clipped(PARAMS, CLIP, jnp.float32(r)) for r in (1.0, 2.0))
+    assert_refused(*released(dpoptax.accumulate(first, second)))
+
+
+def test_several_losses_on_one_batch_are_clipped_as_one_gradient():
+    """One loss function that returns their sum: an example moves the sum by C, not by C a loss."""
+
+    def other_loss(params, example):
+        return jnp.sum(jnp.sin(params["w"])) * example[0][0]
+
+    def joint(params, example):
+        return loss_fn(params, example) + 100.0 * other_loss(params, example)
+
+    grad_fn = dpoptax.clipped_grad(joint, CLIP)
+    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1))
+    np.testing.assert_allclose(optax.tree.norm(alone.sum), 1.0, rtol=1e-5)
+    mean, _ = released(alone)
+    assert np.isfinite(mean["w"]).all()
