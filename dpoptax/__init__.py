@@ -36,6 +36,7 @@ from dpoptax._filters import LowPassState as LowPassState
 from dpoptax._filters import low_pass as low_pass
 from dpoptax._fir import AdaptiveFirState as AdaptiveFirState
 from dpoptax._fir import adaptive_fir as adaptive_fir
+from dpoptax._fixed_point import fixed_point_grid as fixed_point_grid
 from dpoptax._geodp import HypersphericalClip as HypersphericalClip
 from dpoptax._geodp import geodp as geodp
 from dpoptax._geodp import hyperspherical_clip as hyperspherical_clip

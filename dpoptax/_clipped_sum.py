@@ -48,21 +48,26 @@ class ClippedSum(metaclass=_Named):
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
       clip: the geometry; `clip.sensitivity` bounds what one example adds, in l2 norm. Static.
       reference: the public data that the geometry encoded with, for decoding; `None` for none.
-      seal: the checksum of the three, uint32. `None` where nobody answers for the bound, which the
+      seal: the checksum of all, uint32. `None` where nobody answers for the bound, which the
         noise stage refuses; see `assert_clipped`.
+      grid: g, where the summands were rounded to whole multiples of g and added as integers, which
+        `sum` then holds; `None` for floating point. Static.
     """
 
     sum: Any
     clip: "Clip" = dataclasses.field(metadata={"static": True})
     reference: Any = None
     seal: chex.Array | None = None
+    grid: float | None = dataclasses.field(default=None, metadata={"static": True})
 
     def __contains__(self, key: str) -> bool:
         """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
         return isinstance(self.sum, dict) and key in self.sum
 
 
-def assert_clipped(total: Any, clip: "Clip", reference: Any = None) -> ClippedSum:
+def assert_clipped(
+    total: Any, clip: "Clip", reference: Any = None, *, grid: float | None = None
+) -> ClippedSum:
     """Vouches for a sum that was clipped elsewhere: a `ClippedSum` with a seal.
 
     For sums that `clipped_grad` and `clip_per_example` did not make, such as those of a kernel of
@@ -73,6 +78,8 @@ def assert_clipped(total: Any, clip: "Clip", reference: Any = None) -> ClippedSu
       total: the sum, shaped like the parameters, or as the geometry encodes.
       clip: the geometry that bounds the summands.
       reference: the public data that it encoded with; `None` for none.
+      grid: what the integers of `total` count, after each summand was rounded to it; `None` for
+        sums in floating point.
 
     Raises:
       TypeError: `clip` is no geometry.
@@ -86,7 +93,7 @@ def assert_clipped(total: Any, clip: "Clip", reference: Any = None) -> ClippedSu
     check_clip(clip)
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = lax.optimization_barrier(total)
-    return ClippedSum(total, clip, reference, checksum(total, clip, reference))
+    return ClippedSum(total, clip, reference, checksum(total, clip, reference, grid), grid)
 
 
 def accumulate(*sums: ClippedSum) -> ClippedSum:
@@ -125,10 +132,10 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     parts = [check_clipped_sum(part) for part in sums]
     first = parts[0]
     for i, part in enumerate(parts):
-        if part.clip != first.clip:
+        if (part.clip, part.grid) != (first.clip, first.grid):
             raise ValueError(
-                f"sums[0] was made with clip={first.clip}, sums[{i}] with clip={part.clip}: want "
-                "parts of one batch, clipped by one geometry"
+                f"sums[0] was made with clip={first.clip}, sums[{i}] with clip={part.clip} (grids "
+                f"{first.grid} and {part.grid}): want parts of one batch, clipped by one geometry"
             )
         if any(part is other for other in parts[:i]):
             raise ValueError(f"sums[{i}] is given twice: want disjoint parts of one batch")
@@ -140,8 +147,9 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     sound &= jnp.all(references == references[0])
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(p.sum for p in parts))
     total = lax.optimization_barrier(total)
-    seal = checksum(total, first.clip, first.reference)
-    return ClippedSum(total, first.clip, first.reference, jnp.where(sound, seal, ~seal))
+    seal = checksum(total, first.clip, first.reference, first.grid)
+    seal = jnp.where(sound, seal, ~seal)
+    return ClippedSum(total, first.clip, first.reference, seal, first.grid)
 
 
 def check_clipped_sum(updates: Any) -> ClippedSum:
@@ -176,10 +184,11 @@ def check_clipped_sum(updates: Any) -> ClippedSum:
 
 def is_intact(clipped: ClippedSum) -> chex.Array:
     """Whether sum, geometry and reference are what was sealed, a boolean scalar."""
-    return clipped.seal == checksum(clipped.sum, clipped.clip, clipped.reference)
+    found = checksum(clipped.sum, clipped.clip, clipped.reference, clipped.grid)
+    return clipped.seal == found
 
 
-def checksum(total: Any, clip: "Clip", reference: Any) -> chex.Array:
+def checksum(total: Any, clip: "Clip", reference: Any, grid: float | None) -> chex.Array:
     """A uint32 that depends on every bit of the arrays, on their places and on the geometry.
 
     One entry of another value, or entries or leaves that change places, give another checksum; of
@@ -188,7 +197,7 @@ def checksum(total: Any, clip: "Clip", reference: Any) -> chex.Array:
     however the arrays are split over devices.
     """
     kind = type(clip)
-    salt = zlib.crc32(f"{kind.__module__}.{clip!r}".encode())
+    salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid}".encode())
     sums = _checksum_of_leaves(total, salt)
     return mixed(sums ^ _checksum_of_leaves(reference, ~salt & 0xFFFFFFFF))
 

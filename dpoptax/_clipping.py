@@ -15,7 +15,6 @@ from dpoptax._clipped_sum import ClippedSum as ClippedSum
 from dpoptax._clipped_sum import assert_clipped
 
 
-
 class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
 
@@ -189,18 +188,28 @@ def check_clip(clip: Any) -> Clip:
 
 
 def sum_clipped(
-    clip: Clip, grads: Any, mask: chex.Array | None = None, reference: Any = None
+    clip: Clip,
+    grads: Any,
+    mask: chex.Array | None = None,
+    reference: Any = None,
+    *,
+    grid: float | None = None,
 ) -> Any:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
-    By formed gradients: what is summed is what was measured.
+    By formed gradients: what is summed is what was measured. With a grid, a power of two, each
+    summand is rounded to whole multiples of it, and the sum is of these integers: it is exact.
     """
+
+    def summed(coefficient, unit):
+        if grid is None:
+            return jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
+        clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
+        return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
+
     grads = clip.encode(grads, reference)
     clipped = clip_each(clip, grads, mask)
-    sums = [
-        jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
-        for coefficient, unit in zip(clipped.coefficients, clipped.units, strict=True)
-    ]
+    sums = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), sums)
 
 

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax import _random
+from dpoptax._clipped_sum import ClippedSum
+from dpoptax._clipping import Clip, check_clip
+from dpoptax._ledger import check_mechanism
 from dpoptax._sharding import out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
@@ -27,10 +30,54 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
-def sensitivity_on_grid(tree: Any, sensitivity: float, step: float) -> float:
-    """What one example moves the rounded sum by: C + √d g, as each entry's rounding moves by g."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(tree))
-    return sensitivity + math.sqrt(size) * step
+def fixed_point_grid(clip: Clip, *, noise_multiplier: float, batch_size: float) -> float:
+    """The grid g of `gaussian_noise(fixed_point=True)`, for `clipped_grad(..., grid=g)`.
+
+    Clipped gradients that are rounded to whole multiples of g before they are summed add up as
+    integers: exactly, in any order and on any number of devices. The sensitivity of such a sum is
+    C + √d g/2, d the number of parameters, with no word about the rounding of sums. A public
+    number: a power of two, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC.
+
+    Args:
+      clip: the geometry; C is its sensitivity.
+      noise_multiplier: σ, that of the noise stage.
+      batch_size: B, that of the noise stage.
+
+    Raises:
+      TypeError: `clip` is no geometry.
+      ValueError: a number outside its range, or no noise, for which no grid is needed.
+
+    >>> import dpoptax
+    >>> g = fixed_point_grid(dpoptax.l2_clip(1.0), noise_multiplier=1.0, batch_size=256)
+    >>> g == 2.0**-18
+    True
+    """
+    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
+    if noise_multiplier == 0.0:
+        raise ValueError("noise_multiplier=0: want noise, which is what the grid is made for")
+    return grid(check_clip(clip).sensitivity, noise_multiplier, batch_size)
+
+
+def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
+    """What one example moves a sum on the grid by.
+
+    C + √d g where the sum is rounded, as one example can move each entry's rounding by g; C + √d
+    g/2 where every summand was, by g/2 an entry.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(clipped.sum))
+    share = 1.0 if clipped.grid is None else 0.5
+    return clipped.clip.sensitivity + share * math.sqrt(size) * step
+
+
+def check_capacity(clip: Clip, step: float, examples: int) -> None:
+    """Raises where so many clipped gradients on a grid may leave the integers."""
+    largest = examples * (clip.sensitivity / step + 1.0)
+    if largest > _LARGEST:
+        raise ValueError(
+            f"grid={step}: the sum of {examples} examples of sensitivity {clip.sensitivity} may be "
+            f"{largest:.3g} of its steps, and int32 with room for noise holds {_LARGEST:.3g}; take "
+            "dpoptax.fixed_point_grid with the batch size that a step really has, padding included"
+        )
 
 
 def add_noise(tree: Any, stddev: float, key: chex.PRNGKey, step: float) -> Any:
@@ -45,22 +92,25 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey, step: float) -> Any:
     10⁴ steps.
 
     Args:
-      tree: finite sums; entries beyond 2³⁰ g are clamped, which no pair of sums is moved apart by.
+      tree: finite sums, or integers that count g; entries beyond 2³⁰ g are clamped, which no pair
+        of sums is moved apart by.
       stddev: positive.
       key: split among the leaves and their draws.
       step: g, a power of two, from `grid`.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
     keys = jax.random.split(key, (len(leaves), _DRAWS))
     scale = stddev / step / math.sqrt(_DRAWS)
 
     def noisy(leaf, keys):
         # Division by a power of two is exact, and so is everything from here to the last line.
-        total = jnp.clip(jnp.rint(leaf / step), -_LARGEST, _LARGEST).astype(jnp.int32)
+        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        if not jnp.issubdtype(leaf.dtype, jnp.integer):
+            leaf = jnp.rint(leaf.astype(dtype) / step)
+        total = jnp.clip(leaf, -_LARGEST, _LARGEST).astype(jnp.int32)
         for i in range(_DRAWS):
             draw = _random.normal(keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf))
             total += jnp.rint(scale * draw).astype(jnp.int32)
-        return step * total.astype(leaf.dtype)
+        return step * total.astype(dtype)
 
     return jax.tree.unflatten(treedef, [noisy(*pair) for pair in zip(leaves, keys, strict=True)])

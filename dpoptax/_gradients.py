@@ -1,5 +1,7 @@
 """The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from dpoptax._clipping import (
     check_real,
     sum_clipped,
 )
+from dpoptax._fixed_point import check_capacity
 from dpoptax._points import GradientPoints
 from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
 
@@ -27,6 +30,8 @@ def clipped_grad(
     microbatch_size: int | None = None,
     has_aux: bool = False,
     method: Literal["auto", "vmap"] = "auto",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     axis_name: str | Sequence[str] = "data",
     param_specs: Any = None,
@@ -54,7 +59,15 @@ def clipped_grad(
       has_aux: whether `loss_fn` returns auxiliary outputs.
       method: "auto" computes norms and sums from the operands and cotangents of each layer, without
         per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
-        for all, the reference. Equal but for rounding.
+        for all, the reference. Equal but for rounding and for examples whose gradient is a small
+        rest of large terms, which "auto" clips more.
+      precision: what "auto" rounds the operands and cotangents to, once, before it measures and
+        contracts them: "float32", as they are, at the platform's full precision; or "bfloat16",
+        which halves their memory and takes one pass on matrix units where float32 takes three to
+        six. It rounds gradients and leaves the bound as it is.
+      grid: g, from `dpoptax.fixed_point_grid`: each clipped gradient is rounded to whole multiples
+        of g, and these are summed as integers, exactly. For `gaussian_noise(fixed_point=True)`,
+        and a bound without a word about the rounding of sums. It needs per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
         gradients of its own examples, and the sums are added over the devices once. Noise comes
         after that, so that its standard deviation does not depend on the number of devices. The
@@ -104,8 +117,21 @@ def clipped_grad(
         raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
     if method not in ("auto", "vmap"):
         raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
-    by_examples = method == "vmap" or (clip.encodes and not clip.by_norms)
-    summed = per_example_sum if by_examples else bookkept_sum
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
+    by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
+    if by_examples:
+        if precision != "float32":
+            raise ValueError(
+                f"precision={precision!r} is for book-keeping, and here per-example gradients are "
+                f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
+            )
+        summed = functools.partial(per_example_sum, grid=grid)
+    else:
+        dtype = jnp.bfloat16 if precision == "bfloat16" else None
+        summed = functools.partial(bookkept_sum, factor_dtype=dtype)
+    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
+        raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
 
     layout = make_layout(mesh, axis_name, param_specs)
 
@@ -126,7 +152,7 @@ def clipped_grad(
     @jax.jit
     def clipped_sum(points, batch, mask, key, ids):
         total, aux = whole_sum(points, (batch, ids), mask, key)
-        return assert_clipped(total, clip, points.reference), aux
+        return assert_clipped(total, clip, points.reference, grid=grid), aux
 
     def grad_fn(points, batch, mask=None, *, key=None, ids=None):
         if not isinstance(points, GradientPoints):
@@ -139,16 +165,18 @@ def clipped_grad(
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))
         ids = _check_ids(ids, key, mask.shape[0])
+        if grid is not None:
+            check_capacity(clip, grid, mask.shape[0])
         clipped, aux = clipped_sum(points, batch, mask, key, ids)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
 
 
-def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux):
+def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux, grid=None):
     """The clipped sum by per-example gradients: the reference, for any program.
 
-    Returns (sum, aux), aux being None without `has_aux`.
+    Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
     """
 
     def gradient(example, key):
@@ -168,7 +196,7 @@ def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux):
         return total, aux
 
     grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
-    return sum_clipped(clip, grads, mask, points.reference), aux
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
 
 
 def _value_and_jvp(grad, point, tangent, has_aux):

@@ -54,6 +54,7 @@ def release(
     noisy_mean: Callable[[ClippedSum, chex.PRNGKey], tuple[Any, Any]],
     *,
     decode: bool = True,
+    on_grid: bool = False,
 ) -> tuple[Any, Any, Any]:
     """One release of a noise stage, whatever its noise: what all stages check, and how all count.
 
@@ -67,11 +68,18 @@ def release(
       mechanism: the stage's own.
       noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
       decode: whether the geometry's decoding follows.
+      on_grid: whether the noise is one for sums of integers on a grid.
 
     Returns:
       The release, the mean as it was before decoding with what is beside it, and the next state.
     """
     clipped = check_clipped_sum(updates)
+    if clipped.grid is not None and not on_grid:
+        raise TypeError(
+            f"the clipped sum counts steps of grid={clipped.grid}, and this noise stage adds noise "
+            "in floating point: use dpoptax.gaussian_noise(..., fixed_point=True), or leave out "
+            "the grid of dpoptax.clipped_grad"
+        )
     check_state(state, mechanism)
     refused = refusals(state, mechanism, is_intact(clipped))
     mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
@@ -113,9 +121,9 @@ def gaussian_noise(
     and the noise is the sum of four draws, so that all sums have the same possible releases. The
     sum is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
     parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It draws four normals where one
-    does. It answers neither who learns the key nor who times the step, and it takes the clipped
-    sum as computed: the rounding of a float32 sum over a batch can move it by more than C, by a
-    relative 1e-5 or so, which no option here accounts for.
+    does. It answers neither who learns the key nor who times the step, and it takes a clipped sum
+    in floating point as computed. With `clipped_grad(..., grid=fixed_point_grid(...))` the sum is
+    of integers, so that its bound, C + √d g/2, needs no word about the rounding of sums either.
 
     Args:
       noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞.
@@ -158,7 +166,9 @@ def gaussian_noise(
             noisy = draw_once(draw, clipped.sum, state.count)
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
 
-        released, _, state = release(updates, state, params, mechanism, noisy_mean)
+        released, _, state = release(
+            updates, state, params, mechanism, noisy_mean, on_grid=fixed_point
+        )
         return released, state
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -238,11 +248,19 @@ def _add(clipped, mechanism, key):
 
 
 def _add_in_fixed_point(clipped, mechanism, key):
-    sigma, sensitivity = mechanism.noise_multiplier, clipped.clip.sensitivity
-    if sigma == 0.0:
+    sigma = mechanism.noise_multiplier
+    if sigma == 0.0 and clipped.grid is None:
         return clipped.sum
-    step = _fixed_point.grid(sensitivity, sigma, mechanism.batch_size)
-    stddev = sigma * _fixed_point.sensitivity_on_grid(clipped.sum, sensitivity, step)
+    step = _fixed_point.fixed_point_grid(
+        clipped.clip, noise_multiplier=sigma, batch_size=mechanism.batch_size
+    )
+    if clipped.grid not in (None, step):
+        raise ValueError(
+            f"the clipped sum is on grid={clipped.grid}, this noise stage on {step}: give "
+            "dpoptax.clipped_grad the grid of dpoptax.fixed_point_grid with the noise stage's own "
+            "noise_multiplier and batch_size"
+        )
+    stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
 
 

@@ -325,3 +325,68 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
     monkeypatch.setattr(_products, "contract", rounded)
     monkeypatch.setattr(_products, "choose", lambda *args, **kwargs: "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1 + ALLOWED["float32"]
+
+
+def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
+    """The move is at most C + √d g/2 by proof: what rounds is a summand, never the sum."""
+    loss, params, shapes = PROGRAMS["regression"]
+    clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
+    grid = dpoptax.fixed_point_grid(clip, **mechanism)
+    bound = clip.sensitivity + 4 * grid / 2
+    params = [jnp.zeros((4, 4))]
+    others = _others(shapes, count=63)
+    totals = [_total(loss, params, clip, grid=grid, microbatch_size=m) for m in (None, 5)]
+    for size in (1.0, 2.0**8, 2.0**14, 1e30, np.nan):
+        assert adversary.moved(totals[0], others, _cancelling(size)) * grid <= bound
+    found, _ = adversary.worst(totals[0], others, lambda *a: a, shapes, seed=0, starts=14, steps=10)
+    assert 0.99 * clip.sensitivity < found * grid <= bound
+    mask = jnp.ones(64, bool)
+    order = np.random.default_rng(0).permutation(64)
+    sums = [total(others, mask) for total in totals]
+    sums.append(totals[0](jax.tree.map(lambda x: x[order], others), mask))
+    for other in sums[1:]:
+        np.testing.assert_array_equal(sums[0][0], other[0])
+    assert sums[0][0].dtype == jnp.int32
+    plain = _total(loss, params, clip)(others, mask)
+    np.testing.assert_allclose(grid * sums[0][0], plain[0], atol=64 * grid)
+
+
+def test_a_grid_goes_with_its_noise():
+    loss, _, shapes = PROGRAMS["regression"]
+    clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
+    params, batch, key = [jnp.zeros((4, 4))], _others(shapes, count=63), jax.random.key(0)
+    grid = dpoptax.fixed_point_grid(clip, **mechanism)
+    points = dpoptax.gradient_points((), params)
+    clipped = dpoptax.clipped_grad(loss, clip, grid=grid)(points, batch)
+
+    def release(clipped, fixed_point=True, **changes):
+        tx = dpoptax.gaussian_noise(**mechanism | changes, key=key, fixed_point=fixed_point)
+        return tx.update(clipped, tx.init(params), params)[0]
+
+    got, want = release(clipped), release(dpoptax.clipped_grad(loss, clip)(points, batch))
+    np.testing.assert_allclose(got[0], want[0], atol=20 * grid / 64)
+    assert got[0].dtype == jnp.float32
+    with pytest.raises(TypeError, match="fixed_point=True"):
+        release(clipped, fixed_point=False)
+    with pytest.raises(ValueError, match="fixed_point_grid with the noise stage's own"):
+        release(clipped, noise_multiplier=9.0)
+    with pytest.raises(ValueError, match="padding included"):
+        dpoptax.clipped_grad(loss, clip, grid=2.0**-29)(points, batch)
+    with pytest.raises(ValueError, match="a power of two"):
+        dpoptax.clipped_grad(loss, clip, grid=1e-6)
+    with pytest.raises(ValueError, match="noise_multiplier=0"):
+        dpoptax.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
+
+
+def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
+    loss, params, shapes = PROGRAMS["regression"]
+    clip = CLIPS["AUTO-V"]
+    params = [jnp.zeros((4, 4))]
+    total = _total(loss, params, clip, precision="bfloat16")
+    others = _others(shapes)
+    found, _ = adversary.worst(total, others, lambda *a: a, shapes, seed=0, starts=14, steps=10)
+    assert found <= clip.sensitivity * (1 + 1e-4)
+    plain = _total(loss, params, clip)(others, np.ones(OTHERS + 1, bool))
+    np.testing.assert_allclose(total(others, np.ones(OTHERS + 1, bool))[0], plain[0], atol=0.01)
+    with pytest.raises(ValueError, match="precision='bfloat16'.*leave it out"):
+        dpoptax.clipped_grad(loss, clip, precision="bfloat16", method="vmap")
