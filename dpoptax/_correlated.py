@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -17,7 +16,7 @@ from dpoptax._noise import (
     copy_key,
     draw_once,
 )
-from dpoptax.matrix import Strategy
+from dpoptax._strategies import Strategy
 
 
 @jax.tree_util.register_dataclass
@@ -33,14 +32,14 @@ class CorrelatedNoiseState:
       mechanism: what a release is, with its strategy. Static.
     """
 
-    count: chex.Array
-    key: chex.PRNGKey
+    count: jax.Array
+    key: jax.Array
     buffers: Any
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
 
 def correlated_noise(
-    strategy: Strategy, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+    strategy: Strategy, *, noise_multiplier: float, batch_size: float, key: jax.Array
 ) -> optax.GradientTransformation:
     """Adds noise that later steps take back in part, in the place of `gaussian_noise`.
 

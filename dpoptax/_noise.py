@@ -6,7 +6,6 @@ import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,8 +61,8 @@ class GaussianNoiseState:
       mechanism: what a release is. Static.
     """
 
-    count: chex.Array
-    key: chex.PRNGKey
+    count: jax.Array
+    key: jax.Array
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
 
@@ -71,7 +70,7 @@ def gaussian_noise(
     *,
     noise_multiplier: float,
     batch_size: float,
-    key: chex.PRNGKey,
+    key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformation:
     """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
@@ -154,7 +153,7 @@ def clip_and_noise(
     *,
     noise_multiplier: float,
     batch_size: float,
-    key: chex.PRNGKey,
+    key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformation:
     """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
@@ -237,7 +236,7 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
 
 
-def draw_once(draw: Callable[[], Any], like: Any, count: chex.Array) -> Any:
+def draw_once(draw: Callable[[], Any], like: Any, count: jax.Array) -> Any:
     """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
@@ -287,7 +286,7 @@ def is_ledger(x: Any) -> bool:
     return isinstance(getattr(x, "mechanism", None), Mechanism)
 
 
-def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
+def add_noise(tree: Any, stddev: float, key: jax.Array) -> Any:
     """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
     if stddev == 0.0:
         return tree
@@ -354,7 +353,7 @@ def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, floa
     return float(noise_multiplier), batch_size
 
 
-def check_key(key: Any) -> chex.PRNGKey:
+def check_key(key: Any) -> jax.Array:
     """Returns `key` as a typed key, or raises where it is none."""
     if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
@@ -364,7 +363,7 @@ def check_key(key: Any) -> chex.PRNGKey:
     raise TypeError(f"key={key!r}: want one key, as from jax.random.key(seed)")
 
 
-def copy_key(key: chex.PRNGKey) -> chex.PRNGKey:
+def copy_key(key: jax.Array) -> jax.Array:
     """A copy: a state that is donated must not delete the key of the closure."""
     data = jnp.array(jax.random.key_data(key), copy=True)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
