@@ -124,16 +124,16 @@ def test_an_extra_that_is_missing_is_named():
     assert len(said) == len(uses)
     for line, part in zip(said, uses.values(), strict=True):
         assert part in line
-        assert "install" in line and "dpoptax[" in line
+        assert "install" in line
+        assert "dpoptax[" in line
 
 
 def test_a_users_program_type_checks_and_a_users_mistakes_do_not(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(USER_PROGRAM)
     bad.write_text("\n".join(["import dpoptax", *MISTAKES, ""]))
-    (tmp_path / "mypy.ini").write_text(
-        "[mypy]\nstrict = True\n[mypy-optax.*]\nignore_missing_imports = True\n"
-    )
+    options = ["[mypy]", "strict = True", "[mypy-optax.*]", "ignore_missing_imports = True", ""]
+    (tmp_path / "mypy.ini").write_text("\n".join(options))
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", "cache"]
         + ["--hide-error-context", "good.py", "bad.py"],
