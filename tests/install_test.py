@@ -75,7 +75,7 @@ def test_importing_the_package_imports_jax_and_optax_and_little_else():
     # jax and optax bring most of themselves; what is left of others is a handful.
     others = {name for name in added if name.split(".")[0] not in ("dpoptax", "jax", "numpy")}
     assert not others, sorted(others)
-    assert not any(f"dpoptax.{name}" in added for name in SUBMODULES)
+    assert not any(f"dpoptax.{name}" in added for name in (*SUBMODULES, "training"))
 
 
 def test_submodules_are_imported_when_their_names_are_first_used():
