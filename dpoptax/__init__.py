@@ -5,12 +5,10 @@ the clipped per-example gradients, `gaussian_noise` makes the sum private, a fil
 `doppler` and any optax optimizer follow. See the README for a whole loop.
 """
 
-from dpoptax import accounting as accounting
-from dpoptax import filters as filters
-from dpoptax import matrix as matrix
-from dpoptax import sampling as sampling
-from dpoptax import selection as selection
-from dpoptax import spectrum as spectrum
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from dpoptax._adaptive import ScaleByLpAdamState as ScaleByLpAdamState
 from dpoptax._adaptive import adam_bc as adam_bc
 from dpoptax._adaptive import lp_adam as lp_adam
@@ -66,4 +64,28 @@ from dpoptax._quantile import adaptive_gaussian_noise as adaptive_gaussian_noise
 from dpoptax._reference import track_reference as track_reference
 from dpoptax._tuning import tune_microbatch_size as tune_microbatch_size
 
+if TYPE_CHECKING:
+    from dpoptax import accounting as accounting
+    from dpoptax import filters as filters
+    from dpoptax import matrix as matrix
+    from dpoptax import sampling as sampling
+    from dpoptax import selection as selection
+    from dpoptax import spectrum as spectrum
+
 __version__ = "0.1.0"
+
+# They need dp_accounting or scipy, which take longer to import than the rest of the package; each
+# is imported when its name is first used.
+_LAZY = ("accounting", "filters", "matrix", "sampling", "selection", "spectrum")
+
+
+if not TYPE_CHECKING:  # A type checker knows the names from above, and that there are no others.
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _LAZY:
+            return importlib.import_module(f"dpoptax.{name}")
+        raise AttributeError(f"module 'dpoptax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,7 +20,7 @@ class ScaleByLpAdamState(NamedTuple):
       nu: the second moment, shaped like the parameters, in float32 at least.
     """
 
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     filtered: LowPassState
     nu: optax.Updates
 

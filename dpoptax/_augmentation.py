@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
 
 def augmented(
     loss_fn: Callable[[Any, Any], Any],
-    augment_fn: Callable[[Any, chex.PRNGKey], Any],
+    augment_fn: Callable[[Any, jax.Array], Any],
     multiplicity: int,
     *,
     has_aux: bool = False,
-) -> Callable[[Any, Any, chex.PRNGKey], Any]:
+) -> Callable[[Any, Any, jax.Array], Any]:
     """The mean loss of K random augmentations of an example, as a loss for `clipped_grad`.
 
         ℓ_K(x; ξ, key) = (1/K) Σ_k ℓ(x; augment(ξ, key_k)),    key_k = split(key, K)[k]

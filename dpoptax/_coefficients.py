@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import signal
 
 _GAIN_TOLERANCE = 1e-6
 _SETTLED = 1e-6
@@ -189,6 +188,8 @@ def impulse_response(filt: Filter, length: int) -> NDArray[np.float64]:
     >>> impulse_response(preset("momentum"), 3).round(6).tolist()
     [0.1, 0.09, 0.081]
     """
+    from scipy import signal  # Here, as it takes longer to import than the package.
+
     impulse = np.zeros(length)
     impulse[:1] = 1.0
     return np.asarray(signal.lfilter(filt.b, [1.0, *filt.a], impulse), np.float64)

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,7 +11,7 @@ from dpoptax._draws import add_noise, draw_once
 from dpoptax._ledger import Imprint, Mechanism, begin, check_key, check_mechanism
 from dpoptax._noise import release
 from dpoptax._serialization import serializable
-from dpoptax.matrix import Strategy
+from dpoptax._strategies import Strategy
 
 
 @serializable
@@ -30,15 +29,15 @@ class CorrelatedNoiseState:
       imprint: as in `GaussianNoiseState`.
     """
 
-    count: chex.Array
-    key: chex.PRNGKey
+    count: jax.Array
+    key: jax.Array
     buffers: Any
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint | None = None
 
 
 def correlated_noise(
-    strategy: Strategy, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+    strategy: Strategy, *, noise_multiplier: float, batch_size: float, key: jax.Array
 ) -> optax.GradientTransformation:
     """Adds noise that later steps take back in part, in the place of `gaussian_noise`.
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,7 +12,7 @@ from dpoptax._points import track_iterates
 
 
 def disk(
-    kappa: float | Callable[[chex.Array], Any],
+    kappa: float | Callable[[jax.Array], Any],
     gamma: float | None,
     *,
     filter_gain: float | None = None,
@@ -111,7 +110,7 @@ class DiskFilterState(NamedTuple):
       estimate: g̃_{t−1}, shaped like the parameters.
     """
 
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     estimate: Any
 
 

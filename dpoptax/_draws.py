@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,7 @@ from dpoptax._sharding import out_sharding
 _SMALL = 2**16
 
 
-def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
+def add_noise(tree: Any, stddev: float, key: jax.Array) -> Any:
     """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
     if stddev == 0.0:
         return tree
@@ -37,7 +36,7 @@ def add_noise(tree: Any, stddev: float, key: chex.PRNGKey) -> Any:
     return jax.tree.unflatten(treedef, noisy)
 
 
-def draw_once(draw: Callable[[], Any], like: Any, count: chex.Array) -> Any:
+def draw_once(draw: Callable[[], Any], like: Any, count: jax.Array) -> Any:
     """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter

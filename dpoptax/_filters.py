@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax import filters
+from dpoptax._coefficients import validate
 
 
 class LowPassState(NamedTuple):
@@ -20,9 +19,9 @@ class LowPassState(NamedTuple):
       correction: the same buffers for the constant input 1, float32 of shape (buffers,).
     """
 
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     buffers: tuple[Any, ...]
-    correction: chex.Array
+    correction: jax.Array
 
 
 def low_pass(
@@ -71,7 +70,7 @@ def low_pass(
     """
     if start not in ("corrected", "steady", "zero"):
         raise ValueError(f"start={start!r}: want 'corrected', 'steady' or 'zero'")
-    b, a = filters.validate(b, a, correctable=start == "corrected")
+    b, a = validate(b, a, correctable=start == "corrected")
     order = max(len(a), len(b) - 1)
     taps = tuple(b) + (0.0,) * (order + 1 - len(b))
     feedback = (0.0, *a) + (0.0,) * (order - len(a))

@@ -3,7 +3,6 @@
 import math
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -20,11 +19,11 @@ class AdaptiveFirState(NamedTuple):
       b: the last coefficients, for logs, float32 of shape (length,).
     """
 
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     past: tuple[Any, ...]
-    power: chex.Array
-    products: chex.Array
-    b: chex.Array
+    power: jax.Array
+    products: jax.Array
+    b: jax.Array
 
 
 def adaptive_fir(
@@ -112,7 +111,7 @@ def adaptive_fir(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _inner(x: Any, y: Any) -> chex.Array:
+def _inner(x: Any, y: Any) -> jax.Array:
     """⟨x, y⟩ over all leaves, in float32."""
     products = jax.tree.map(
         lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y

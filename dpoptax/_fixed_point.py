@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -80,7 +79,7 @@ def check_capacity(clip: Clip, step: float, examples: int) -> None:
         )
 
 
-def add_noise(tree: Any, stddev: float, key: chex.PRNGKey, step: float) -> Any:
+def add_noise(tree: Any, stddev: float, key: jax.Array, step: float) -> Any:
     """Returns g · (round(tree/g) + N) with N integer noise of standard deviation stddev/g.
 
     N is the sum of four rounded normals of half the standard deviation. A float32 normal has 2²³

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -17,7 +16,7 @@ from dpoptax.sampling import PoissonSampler, Sampler
 _MAGNITUDE = 1e3
 
 
-def leaf_projections(update: Any, canary: Any) -> chex.Array:
+def leaf_projections(update: Any, canary: Any) -> jax.Array:
     """What an attacker looks at by default: for each leaf, ⟨update, canary⟩/‖canary‖.
 
     Args:
@@ -55,7 +54,7 @@ class Game:
     dataset: Any
     sampler: Sampler
     steps: int = 1
-    observe: Callable[[Any, Any], chex.Array] = leaf_projections
+    observe: Callable[[Any, Any], jax.Array] = leaf_projections
 
     def __post_init__(self):
         if self.steps < 1:
@@ -162,7 +161,7 @@ def canary_gradients(
     return Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
 
 
-def linear_loss(params: Any, gradient: Any) -> chex.Array:
+def linear_loss(params: Any, gradient: Any) -> jax.Array:
     """⟨params, gradient⟩: the loss whose examples are their gradients."""
     products = jax.tree.map(lambda p, g: jnp.sum(p * g.astype(p.dtype)), params, gradient)
-    return sum(jax.tree.leaves(products))
+    return jnp.asarray(sum(jax.tree.leaves(products)))

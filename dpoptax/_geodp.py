@@ -5,7 +5,6 @@ import itertools
 import math
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -24,7 +23,7 @@ _UNPROVEN = (
 
 
 def geodp(
-    beta: float, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+    beta: float, *, noise_multiplier: float, batch_size: float, key: jax.Array
 ) -> optax.GradientTransformation:
     """GeoDP's Algorithm 1 as published: noise on the magnitude and the angles of the mean gradient.
 

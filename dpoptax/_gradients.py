@@ -110,7 +110,7 @@ def clipped_grad(
     >>> grad_fn = clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
     >>> points = dpoptax.gradient_points((), jnp.zeros(2))
     >>> grad_fn(points, jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
-    Array([0.9..., 1.2...], dtype=float32)
+    Array([0.899..., 1.199...], dtype=float32)
     """
     check_clip(clip)
     if microbatch_size is not None and microbatch_size < 1:

@@ -3,7 +3,6 @@
 import math
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +79,7 @@ class AdaptiveKalmanState(NamedTuple):
       gain: the last gain k_t, for logs, float32.
     """
 
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     estimate: Any
     drift: Any
     variance: Any

@@ -2,13 +2,12 @@
 
 import os
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def random_key_from_os() -> chex.PRNGKey:
+def random_key_from_os() -> jax.Array:
     """Returns a threefry key of 64 random bits from the operating system's generator.
 
     `jax.random.key(seed)` makes one of 2³² keys unless 64-bit types are enabled, and people choose

@@ -6,7 +6,6 @@ import numbers
 import zlib
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,13 +73,13 @@ class Imprint:
       check: a checksum of the above and of the count, uint32.
     """
 
-    values: chex.Array
-    key: chex.Array
-    refused: chex.Array
-    check: chex.Array
+    values: jax.Array
+    key: jax.Array
+    refused: jax.Array
+    check: jax.Array
 
 
-def begin(mechanism: Mechanism, key: chex.PRNGKey) -> dict[str, Any]:
+def begin(mechanism: Mechanism, key: jax.Array) -> dict[str, Any]:
     """The fields of a noise stage's state before any release."""
     register()  # flax may have been imported since
     count = jnp.zeros([], jnp.int32)
@@ -93,7 +92,7 @@ def begin(mechanism: Mechanism, key: chex.PRNGKey) -> dict[str, Any]:
     }
 
 
-def with_key(state: Any, key: chex.PRNGKey) -> Any:
+def with_key(state: Any, key: jax.Array) -> Any:
     """The state of a stage, begun with another key: for a run of its own, never within one."""
     imprint = state.imprint
     signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
@@ -110,7 +109,7 @@ def check_state(state: Any, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: Any, mechanism: Mechanism, intact: chex.Array) -> chex.Array:
+def refusals(state: Any, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
     """The reasons to refuse a release, those of the releases before included; uint32, 0 for none.
 
     Args:
@@ -131,7 +130,7 @@ def refusals(state: Any, mechanism: Mechanism, intact: chex.Array) -> chex.Array
     return found
 
 
-def after_release(state: Any, refused: chex.Array) -> Any:
+def after_release(state: Any, refused: jax.Array) -> Any:
     """The state after a release, counted, refused or not."""
     count = optax.safe_increment(state.count)
     imprint = _signed(count, state.imprint.values, state.imprint.key, refused)
@@ -221,7 +220,7 @@ def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, floa
     return float(noise_multiplier), batch_size
 
 
-def check_key(key: Any) -> chex.PRNGKey:
+def check_key(key: Any) -> jax.Array:
     """Returns `key` as a typed key, or raises where it is none."""
     if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
@@ -231,7 +230,7 @@ def check_key(key: Any) -> chex.PRNGKey:
     raise TypeError(f"key={key!r}: want one key, as from jax.random.key(seed)")
 
 
-def _copy_key(key: chex.PRNGKey) -> chex.PRNGKey:
+def _copy_key(key: jax.Array) -> jax.Array:
     """A copy: a state that is donated must not delete the key of the closure."""
     data = jnp.array(jax.random.key_data(key), copy=True)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
@@ -283,7 +282,7 @@ def _values(mechanism: Mechanism) -> np.ndarray:
     return np.append(both.view(np.uint32), np.uint32(rest))
 
 
-def _fingerprint(key: chex.PRNGKey) -> chex.Array:
+def _fingerprint(key: jax.Array) -> jax.Array:
     # No step's key: there are not so many steps, and `step_keys` of the trainer takes 2³² − 1.
     return jax.random.bits(jax.random.fold_in(key, 2**32 - 2), (2,), jnp.uint32)
 
@@ -292,7 +291,7 @@ def _signed(count: Any, values: Any, key: Any, refused: Any) -> Imprint:
     return Imprint(values, key, refused, _check(count, values, key, refused))
 
 
-def _check(count: Any, values: Any, key: Any, refused: Any) -> chex.Array:
+def _check(count: Any, values: Any, key: Any, refused: Any) -> jax.Array:
     words = jnp.concatenate(
         [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
     )

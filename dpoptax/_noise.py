@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -40,8 +39,8 @@ class GaussianNoiseState:
         whether a release was refused.
     """
 
-    count: chex.Array
-    key: chex.PRNGKey
+    count: jax.Array
+    key: jax.Array
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint | None = None
 
@@ -51,7 +50,7 @@ def release(
     state: Any,
     params: Any,
     mechanism: Mechanism,
-    noisy_mean: Callable[[ClippedSum, chex.PRNGKey], tuple[Any, Any]],
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[Any, Any]],
     *,
     decode: bool = True,
     on_grid: bool = False,
@@ -95,7 +94,7 @@ def gaussian_noise(
     *,
     noise_multiplier: float,
     batch_size: float,
-    key: chex.PRNGKey,
+    key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformation:
     """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
@@ -146,10 +145,10 @@ def gaussian_noise(
     for the sum of draws, Holohan and Braghin, "Secure random sampling in differential privacy",
     2021.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import dpoptax, jax, jax.numpy as jnp
     >>> tx = gaussian_noise(noise_multiplier=1.0, batch_size=32, key=jax.random.key(0))
     >>> state = tx.init({"w": jnp.zeros(2)})
-    >>> ledgers(state)[0].releases
+    >>> dpoptax.ledgers(state)[0].releases
     0
     """
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
@@ -179,7 +178,7 @@ def clip_and_noise(
     *,
     noise_multiplier: float,
     batch_size: float,
-    key: chex.PRNGKey,
+    key: jax.Array,
     fixed_point: bool = False,
 ) -> optax.GradientTransformation:
     """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
@@ -202,7 +201,7 @@ def clip_and_noise(
     >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
     >>> mean, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
     >>> mean["w"]
-    Array([0.45..., 0.6...], dtype=float32)
+    Array([0.449..., 0.599...], dtype=float32)
     """
     return optax.chain(
         clip_per_example(check_clip(clip)),

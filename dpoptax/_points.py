@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -56,10 +55,10 @@ class TrackIteratesState:
       tangent_row: the same for the direction of the Hessian-vector product. Static.
     """
 
-    count: chex.Array
+    count: jax.Array
     iterates: tuple[Any, ...]
-    weights: chex.Array
-    tangent_weight: chex.Array | None
+    weights: jax.Array
+    tangent_weight: jax.Array | None
     rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
     tangent_row: tuple[float, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
@@ -81,10 +80,10 @@ class ReferenceState:
 
 def track_iterates(
     rows: Sequence[Sequence[float]],
-    weights: Sequence[float] | Callable[[chex.Array], Any],
+    weights: Sequence[float] | Callable[[jax.Array], Any],
     *,
     tangent_row: Sequence[float] | None = None,
-    tangent_weight: float | Callable[[chex.Array], Any] | None = None,
+    tangent_weight: float | Callable[[jax.Array], Any] | None = None,
 ) -> optax.GradientTransformation:
     """Passes updates through and remembers the iterates that the gradient points are made of.
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import Any, ClassVar, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -34,7 +33,7 @@ class CountedGradient(NamedTuple):
     """
 
     gradient: Any
-    count: chex.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +97,7 @@ class AdaptiveClip(UnitClip):
 class _ToThreshold(Clip):
     """g ↦ bound · min(1/C, 1/‖g‖) g, with an array C."""
 
-    threshold: chex.Array
+    threshold: jax.Array
     bound: float
 
     @property
@@ -175,7 +174,7 @@ class AdaptiveNoiseState:
 
 
 def adaptive_gaussian_noise(
-    clip: AdaptiveClip, *, noise_multiplier: float, batch_size: float, key: chex.PRNGKey
+    clip: AdaptiveClip, *, noise_multiplier: float, batch_size: float, key: jax.Array
 ) -> optax.GradientTransformation:
     """`gaussian_noise` for an `adaptive_clip`: noises gradient and count as one, and moves C_t.
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpoptax.sampling import Sampler
-
 if TYPE_CHECKING:
     from dpoptax.matrix import Participation
+    from dpoptax.sampling import Sampler
 
 
 class Strategy(abc.ABC):
@@ -33,7 +32,7 @@ class Strategy(abc.ABC):
     def noising_matrix(self) -> Any:
         """C⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
 
-    def under(self, sampler: Sampler) -> "Participation":
+    def under(self, sampler: "Sampler") -> "Participation":
         """The strategy with batches drawn by `sampler`: what `dpoptax.accounting` can price.
 
         Raises:

@@ -15,12 +15,10 @@ import dataclasses
 import time
 from typing import Literal
 
-import chex
 import jax
 import numpy as np
-from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 
-from dpoptax import _attacks, accounting
+from dpoptax import accounting
 from dpoptax._game import Game as Game
 from dpoptax._game import canary_gradient as canary_gradient
 from dpoptax._game import canary_gradients as canary_gradients
@@ -28,6 +26,16 @@ from dpoptax._game import leaf_projections as leaf_projections
 from dpoptax._game import linear_loss as linear_loss
 from dpoptax._ledger import after_releases, check_key, is_ledger
 from dpoptax._replay import Runs, one_run
+
+try:
+    from jax_privacy.auditing import CanaryScoreAuditor, Explicit
+
+    from dpoptax import _attacks
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"auditing needs {error.name}, which is not installed; pip install 'dpoptax[audit]'",
+        name=error.name,
+    ) from error
 
 ThreatModel = Literal["white-box", "last-iterate"]
 
@@ -73,7 +81,7 @@ class AuditResult:
 def audit(
     game: Game,
     *,
-    key: chex.PRNGKey,
+    key: jax.Array,
     trials: int = 100_000,
     delta: float = 1e-5,
     confidence: float = 0.999,
@@ -143,7 +151,7 @@ def audit(
 def audit_one_run(
     game: Game,
     *,
-    key: chex.PRNGKey,
+    key: jax.Array,
     canaries: int | None = None,
     delta: float = 1e-5,
     confidence: float = 0.999,

@@ -165,8 +165,16 @@ def plot(recording: Recording, path: str | Path, *, window: int = 50) -> None:
     """Writes a figure: power spectra, autocorrelation and running signal-to-noise ratio.
 
     The last panel is left out where the mechanism has no single standard deviation.
+
+    Raises:
+      ImportError: matplotlib, which `dpoptax[train]` has, is not installed.
     """
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"plot needs {error.name}, which is not installed; pip install 'dpoptax[train]'"
+        ) from error
 
     steps = len(recording.released)
     known = np.isfinite(recording.stddev) and recording.stddev > 0

@@ -11,6 +11,7 @@ import pytest
 import dpoptax
 from dpoptax import auditing, sampling
 from tests import games, helpers
+from tests.helpers import slow_but
 
 KEY = jax.random.key(17)
 SEES = 0.6
@@ -21,7 +22,7 @@ def _assert_seen(result):
     assert result.epsilon_lower_bound >= SEES * result.claimed_epsilon, result
 
 
-@pytest.mark.parametrize("name", games.FILTERS)
+@pytest.mark.parametrize("name", slow_but(("DP-SGD", "DiSK"), games.FILTERS))
 def test_one_full_batch_release_keeps_its_claim_and_is_seen(name):
     game = auditing.canary_gradient(
         games.method(name, games.poisson()), games.CLIP, games.PARAMS, games.poisson()
@@ -29,7 +30,7 @@ def test_one_full_batch_release_keeps_its_claim_and_is_seen(name):
     _assert_seen(auditing.audit(game, key=KEY, trials=400_000, delta=1e-5))
 
 
-@pytest.mark.parametrize("name", games.CLIPS)
+@pytest.mark.parametrize("name", slow_but(("automatic_clip",), games.CLIPS))
 def test_every_clip_keeps_its_claim_and_is_seen(name):
     game = auditing.canary_gradient(
         games.noise(games.poisson()), games.CLIPS[name](0.5), games.PARAMS, games.poisson()
@@ -101,7 +102,7 @@ def _silent(game):
     return dataclasses.replace(game, dataset=jax.tree.map(jnp.zeros_like, game.dataset))
 
 
-@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+@pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
 def test_scores_without_signal_prove_nothing(threat_model):
     sampler = games.poisson(64, 32)
     game = auditing.canary_gradient(
@@ -118,7 +119,7 @@ def test_scores_without_signal_prove_nothing(threat_model):
         assert result.epsilon_lower_bound < 0.05, result
 
 
-@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+@pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
 def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
     sampler = games.poisson(2_000)
     tx = games.noise(sampler)

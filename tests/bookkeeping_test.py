@@ -12,11 +12,14 @@ from dpoptax import _products
 from dpoptax._bookkeeping import bookkept_sum, join_sums
 from dpoptax._gradients import per_example_sum
 from dpoptax._products import Segment
+from tests.helpers import slow_but
 from tests.networks import NETWORKS
 
 SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
+# Of them those that are quickly compiled, with and without a scan.
+FEWER = ("mlp", "nested_scans")
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -76,13 +79,15 @@ def test_equals_per_example_gradients_at_two_points(name):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", slow_but(FEWER, FEW))
 def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
 
 
-@pytest.mark.parametrize("name", [*FEW, "weight_standardisation", "lookups"])
+@pytest.mark.parametrize(
+    "name", slow_but(("mlp", "lookups"), [*FEW, "weight_standardisation", "lookups"])
+)
 def test_equals_per_example_gradients_with_a_hessian_vector_product(name):
     network = NETWORKS[name]
     points = points_of(network, 1, tangent=True)

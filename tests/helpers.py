@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 
 def mlp_params(key, sizes=(5, 4, 3), dtype=jnp.float32):
@@ -34,3 +35,8 @@ def global_norm(tree):
     """The l2 norm of a tree, in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return float(np.sqrt(sum(np.sum(leaf**2) for leaf in leaves)))
+
+
+def slow_but(quick, names):
+    """All names as parameters of a test, slow those that are not among the quick ones."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]

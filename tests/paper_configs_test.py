@@ -4,23 +4,27 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 import dpoptax
 from dpoptax import accounting
+from dpoptax.training import streaming
 from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.config import load_config, load_configs
-from dpoptax.training.data import FILE_DATASETS
+from dpoptax.training.data import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.main import main
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP, HypersphericalClip
-from dpoptax.training.models import MODELS, PUBLISHED_MODELS
+from dpoptax.training.models import MODELS, PUBLISHED_MODELS, build_model, start_variables
 from dpoptax.training.planning import plan_run
 from dpoptax.training.privacy import make_plan
 from dpoptax.training.report_costs import points
+from dpoptax.training.step import build_step
+from tests.helpers import slow_but
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
@@ -132,9 +136,57 @@ SHORT = {
 """A row for each run that is left when the model, the steps, the batch and ε are small ones."""
 
 
+COMBINATIONS = {
+    (
+        type(row.method).__name__,
+        row.clip,
+        row.optimizer,
+        row.sampling,
+        row.parameter_ema is not None,
+        FILE_DATASETS[row.dataset].kind,
+    ): name
+    for name, row in sorted((name, ROWS[name]) for name in SHORT.values())
+}
+"""A row for each combination of what makes the step another program, its numbers aside."""
+
+
+OF_IMAGES = {
+    name.split(":")[0]
+    for name in SHORT.values()
+    if FILE_DATASETS[ROWS[name].dataset].kind == "images"
+}
+
+
+@pytest.mark.parametrize(
+    "file", slow_but(OF_IMAGES, sorted({name.split(":")[0] for name in SHORT.values()}))
+)
+def test_every_row_has_a_step(file, data_dir):
+    for name in SHORT.values():
+        if name.startswith(f"{file}:"):
+            trace(shortened(ROWS[name], data_dir, model="linear"))
+
+
+def trace(config):
+    """Traces a step from the start of a run: parameters and state keep their shapes and types."""
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    plan = make_plan(config, dataset.train_size)
+    model = build_model(config, dataset.num_classes, dataset.kind)
+    sample = plan.sampler.sample(0)
+    batch = streaming.read(dataset.train, sample.indices)
+    inputs = jax.tree.map(lambda x: x[0], batch)["inputs"]
+    params, frozen = start_variables(config, model, inputs, jax.random.key(0))
+    optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+    before = jax.eval_shape(lambda params: (params, optimizer.init(params)), params)
+    step = build_step(config, plan.noise_multiplier, model)
+    after = jax.eval_shape(step, *before, batch, sample.mask, frozen)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SHORT.values()))
-def test_every_row_trains_two_steps(name, data_dir, tmp_path):
+@pytest.mark.parametrize("name", sorted(COMBINATIONS.values()))
+def test_every_combination_trains_two_steps(name, data_dir, tmp_path):
     config = shortened(ROWS[name], data_dir, model="linear")
     assert train_and_evaluate(config, tmp_path, progress=False).summary["steps"] == 2
 

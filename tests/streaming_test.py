@@ -65,15 +65,12 @@ def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_p
     sampler = PoissonSampler(records, 1000, seed=0)
     sampler.sample(0)  # the padded size is computed once
     tracemalloc.start()
-    started = time.perf_counter()
     for step in range(5):
         batch, mask = streaming.load_batch(source, sampler.sample(step))
-    seconds = time.perf_counter() - started
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert batch["x"].shape == mask.shape == (sampler.padded_size,)
     assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
-    assert seconds < 5
 
 
 def test_prefetch_keeps_the_order_runs_ahead_by_its_depth_and_passes_errors_on():

@@ -1,0 +1,148 @@
+"""What someone gets who installs the package: its import, its types, its names."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import dpoptax
+
+SUBMODULES = ("accounting", "filters", "matrix", "sampling", "selection", "spectrum")
+# Each takes longer to import than the package, or does not come with it.
+FIRST_WHEN_NEEDED = {
+    *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),
+    *("PIL", "pooch", "sacrebleu", "safetensors", "sklearn", "tokenizers", "tqdm", "tyro"),
+}
+
+USER_PROGRAM = """\
+import dpoptax
+import jax
+import jax.numpy as jnp
+import optax
+from dpoptax import accounting
+from dpoptax.sampling import PoissonSampler, Sampler
+
+
+def loss_fn(params: dict[str, jax.Array], example: jax.Array) -> jax.Array:
+    return jnp.sum((params["w"] - example) ** 2)
+
+
+sampler: Sampler = PoissonSampler(dataset_size=100, batch_size=10, seed=0)
+sigma: float = accounting.calibrate_noise_multiplier(
+    epsilon=3.0, delta=1e-4, steps=10, sampler=sampler
+)
+tx: optax.GradientTransformation = optax.chain(
+    dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(0)),
+    dpoptax.doppler(b=dpoptax.filters.preset("momentum").b, a=(-0.9,)),
+    optax.sgd(0.1),
+)
+clip: dpoptax.Clip = dpoptax.l2_clip(1.0)
+grad_fn = dpoptax.clipped_grad(loss_fn, clip, microbatch_size=5)
+state = tx.init({"w": jnp.zeros(3)})
+spent: float = dpoptax.accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp")
+"""
+MISTAKES = {
+    "dpoptax.l2_clip('one')": "arg-type",
+    "dpoptax.accounting.epsilon(noise_multiplier=1.0, delta=1e-5)": "call-arg",
+    "dpoptax.accounting.epsilon_spent(None, 0, 1e-5)": "arg-type",
+    "dpoptax.no_such_name": "attr-defined",
+    "dpoptax.matrix.no_such_name": "attr-defined",
+}
+
+
+def run(program, *arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+    )
+
+
+def test_importing_the_package_imports_jax_and_optax_and_little_else():
+    program = """
+        import sys, json, jax, optax
+        before = set(sys.modules)
+        import dpoptax
+        print(json.dumps([sorted(before), sorted(set(sys.modules) - before)]))
+    """
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    before, added = map(set, json.loads(done.stdout))
+    assert not {name.split(".")[0] for name in before | added} & FIRST_WHEN_NEEDED
+    # jax and optax bring most of themselves; what is left of others is a handful.
+    others = {name for name in added if name.split(".")[0] not in ("dpoptax", "jax", "numpy")}
+    assert not others, sorted(others)
+    assert not any(f"dpoptax.{name}" in added for name in (*SUBMODULES, "training"))
+
+
+def test_submodules_are_imported_when_their_names_are_first_used():
+    program = f"""
+        import sys, dpoptax
+        names = {SUBMODULES}
+        assert set(names) <= set(dir(dpoptax)), dir(dpoptax)
+        assert not any(f"dpoptax.{{name}}" in sys.modules for name in names)
+        for name in names:
+            module = getattr(dpoptax, name)
+            assert module is sys.modules[f"dpoptax.{{name}}"] is getattr(dpoptax, name)
+        from dpoptax import {", ".join(SUBMODULES)}
+        assert spectrum is dpoptax.spectrum
+    """
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_is_none_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'dpoptax' has no attribute 'no_such_name'"):
+        dpoptax.no_such_name  # noqa: B018
+    assert not hasattr(dpoptax, "torch")
+
+
+def test_an_extra_that_is_missing_is_named():
+    uses = {
+        "import dpoptax.auditing": "auditing needs jax_privacy",
+        "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "install dpoptax[matrix]",
+        "dpoptax.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
+        "import dpoptax.training.main": "the command line needs flax",
+    }
+    program = """
+        import sys, json
+        for missing in ("flax", "jax_privacy", "matplotlib"):
+            sys.modules[missing] = None
+        import dpoptax
+        for use in json.loads(sys.argv[1]):
+            try:
+                exec(use)
+            except (ImportError, SystemExit) as error:
+                print(error)
+    """
+    done = run(program, json.dumps(list(uses)))
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == len(uses)
+    for line, part in zip(said, uses.values(), strict=True):
+        assert part in line
+        assert "install" in line
+        assert "dpoptax[" in line
+
+
+def test_a_users_program_type_checks_and_a_users_mistakes_do_not(tmp_path):
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(USER_PROGRAM)
+    bad.write_text("\n".join(["import dpoptax", *MISTAKES, ""]))
+    options = ["[mypy]", "strict = True", "[mypy-optax.*]", "ignore_missing_imports = True", ""]
+    (tmp_path / "mypy.ini").write_text("\n".join(options))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", "cache"]
+        + ["--hide-error-context", "good.py", "bad.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    found = [line for line in done.stdout.splitlines() if "error:" in line]
+    expected = {f"bad.py:{i}": code for i, code in enumerate(MISTAKES.values(), start=2)}
+    assert {line.split(": ")[0]: line.split("[")[-1][:-1] for line in found} == expected, (
+        done.stdout + done.stderr
+    )
