@@ -11,6 +11,7 @@ from dpoptax._bookkeeping import bookkept_sum, join_sums
 from dpoptax._clipping import Clip, ClippedSum, batch_axis, check_clip, sum_clipped
 from dpoptax._points import GradientPoints
 from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
+from dpoptax._tracing import check_parameters
 
 
 def clipped_grad(
@@ -67,7 +68,8 @@ def clipped_grad(
       first point.
 
     Raises:
-      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
+      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`, or
+        parameters that are integers, complex, or floats of fewer than 16 bits.
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, leaves of `batch` whose leading axes disagree
         with each other or with `mask`, a batch that the devices cannot share evenly, or one that
@@ -115,6 +117,7 @@ def clipped_grad(
                 f"points is a {type(points).__name__}: want "
                 "dpoptax.gradient_points(opt_state, params)"
             )
+        check_parameters(points.points[0])
         if layout is None:
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))
