@@ -12,6 +12,7 @@ import optax
 
 from dpoptax import _bounds
 
+
 class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
 
