@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._tracing import Block, Derived, Program, Step, Use, Value
+from dpoptax._program import Block, Derived, Program, Step, Use, Value
 
 # The values of derived quantities where a block runs, each clean or carrying the perturbations.
 Surroundings = dict[tuple[Derived, bool], jax.Array]

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from dpoptax._plan import Plan, Product, describe_uses, make_plan
-from dpoptax._tracing import Program, read_program
+from dpoptax._program import Program
+from dpoptax._tracing import read_program
 
 _RULES = {
     "outer": "product of two norms",
@@ -92,7 +93,7 @@ def explain(
       want of a rule; and a table when it is printed.
 
     Raises:
-      TypeError: a loss that is no scalar.
+      TypeError: a loss that is no scalar, or parameters that are no real floats.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))

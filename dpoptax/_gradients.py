@@ -15,12 +15,12 @@ from dpoptax._clipping import (
     Clip,
     batch_axis,
     check_clip,
-    check_real,
     sum_clipped,
 )
 from dpoptax._fixed_point import check_capacity
 from dpoptax._points import GradientPoints
 from dpoptax._sharding import check_one_device, make_layout, sum_over_devices
+from dpoptax._tracing import check_parameters
 
 
 def clipped_grad(
@@ -96,7 +96,8 @@ def clipped_grad(
       one, and clipped as one vector. Two sums would move by C each.
 
     Raises:
-      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`.
+      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`, or
+        parameters that are integers, complex, or floats of fewer than 16 bits.
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
         `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
@@ -160,7 +161,7 @@ def clipped_grad(
                 f"points is a {type(points).__name__}: want "
                 "dpoptax.gradient_points(opt_state, params)"
             )
-        check_real(points.points[0])
+        check_parameters(points.points[0])
         if layout is None:
             check_one_device(batch)
         mask = _check_mask(mask, batch_axis(batch))

@@ -15,7 +15,7 @@ from dpoptax._evaluation import evaluate_derived, run_batch, use_layout
 from dpoptax._plan import Member, Plan, Product
 from dpoptax._points import GradientPoints
 from dpoptax._products import Segment
-from dpoptax._tracing import Program, Use
+from dpoptax._program import Program, Use
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
 _SMALL = 2**10
@@ -245,7 +245,7 @@ def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tupl
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= _SMALL
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
-    flat = {leaf: g.reshape(g.shape[0], -1) for leaf, g in formed.items()}
+    flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
     pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
     return pieces, tuple(map(tuple, bundles.values()))
 

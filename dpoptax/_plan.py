@@ -8,7 +8,7 @@ from jax import lax
 
 from dpoptax import _products
 from dpoptax._products import Segment
-from dpoptax._tracing import Program, Use
+from dpoptax._program import Program, Use
 from dpoptax._uses import Layout, Lookup
 from dpoptax._views import Atoms, View
 

@@ -2,197 +2,39 @@
 
 Every value of the program is either *derived* (a function of parameters and constants: the same
 for all examples) or *private* (it may depend on the example). Where a derived value meets a
-private one in an operation that `_uses` knows, that is a use. Anywhere else the parameters
-behind it become *opaque*: the only way to their gradients is automatic differentiation.
+private one in an operation that `_uses` knows, and a gradient flows there, that is a use. Anywhere
+else the parameters behind it become *opaque*: the only way to their gradients is automatic
+differentiation.
 """
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from dpoptax import _uses, _views
+from dpoptax._activity import CONSTANT, Activity, carries_gradient
+from dpoptax._program import Application, Block, Derived, Private, Program, Step, Use, Value
 
 _INLINE = {"jit", "pjit", "closed_call", "core_call"}
 _ELEMENTWISE = {"add", "sub", "mul", "div"}
 _REMAT = {"checkpoint", "remat", "remat2"}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Application:
-    """An operation whose operands are all derived."""
-
-    eqn: Any
-    operands: tuple["Derived", ...]
-    scans: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Derived:
-    """A value made of parameters and constants.
-
-    `leaves` are the parameters that its gradient flows to; it `varies` if parameters go into it,
-    be it behind a `stop_gradient`. It is a `view` of one parameter, or `tiles`, several such views
-    side by side along an axis (counted with the axes of `scans`), or neither.
-
-    Inside the body of a scan over a stack of parameters it stands for all steps at once: its
-    array then has one leading axis for each scan named in `scans`, outermost first.
-    """
-
-    aval: Any
-    leaves: frozenset[int] = frozenset()
-    varies: bool = False
-    scans: tuple[int, ...] = ()
-    view: _views.View | None = None
-    tiles: tuple[int, tuple[_views.View, ...]] | None = None
-    leaf: int | None = None
-    constant: Any = None
-    source: Application | None = None
-    index: int = 0
-    alias: "Derived | None" = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Private:
-    """A value that may depend on the example; `touched` where it may depend on parameters too."""
-
-    aval: Any
-    touched: bool = True
-
-
-Value = Derived | Private
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Use:
-    """A derived value meeting data under a rule. `loops`: (length, stacked) of each scan around."""
-
-    index: int
-    rule: _uses.Rule
-    value: Derived
-    operand: Any
-    output: Any
-    loops: tuple[tuple[int, bool], ...]
-    touched: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the output for one example, over all steps."""
-        return (*(n for n, _ in self.loops), *self.output.shape)
-
-    @property
-    def layout(self) -> _uses.Layout:
-        layout = self.rule.layout
-        for length, stacked in reversed(self.loops):
-            layout = layout.stacked(length) if stacked else layout
-        return layout
-
-    @property
-    def positions(self) -> int:
-        positions = self.rule.positions
-        for length, stacked in self.loops:
-            positions *= 1 if stacked else length
-        return positions
-
-
-@dataclasses.dataclass(eq=False)
-class Block:
-    """A straight list of steps, with its inputs and results."""
-
-    inputs: list[Private]
-    steps: list["Step"] = dataclasses.field(default_factory=list)
-    results: list[Value] = dataclasses.field(default_factory=list)
-
-    def needs(self) -> set[tuple[Derived, bool]]:
-        """The derived values read, each with whether gradients flow through the read."""
-        found = {(v, True) for v in self.results if isinstance(v, Derived)}
-        for step in self.steps:
-            found |= {(v, step.use is None) for v in step.operands if isinstance(v, Derived)}
-            if step.body is not None:
-                found |= step.body.needs()
-        return found
-
-    def uses(self) -> list[Use]:
-        found = []
-        for step in self.steps:
-            if step.use is not None:
-                found.append(step.use)
-            if step.body is not None:
-                found.extend(step.body.uses())
-        return found
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """One operation that touches private values; a scan or a rematerialised call has a body."""
-
-    eqn: Any
-    operands: tuple[Value, ...]
-    outputs: tuple[Private, ...]
-    use: Use | None = None
-    data: int = 0
-    body: Block | None = None
-    scan: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Program:
-    """A traced loss, read.
-
-    Attributes:
-      block: the steps.
-      parameters: the parameters' shapes and dtypes.
-      uses: where they meet data under a rule.
-      opaque: the parameters that meet data elsewhere, with the operations. Their per-example
-        gradients come from automatic differentiation.
-      elementwise: those among them that only scale and shift data of at least their own size
-        (biases, scales, positions): nothing is cheaper than their per-example gradients.
-      result_tree: the structure of (loss, aux).
-    """
-
-    block: Block
-    parameters: tuple[Any, ...]
-    uses: tuple[Use, ...]
-    opaque: dict[int, tuple[str, ...]]
-    elementwise: frozenset[int]
-    result_tree: Any
+# The derivatives of these are what a user wrote: linear in the cotangent or not.
+_CUSTOM = {
+    "custom_jvp_call", "custom_lin", "custom_transpose_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "linear_call",
+}  # fmt: skip
 
 
 class _Reader:
-    def __init__(self, parameters: list[Any]) -> None:
-        self.parameters = parameters
-        self.opaque: dict[int, list[str]] = {}
-        self.heavy: set[int] = set()
-        self.uses = 0
+    """Follows the values of a program into steps."""
+
+    def __init__(self) -> None:
         self.scans = 0
-
-    def mark(self, values: Any, reason: str, reach: int = 0) -> None:
-        """Notes that parameters meet data unseen, in an output of `reach` entries."""
-        for value in values:
-            if isinstance(value, Derived):
-                for leaf in value.leaves:
-                    reasons = self.opaque.setdefault(leaf, [])
-                    if reason not in reasons:
-                        reasons.append(reason)
-                    if reason not in _ELEMENTWISE or self.parameters[leaf].size > reach:
-                        self.heavy.add(leaf)
-
-    def derive(self, eqn: Any, operands: tuple[Derived, ...]) -> list[Derived]:
-        leaves = frozenset().union(*(v.leaves for v in operands))
-        if eqn.primitive.name == "stop_gradient":
-            leaves = frozenset()
-        varies = any(v.varies for v in operands)
-        scans = tuple(sorted({s for v in operands for s in v.scans}))
-        source = Application(eqn, operands, scans)
-        tiles = _tiles(eqn, operands)
-        return [
-            Derived(v.aval, leaves, varies, scans, view, tiles, source=source, index=i)
-            for i, (v, view) in enumerate(
-                zip(eqn.outvars, _views_after(eqn, operands), strict=True)
-            )
-        ]
 
     def read(self, jaxpr: Any, consts: list[Value], args: list[Value], loops: Any) -> Block:
         block = Block([v for v in args if isinstance(v, Private)])
@@ -220,7 +62,7 @@ class _Reader:
             inner, consts = _open(closed)
             return self.extend(block, inner, [*map(_constant, consts), *operands], loops)
         if not eqn.effects and all(isinstance(v, Derived) for v in operands):
-            return list(self.derive(eqn, operands))
+            return list(_derive(eqn, operands))
         touched = any(v.varies if isinstance(v, Derived) else v.touched for v in operands)
         outputs = tuple(Private(v.aval, touched) for v in eqn.outvars)
         if name == "scan":
@@ -228,42 +70,14 @@ class _Reader:
         elif name in _REMAT:
             inner, consts = _open(eqn.params["jaxpr"])
             body = self.read(inner, [*map(_constant, consts)], list(operands), loops)
-            block.steps.append(Step(eqn, operands, outputs, body=body))
+            block.steps.append(Step(eqn, operands, outputs, loops, body=body))
             return [
                 inside if isinstance(inside, Derived) else out
                 for inside, out in zip(body.results, outputs, strict=True)
             ]
         else:
-            block.steps.append(self.meet(eqn, operands, outputs, loops))
+            block.steps.append(Step(eqn, operands, outputs, loops))
         return list(outputs)
-
-    def is_part(self, value: Value) -> bool:
-        """Whether a value is some of the entries of one parameter."""
-        if not isinstance(value, Derived) or value.view is None:
-            return False
-        return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
-
-    def meet(self, eqn: Any, operands: Any, outputs: Any, loops: Any) -> Step:
-        private = [isinstance(v, Private) for v in operands]
-        if any(isinstance(v, Derived) and v.leaves for v in operands):
-            found = _uses.find_rule(eqn, private, [self.is_part(v) for v in operands])
-            others = [v for i, v in enumerate(operands) if not (found and i == found[1])]
-            if (
-                found
-                and operands[found[1]].leaves
-                and not any(isinstance(v, Derived) and v.leaves for v in others)
-            ):
-                rule, parameter, data = found
-                around = tuple((n, s in operands[parameter].scans) for s, n in loops)
-                use = Use(
-                    self.uses, rule, operands[parameter], eqn.invars[data].aval,
-                    eqn.outvars[0].aval, around, rule.reads_data and operands[data].touched,
-                )  # fmt: skip
-                self.uses += 1
-                return Step(eqn, operands, outputs, use=use, data=data)
-            steps = math.prod(length for _, length in loops)
-            self.mark(operands, eqn.primitive.name, steps * eqn.outvars[0].aval.size)
-        return Step(eqn, operands, outputs)
 
     def scan(self, eqn: Any, operands: Any, outputs: Any, loops: Any) -> Step:
         p = eqn.params
@@ -281,20 +95,136 @@ class _Reader:
             else:
                 scans = (*outer.scans, scan)
                 args.append(
-                    Derived(
-                        var.aval,
-                        outer.leaves,
-                        outer.varies,
-                        scans,
-                        outer.view,
-                        outer.tiles,
+                    dataclasses.replace(
+                        outer,
+                        aval=var.aval,
+                        scans=scans,
+                        leaf=None,
+                        constant=None,
+                        source=None,
+                        index=0,
                         alias=outer,
-                    )
+                    )  # fmt: skip
                 )
-        self.mark(operands[n_consts : n_consts + n_carry], "the carry of scan")
         body = self.read(inner, [*map(_constant, consts)], args, (*loops, (scan, p["length"])))
-        self.mark(body.results, "the results of scan")
-        return Step(eqn, operands, outputs, body=body, scan=scan)
+        return Step(eqn, operands, outputs, loops, body=body, scan=scan)
+
+
+class _Finder:
+    """Finds the uses of parameters among steps, and what is opaque."""
+
+    def __init__(self, parameters: tuple[Any, ...], active: Activity) -> None:
+        self.parameters = parameters
+        self.active = active
+        self.opaque: dict[int, list[str]] = {}
+        self.heavy: set[int] = set()
+        self.uses: list[Use] = []
+
+    def mark(self, values: Any, reason: str, reach: int = 0) -> None:
+        """Notes that parameters meet data unseen, in an output of `reach` entries."""
+        for value in values:
+            if isinstance(value, Derived):
+                for leaf in value.leaves:
+                    reasons = self.opaque.setdefault(leaf, [])
+                    if reason not in reasons:
+                        reasons.append(reason)
+                    if reason not in _ELEMENTWISE or self.parameters[leaf].size > reach:
+                        self.heavy.add(leaf)
+
+    def find(self, block: Block) -> None:
+        """Gives each step of a block its use."""
+        block.steps = [self.step(s) if s in self.active.steps else s for s in block.steps]
+
+    def step(self, step: Step) -> Step:
+        if step.body is None:
+            return self.meet(step)
+        if step.scan is not None:
+            outputs, carried = self.active.scanned(step)
+            flows = [*carried, *outputs[len(carried) :]]
+            self.mark(itertools.compress(step.operands[step.carry], carried), "the carry of scan")
+            self.mark(itertools.compress(step.body.results, flows), "the results of scan")
+        self.find(step.body)
+        return step
+
+    def meet(self, step: Step) -> Step:
+        eqn, operands = step.eqn, step.operands
+        flowing = [i for i, v in enumerate(operands) if isinstance(v, Derived) and v.leaves]
+        if not flowing:
+            return step
+        private = [isinstance(v, Private) for v in operands]
+        found = _uses.find_rule(eqn, private, [self.is_part(v) for v in operands])
+        if found and flowing == [found[1]]:
+            rule, parameter, data = found
+            value = operands[parameter]
+            assert isinstance(value, Derived)
+            if not value.nonlinear:
+                around = tuple((n, s in value.scans) for s, n in step.loops)
+                read = operands[data]
+                touched = rule.reads_data and isinstance(read, Private) and read.touched
+                use = Use(
+                    len(self.uses), rule, value, eqn.invars[data].aval, eqn.outvars[0].aval,
+                    around, touched,
+                )  # fmt: skip
+                self.uses.append(use)
+                return dataclasses.replace(step, use=use, data=data)
+            self.mark([value], value.nonlinear)
+            return step
+        steps = math.prod(length for _, length in step.loops)
+        reach = max(v.aval.size for v in step.outputs)
+        self.mark(operands, eqn.primitive.name, steps * reach)
+        return step
+
+    def is_part(self, value: Value) -> bool:
+        """Whether a value is some of the entries of one parameter."""
+        if not isinstance(value, Derived) or value.view is None:
+            return False
+        return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
+
+
+def _derive(eqn: Any, operands: tuple[Derived, ...]) -> list[Derived]:
+    leaves = frozenset().union(*(v.leaves for v in operands))
+    varies = any(v.varies for v in operands)
+    nonlinear = max((v.nonlinear for v in operands if v.leaves), default="") or _nonlinear(eqn)
+    scans = tuple(sorted({s for v in operands for s in v.scans}))
+    source = Application(eqn, operands, scans)
+    views, tiles = _views_after(eqn, operands), _tiles(eqn, operands)
+    outputs = []
+    for i, (var, view) in enumerate(zip(eqn.outvars, views, strict=True)):
+        flows = bool(leaves) and eqn.primitive.name not in CONSTANT and carries_gradient(var.aval)
+        outputs.append(
+            Derived(
+                var.aval,
+                leaves if flows else frozenset(),
+                varies,
+                nonlinear if flows else "",
+                scans,
+                view if flows else None,
+                tiles if flows else None,
+                source=source,
+                index=i,
+            )  # fmt: skip
+        )
+    return outputs
+
+
+def _nonlinear(eqn: Any) -> str:
+    """The name of an operation whose derivative need not be linear in the cotangent, else empty."""
+    name = eqn.primitive.name
+    if name in _CUSTOM:
+        return name
+    bits = eqn.params if name == "reduce_precision" else {}
+    few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
+    if few or any(_uses.is_narrow(v.aval.dtype) for v in eqn.outvars):
+        return f"{name} to few bits"
+    inner = [e for jaxpr in _inside(eqn.params) for e in jaxpr.eqns]
+    return next(filter(None, map(_nonlinear, inner)), "")
+
+
+def _inside(params: Any) -> list[Any]:
+    """The programs among the parameters of an operation."""
+    is_jaxpr = lambda x: hasattr(x, "eqns")  # noqa: E731
+    found = jax.tree.leaves(list(params.values()), is_leaf=is_jaxpr)
+    return [_open(x)[0] for x in found if is_jaxpr(x)]
 
 
 def _views_after(eqn: Any, operands: tuple[Derived, ...]) -> list[_views.View | None]:
@@ -305,6 +235,8 @@ def _views_after(eqn: Any, operands: tuple[Derived, ...]) -> list[_views.View | 
     if len(moved) != 1 or moved[0].view is None:
         return unknown
     if moved[0] is not operands[0] and name != "mul":
+        return unknown
+    if not all(_uses.is_real(v.aval.dtype) for v in eqn.outvars):
         return unknown
     view, lead = moved[0].view, len(moved[0].scans)
     if name == "split":
@@ -354,11 +286,29 @@ def _constant(value: Any) -> Derived:
     return Derived(jax.typeof(value), constant=value)
 
 
+def check_parameters(params: Any) -> None:
+    """Raises a TypeError where parameters are anything but real floats of 16 bits or more."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jax.typeof(leaf).dtype
+        if _uses.is_real(dtype):
+            continue
+        remedy = "has no gradient: close loss_fn over it, and leave it out of the parameters"
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            remedy = "cannot be clipped: hold its real and its imaginary part as two parameters"
+        elif _uses.is_narrow(dtype):
+            remedy = (
+                "is too narrow for a gradient: hold it in bfloat16 or wider, cast it in loss_fn"
+            )
+        name = jax.tree_util.keystr(path) or "the parameter"
+        raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
+
+
 def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: bool) -> Program:
     """Traces `loss_fn(params, example[, key])` on shapes and reads it.
 
     The arguments are arrays or shape structs of one example; `key` is None where there is none.
     """
+    check_parameters(params)
     extra = () if key is None else (key,)
 
     def flat(params: Any, example: Any, *key: Any) -> Any:
@@ -377,18 +327,22 @@ def read_program(loss_fn: Any, params: Any, example: Any, key: Any, *, has_aux: 
     for i, var in enumerate(closed.jaxpr.invars):
         if i < count:
             view = _views.View.whole(i, tuple(var.aval.shape))
-            args.append(Derived(var.aval, frozenset({i}), True, view=view, leaf=i))
+            flows = frozenset({i} if var.aval.size else ())
+            args.append(Derived(var.aval, flows, True, view=view, leaf=i))
         else:
             args.append(Private(var.aval, touched=False))
-    reader = _Reader([var.aval for var in closed.jaxpr.invars[:count]])
-    block = reader.read(closed.jaxpr, [_constant(c) for c in closed.consts], args, ())
-    reader.mark(block.results[:1], "the loss itself")
-    uses = tuple(sorted(block.uses(), key=lambda use: use.index))
+    parameters = tuple(var.aval for var in closed.jaxpr.invars[:count])
+    block = _Reader().read(closed.jaxpr, [_constant(c) for c in closed.consts], args, ())
+    active = Activity()
+    active.flow_through(block, [True] + [False] * (len(block.results) - 1))
+    finder = _Finder(parameters, active)
+    finder.find(block)
+    finder.mark(block.results[:1], "the loss itself")
     return Program(
         block,
-        tuple(var.aval for var in closed.jaxpr.invars[:count]),
-        uses,
-        {leaf: tuple(reasons) for leaf, reasons in reader.opaque.items()},
-        frozenset(set(reader.opaque) - reader.heavy),
+        parameters,
+        tuple(finder.uses),
+        {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
+        frozenset(set(finder.opaque) - finder.heavy),
         jax.tree.structure(shapes),
     )

@@ -60,6 +60,16 @@ class Rule:
         raise NotImplementedError
 
 
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is of real floats of 16 bits or more."""
+    return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether a dtype is of floats of fewer than 16 bits, which round gradients beyond use."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
+
+
 def _shape(operand: Any) -> tuple[int, ...]:
     return tuple(operand.shape)
 
@@ -178,7 +188,7 @@ class Lookup(Rule):
     positions: int
     row_axes: tuple[int, ...]  # the axes of the output that run along a row
     size: int
-    drop: bool  # an index outside the table reads no row; else it is clamped
+    drop: bool  # an index outside the table has no gradient; else it is clamped
     name: str = "lookup"
 
     @classmethod
@@ -197,7 +207,7 @@ class Lookup(Rule):
             math.prod(_shape(eqn.invars[1].aval)[:-1]),
             tuple(d.offset_dims),
             shape[axis],
-            "FILL_OR_DROP" in str(p["mode"]),
+            p["mode"] is not lax.GatherScatterMode.CLIP,
         )
 
     @classmethod
@@ -212,11 +222,13 @@ class Lookup(Rule):
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         columns = jnp.moveaxis(cotangent, self.row_axes, range(-len(self.row_axes), 0))
         columns = columns.reshape(self.positions, -1)
-        index = operand.reshape(self.positions).astype(jnp.int32)
+        index = operand.reshape(self.positions)
+        # In its own dtype: a narrower one would wrap around.
+        last = min(self.size - 1, int(jnp.iinfo(index.dtype).max))
+        clamped = jnp.clip(index, 0, last)
         if self.drop:
-            inside = (index >= 0) & (index < self.size)
-            columns = jnp.where(inside[:, None], columns, 0)
-        return jnp.clip(index, 0, self.size - 1)[None], columns[None]
+            columns = jnp.where((index == clamped)[:, None], columns, 0)
+        return clamped.astype(jnp.int32)[None], columns[None]
 
 
 def _table(shape: tuple[int, ...], axis: int) -> Layout:
@@ -240,7 +252,8 @@ class Shift(Rule):
     @classmethod
     def build(cls, eqn: Any, parameter: int) -> "Shift":
         shape, out = _shape(eqn.invars[parameter].aval), _shape(eqn.outvars[0].aval)
-        repeated = tuple(i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
+        aligned = shape or (1,) * len(out)  # a scalar goes with any shape
+        repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
         name = eqn.primitive.name
         sign = -1 if name == "sub" and parameter == 1 else 1
         return cls(Layout(shape, (), (), tuple(range(len(shape)))), sign, repeated, name=name)
@@ -257,7 +270,11 @@ def find_rule(eqn: Any, private: list[bool], parts: list[bool]) -> tuple[Rule, i
     whether it is some entries of one parameter, not all.
     """
     name = eqn.primitive.name
-    if not all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars):
+    floats = [
+        *eqn.outvars,
+        *(eqn.invars if name in ("dot_general", "conv_general_dilated") else ()),
+    ]
+    if not eqn.outvars or not all(is_real(v.aval.dtype) for v in floats):
         return None
     rule: Rule | None = None
     if name == "dot_general":

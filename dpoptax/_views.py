@@ -28,6 +28,8 @@ _PASS_THROUGH = frozenset(
         "sharding_constraint",
     }
 )
+# Scales beyond this, or their inverse, may leave the range of floats where the values do not.
+_LEAST = 2.0**-60
 
 
 def merge(atoms: Atoms) -> Atoms:
@@ -168,7 +170,9 @@ def through(view: View, name: str, params: dict[str, Any], constants: list[Any])
         return dataclasses.replace(view, scale=-view.scale)
     if name in ("mul", "div") and len(constants) == 1 and np.ndim(constants[0]) == 0:
         factor = constants[0]
-        if isinstance(factor, (int, float, np.generic, np.ndarray)) and math.isfinite(factor):
-            factor = float(factor) if name == "mul" else 1 / float(factor) if factor else 0.0
-            return dataclasses.replace(view, scale=view.scale * factor) if factor else None
+        if isinstance(factor, (int, float, np.generic, np.ndarray)) and factor:
+            factor = float(factor)
+            scale = view.scale * factor if name == "mul" else view.scale / factor
+            if _LEAST <= abs(scale) <= 1 / _LEAST:
+                return dataclasses.replace(view, scale=scale)
     return None

@@ -22,7 +22,7 @@ FALLBACKS = {
     "control_flow": {"w": "meets data in cond"},
     "custom_rules": {
         "w": "meets data in custom_jvp_call",
-        "v": "computed on before it meets data in dot_general",
+        "v": "meets data in custom_jvp_call",
         "b": "meets data in custom_vjp_call",
     },
     "penalised": {"w": "meets data in add"},
