@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from dpoptax import accounting, matrix, sampling
@@ -49,6 +50,22 @@ class PrivacyPlan:
         if self.delta is None or self.noise_multiplier == 0:
             return None
         return _epsilon(self.priced, self.noise_multiplier, steps, self.delta, self.accountant)
+
+    def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
+        """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
+
+        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        """
+        if self.delta is None or self.noise_multiplier == 0:
+            return dict.fromkeys(steps)
+        curve = accounting.epsilon_curve(
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            steps=steps,
+            sampler=_without_seed(self.priced),
+            accountant=self.accountant,
+        )
+        return dict(zip(steps, curve.tolist(), strict=True))
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
