@@ -1,7 +1,6 @@
 """How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from dpoptax import accounting, matrix, sampling
 from dpoptax.training import devices
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.sharing import once
 
 SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,
@@ -58,14 +58,9 @@ class PrivacyPlan:
         """
         if self.delta is None or self.noise_multiplier == 0:
             return dict.fromkeys(steps)
-        curve = accounting.epsilon_curve(
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            steps=steps,
-            sampler=_without_seed(self.priced),
-            accountant=self.accountant,
-        )
-        return dict(zip(steps, curve.tolist(), strict=True))
+        release = self.noise_multiplier, self.delta, self.accountant
+        curve = _curve(_without_seed(self.priced), *release, tuple(steps))
+        return dict(zip(steps, curve, strict=True))
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
@@ -121,7 +116,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@once(maxsize=256)
 def _noise_and_steps(
     sampler: Any,
     *,
@@ -147,7 +142,7 @@ def _noise_and_steps(
     return noise_multiplier, steps
 
 
-@functools.lru_cache(maxsize=4096)
+@once(maxsize=4096)
 def _cached_epsilon(
     sampler: Any,
     noise_multiplier: float,
@@ -162,6 +157,24 @@ def _cached_epsilon(
         sampler=sampler,
         accountant=accountant,
     )
+
+
+@once(maxsize=256)
+def _curve(
+    sampler: Any,
+    noise_multiplier: float,
+    delta: float,
+    accountant: accounting.Accountant,
+    steps: tuple[int, ...],
+) -> tuple[float, ...]:
+    curve = accounting.epsilon_curve(
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        steps=steps,
+        sampler=sampler,
+        accountant=accountant,
+    )
+    return tuple(curve.tolist())
 
 
 def _epsilon(sampler: Any, *release: Any) -> float:
