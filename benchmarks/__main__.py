@@ -1,5 +1,9 @@
-"""What a private step costs. `python -m benchmarks --help` lists the choices."""
+"""What a private step costs. `python -m benchmarks --help` lists the choices.
 
+`python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`.
+"""
+
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import report
+from benchmarks import report, startup
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -81,4 +85,7 @@ def main(config: Config) -> str:
 
 
 if __name__ == "__main__":
-    print(main(tyro.cli(Config)))
+    if sys.argv[1:2] == ["startup"]:
+        print(startup.main(tyro.cli(startup.Startup, args=sys.argv[2:])))
+    else:
+        print(main(tyro.cli(Config)))

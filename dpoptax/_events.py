@@ -20,6 +20,8 @@ from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event, pld, rdp
 from scipy import stats
 
+from dpoptax import _renyi
+
 RELATIONS = {
     "add-or-remove-one": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
@@ -108,11 +110,18 @@ def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelatio
 
 
 class _RdpAccountant(rdp.RdpAccountant):
-    """dp_accounting's, which also knows the worst of several events."""
+    """dp_accounting's, with a sampled Gaussian's curve computed once and the worst of several."""
 
     _rdp: np.ndarray
+    _orders: np.ndarray
 
     def _maybe_compose(self, event: Event, count: int, do_compose: bool) -> Any:
+        if do_compose and _renyi.is_sampled_gaussian(event):
+            refused = super()._maybe_compose(event, count, False)
+            if refused is None:
+                orders, relation = tuple(self._orders), self._neighboring_relation
+                self._rdp += count * _renyi.sampled_gaussian_rdp(event, orders, relation)
+            return refused
         if not isinstance(event, WorstOfDpEvent):
             return super()._maybe_compose(event, count, do_compose)
         worst, before = np.zeros_like(self._rdp), self._rdp

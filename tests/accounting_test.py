@@ -12,7 +12,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import dpoptax
-from dpoptax import accounting
+from dpoptax import _events, _renyi, accounting
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 DELTA = 1e-5
@@ -211,6 +211,103 @@ class TestIndependentComputations:
             for accountant in ("pld", "rdp")
         )
         assert pld < rdp < 2 * pld
+
+
+class TestCurve:
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    @pytest.mark.parametrize(
+        "sampler", [PoissonSampler(1438, 256, seed=0), FixedSizeSampler(1000, 100, seed=0)]
+    )
+    def test_never_below_epsilon_and_rising(self, sampler, accountant):
+        run = {"noise_multiplier": 3.0, "delta": DELTA, "sampler": sampler}
+        counts = [0, *range(1, 40, 3)]
+        bounds = accounting.epsilon_curve(steps=counts, accountant=accountant, **run)
+        exact = [accounting.epsilon(steps=n, accountant=accountant, **run) for n in counts]
+        assert bounds[0] == 0
+        assert np.all(np.diff(bounds) >= 0)
+        assert bounds[-1] == exact[-1]
+        if accountant == "rdp":
+            assert bounds.tolist() == exact
+        assert np.all(bounds >= exact)
+        assert np.all(bounds <= np.asarray(exact) + 0.2 * exact[-1])
+
+    def test_order_and_repetition_do_not_matter(self):
+        run = {"noise_multiplier": 2.0, "delta": DELTA, "sampling_probability": 0.1}
+        once = accounting.epsilon_curve(steps=[5, 10], **run)
+        assert accounting.epsilon_curve(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
+        assert accounting.epsilon_curve(steps=[], **run).shape == (0,)
+
+    def test_few_prices_for_many_counts(self, monkeypatch):
+        asked = []
+        priced = accounting._events.epsilon_of
+
+        def counting(event, *arguments):
+            asked.append(event)
+            return priced(event, *arguments)
+
+        monkeypatch.setattr(accounting._events, "epsilon_of", counting)
+        accounting.epsilon_curve(
+            noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301)
+        )
+        assert len(asked) <= 10
+
+    def test_shuffled_epochs_have_none(self):
+        sampler = ShuffledSampler(1000, 100, seed=0)
+        with pytest.raises(ValueError, match="no privacy event"):
+            accounting.epsilon_curve(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
+
+
+class TestSeriesOfRenyiDivergences:
+    """dp_accounting gives up fractional orders with a warning in its log, after a while."""
+
+    cases = pytest.mark.parametrize(
+        ("q", "sigma", "lost"),
+        [(0.5, 1.0, 8), (0.5, 100.0, 15), (0.3, 0.3, 3), (1e-3, 1.0, 0), (1 - 1e-6, 2.0, 0)],
+    )
+
+    @pytest.fixture
+    def logged(self, monkeypatch):
+        lines = []
+        monkeypatch.setattr(
+            "absl.logging.warning", lambda text, *values: lines.append(text % values)
+        )
+        return lines
+
+    @cases
+    def test_exactly_the_orders_that_it_sums_are_asked_for(self, logged, q, sigma, lost):
+        event = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
+        theirs = dpa.rdp.RdpAccountant()
+        orders = theirs._orders
+        ours = _events.rdp_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        assert logged == []
+        theirs.compose(event)
+        assert len(logged) == lost
+        assert ours.tolist() == theirs._rdp.tolist()
+
+    @cases
+    def test_no_warning_reaches_a_user(self, logged, q, sigma, lost):
+        run = {"noise_multiplier": sigma, "sampling_probability": q, "accountant": "rdp"}
+        assert accounting.epsilon(steps=3, delta=DELTA, **run) > 0
+        assert logged == []
+
+    def test_a_curve_is_computed_once_for_all_numbers_of_steps(self, monkeypatch):
+        computed = []
+        summable = _renyi.summable
+
+        def counting(*arguments):
+            computed.append(arguments)
+            return summable(*arguments)
+
+        monkeypatch.setattr(_renyi, "summable", counting)
+        for steps in (1, 7, 500):
+            accounting.epsilon(
+                noise_multiplier=1.7654321,
+                sampling_probability=0.0123,
+                steps=steps,
+                delta=DELTA,
+                accountant="rdp",
+            )
+        assert len(computed) == 1
 
 
 class TestTruncation:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dpoptax.training import plots, records
+from dpoptax.training import records
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.privacy import make_plan
@@ -102,6 +102,8 @@ def compare(
             bar.set_description(name)
             methods.append({"name": name, **_one_method(config, plan, seeds, runner, bar)})
             records.write_json(path, results())
+    from dpoptax.training import plots  # with matplotlib, for which no other command need wait
+
     final = results()
     (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
     plots.plot_comparison(final, comparison.workdir / "comparison.png")

@@ -13,6 +13,7 @@ import optax
 
 from dpoptax.training import models, streaming
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.sharing import once
 from dpoptax.training.tokens import NO_LABEL
 
 
@@ -22,6 +23,11 @@ class Totals(NamedTuple):
     loss: Any
     correct: Any
     labels: Any
+
+
+def evaluated_steps(config: TrainConfig, last: int) -> tuple[int, ...]:
+    """After how many of `last` steps a run evaluates: before any, every so many, after the last."""
+    return (*range(0, last, config.eval_every), last)
 
 
 @functools.lru_cache
@@ -44,6 +50,12 @@ def evaluate_split(
     return jax.jit(evaluate)
 
 
+@once(maxsize=64)
+def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Callable[..., Totals]:
+    arguments = jax.tree.unflatten(structure, leaves)
+    return jax.jit(evaluate_split(model, chunk)).lower(*arguments).compile()
+
+
 class Evaluation:
     """Loss (nats per label), accuracy, and for generation perplexity, of parameters on a split.
 
@@ -58,18 +70,33 @@ class Evaluation:
         self, config: TrainConfig, model: nn.Module, splits: Mapping[str, Any], frozen: Any
     ) -> None:
         self._chunk = min(1024, config.microbatch_size or 1024)
-        self._totals = evaluate_split(model, self._chunk)
-        self._splits, self._frozen = splits, frozen
+        self._model, self._splits, self._frozen = model, splits, frozen
+
+    def compile(self, params: Any, name: str) -> None:
+        """Compiles for parameters like `params`, by their shapes alone, on one device."""
+        split = self._splits[name]
+        if not isinstance(split, Mapping):
+            split = next(self._chunks(split))
+        self._executable(params, split)
+
+    def _chunks(self, split: Any) -> Any:
+        return streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
+
+    def _executable(self, params: Any, part: Any) -> Callable[..., Totals]:
+        arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
+        leaves, structure = jax.tree.flatten(arguments)
+        return _compiled(self._model, self._chunk, tuple(leaves), structure)
+
+    def _totals(self, params: Any, part: Any) -> Totals:
+        if all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params)):
+            return self._executable(params, part)(params, part, self._frozen)
+        return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
 
     def __call__(self, params: Any, name: str) -> dict[str, float]:
         """The metrics, each with the split's name before it."""
         split = self._splits[name]
-        parts = (
-            [split]
-            if isinstance(split, Mapping)
-            else streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
-        )
-        sums = [self._totals(params, part, self._frozen) for part in parts]
+        parts = [split] if isinstance(split, Mapping) else self._chunks(split)
+        sums = [self._totals(params, part) for part in parts]
         loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
         metrics = {
             f"{name}_loss": loss / max(labels, 1),

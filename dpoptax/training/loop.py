@@ -3,26 +3,29 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from dpoptax import accounting, spectrum
-from dpoptax.training import devices, models, plots, recording, records, resume, streaming
+from dpoptax import accounting
+from dpoptax.training import devices, models, outputs, recording, records, resume, streaming
 from dpoptax.training.averaging import averaged
-from dpoptax.training.chain import build_optimizer, noise_stddev
+from dpoptax.training.chain import build_optimizer
 from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation
+from dpoptax.training.evaluation import Evaluation, evaluated_steps
+from dpoptax.training.feeding import Feed
+from dpoptax.training.foresight import preparing, published_shapes, shapes_of
 from dpoptax.training.generation import Generation
+from dpoptax.training.phases import Phases, say
 from dpoptax.training.privacy import PrivacyPlan, make_plan
-from dpoptax.training.step import Loaded, Resident, compile_step
+from dpoptax.training.step import compile_step
 
 Record = dict[str, Any]
 
@@ -69,11 +72,42 @@ def train_and_evaluate(
             another mechanism, sampler or data. The message names field, value and remedy.
         CheckpointError: A checkpoint cannot be written, or there are some and none can be read.
     """
-    place = devices.start(config.parallel)
-    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
-    workdir = Path(workdir)
+    phases = Phases(say if progress else None)
+    with phases("devices"):
+        place = devices.start(config.parallel)
+    main = jax.process_index() == 0
+    if not main:
+        phases.hush()
+    shapes = published_shapes(config) if place.mesh is None else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preparing(config, shapes))
+        with phases("data"):
+            dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+            if place.mesh is None and shapes != (shapes := shapes_of(dataset)):
+                stack.enter_context(preparing(config, shapes))
+        result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)
+    if main:
+        with phases("files"):
+            outputs.write(config, result, Path(workdir))
+        summary = {**result.summary, "phases": phases.seconds()}
+        result = dataclasses.replace(result, summary=summary)
+        records.write_json(Path(workdir) / "summary.json", summary)
+    return result
+
+
+def _train_in(
+    config: TrainConfig,
+    dataset: Dataset,
+    workdir: Path,
+    place: devices.Devices,
+    phases: Phases,
+    progress: bool,
+) -> RunResult:
+    """Trains from what `workdir` holds, and writes metrics and checkpoints there."""
+    main = jax.process_index() == 0
     with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
-        begun = checkpoints.newest_record()
+        with phases("checkpoints"):
+            begun = checkpoints.newest_record()
         metrics_path = workdir / "metrics.jsonl"
         if begun is None and metrics_path.exists():
             raise CheckpointError(
@@ -81,52 +115,23 @@ def train_and_evaluate(
                 "fresh start would forget what was already released: give another workdir, or "
                 "remove these files if they do not matter"
             )
-        plan = make_plan(resume.with_seed_of(config, begun), dataset.train_size)
-        if begun is not None:
-            resume.check_same_run(config, plan, begun, workdir)
-        main = jax.process_index() == 0
+        with phases("accounting"):
+            plan = make_plan(resume.with_seed_of(config, begun), dataset.train_size)
+            if begun is not None:
+                resume.check_same_run(config, plan, begun, workdir)
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
-        with _metrics_file(metrics_path if main else None) as observe:
-            result = train(
+        with outputs.metrics_file(metrics_path if main else None) as observe:
+            return train(
                 config,
                 dataset,
                 plan,
                 observe=observe,
-                progress=progress and main,
+                progress=progress,
                 checkpoints=checkpoints,
                 place=place,
+                phases=phases,
             )
-    if main:
-        records.save_params(workdir / "params.msgpack", result.params)
-        plots.plot_run(result.summary, result.history, workdir / "training.png")
-        if result.recorded:
-            stddev = noise_stddev(config, plan.noise_multiplier)
-            recording.write(workdir / "recording.npz", result.recorded, stddev)
-            if len(result.recorded["released"]) > 1:
-                spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
-        if result.generated:
-            records.write_lines(workdir / "generated.jsonl", result.generated)
-        records.write_json(workdir / "summary.json", result.summary)
-    return result
-
-
-@contextlib.contextmanager
-def _metrics_file(path: Path | None) -> Iterator[Callable[[Record], object]]:
-    """A function that writes records; the file is replaced when the first one comes."""
-    with contextlib.ExitStack() as stack:
-        file: TextIO | None = None
-
-        def observe(record: Record) -> None:
-            nonlocal file
-            if path is None:
-                return
-            if file is None:
-                opened = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
-                file = stack.enter_context(opened)
-            file.write(records.to_json(record) + "\n")
-
-        yield observe
 
 
 def train(
@@ -138,29 +143,35 @@ def train(
     progress: bool = False,
     checkpoints: Checkpoints | None = None,
     place: devices.Devices = devices.Devices(),  # noqa: B008
+    phases: Phases | None = None,
 ) -> RunResult:
     """Train on `dataset` within `plan`; `observe` gets each record, and nothing else is written.
 
     Steps past `plan.permitted_steps` are refused: the run ends before them, and its summary says
     `stopped_by_budget`. With `checkpoints`, it goes on from the newest and writes new ones, the
-    first before any step: no noise is drawn that a later start would not know of.
+    first before any step: no noise is drawn that a later start would not know of. `phases` gets
+    the time of each part.
     """
     if config.record_training_metrics and not streaming.in_memory(dataset.train):
         raise ConfigError(
             "record_training_metrics=True reads the whole training split, which is streamed from "
             "files; leave it out"
         )
-    init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model(config, dataset.num_classes, dataset.kind)
-    generate = Generation(config, model, dataset) if config.beams else None
-    optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
-    example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
-    params, frozen = place.replicate(
-        models.start_variables(config, model, example["inputs"], init_key)
-    )
-    opt_state = place.replicate(optimizer.init(params))
-    feed = _Feed(dataset, plan, place, config)
-    begun = checkpoints.restore((params, opt_state)) if checkpoints else None
+    phases = phases or Phases()
+    with phases("init"):
+        init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
+        model = models.build_model(config, dataset.num_classes, dataset.kind)
+        generate = Generation(config, model, dataset) if config.beams else None
+        optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
+        example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
+        params, frozen = place.replicate(
+            models.start_variables(config, model, example["inputs"], init_key)
+        )
+        opt_state = place.replicate(optimizer.init(params))
+    with phases("data"):
+        feed = Feed(dataset, plan, place, config)
+    with phases("checkpoints"):
+        begun = checkpoints.restore((params, opt_state)) if checkpoints else None
     start, history, before = 0, [], 0.0
     if begun is not None:
         (params, opt_state), saved = begun
@@ -169,33 +180,43 @@ def train(
         before = history[-1]["seconds"] if history else 0.0
         for entry in history:
             observe(entry)
+    last = max(start, plan.permitted_steps)
 
     compiling = time.perf_counter()
-    step = compile_step(
-        config, plan.noise_multiplier, model, (params, opt_state, *feed(0), frozen), place.mesh
-    )
     evaluate = Evaluation(config, model, feed.splits, frozen)
-    evaluate(params, "test")
+    with phases("compile"):
+        if place.mesh is None:
+            evaluate.compile(params, "test")
+        step = compile_step(
+            config, plan.noise_multiplier, model, (params, opt_state, *feed(0), frozen), place.mesh
+        )
+    with phases("telemetry"):
+        bounds = plan.bounds(evaluated_steps(config, last))
+    if place.mesh is not None:
+        with phases("evaluation"):
+            evaluate(params, "test")  # compiles
     started = time.perf_counter() - before
-    last = max(start, plan.permitted_steps)
 
     def save(done: int, wait: bool = False) -> None:
         if checkpoints is not None:
-            described = resume.describe(config, plan, opt_state)
-            checkpoints.save(
-                done, (params, opt_state), {**described, "history": history}, wait=wait
-            )
+            with phases("checkpoints"):
+                described = resume.describe(config, plan, opt_state)
+                checkpoints.save(
+                    done, (params, opt_state), {**described, "history": history}, wait=wait
+                )
 
     with tqdm(
         total=last, initial=start, desc=config.method.name, unit="step", disable=not progress
     ) as bar:
 
         def record(done: int) -> None:
-            entry = _measure(config, plan, evaluate, averaged(params, opt_state), done)
-            entry["seconds"] = round(time.perf_counter() - started, 4)
-            history.append(entry)
-            observe(entry)
-            bar.set_postfix_str(_progress_text(entry))
+            with phases("evaluation"):
+                entry = _measure(config, evaluate, averaged(params, opt_state), done, bounds[done])
+            with phases("telemetry"):
+                entry["seconds"] = round(time.perf_counter() - started, 4)
+                history.append(entry)
+                observe(entry)
+                bar.set_postfix_str(_progress_text(entry))
 
         if begun is None:
             save(0, wait=True)
@@ -206,18 +227,29 @@ def train(
             streaming.prefetch(feed, range(start, plan.permitted_steps)),
             strict=True,
         ):
-            params, opt_state = step(params, opt_state, *batch, frozen)
             done = index + 1
+            evaluates = done % config.eval_every == 0 or done == last
+            saves = done % config.checkpoint_every == 0 or done == last
+            with phases("steps"):
+                params, opt_state = step(params, opt_state, *batch, frozen)
+                if phases.first_step is None or evaluates or saves:
+                    jax.block_until_ready(params)  # its time is not that of what waits for it
+                phases.stepped()
             bar.update()
-            if done % config.eval_every == 0 or done == last:
+            if evaluates:
                 record(done)
-            if done % config.checkpoint_every == 0 or done == last:
+            if saves:
                 save(done, wait=done == last)
 
     final = averaged(params, opt_state)
-    scored, generated = generate(final, frozen, progress=progress) if generate else ({}, [])
+    with phases("generation"):
+        scored, generated = generate(final, frozen, progress=progress) if generate else ({}, [])
+    with phases("accounting"):
+        guarantee = _guarantee(config, plan, opt_state)
+    with phases("files"):
+        sha256, versions = records.params_sha256(final), records.versions()
     summary = {
-        **_guarantee(config, plan, opt_state),
+        **guarantee,
         "steps": last,
         "steps_requested": config.steps,
         "stopped_by_budget": last < config.steps,
@@ -227,49 +259,21 @@ def train(
         **{name: history[-1][name] for name in ("test_perplexity",) if name in history[-1]},
         **scored,
         "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "params_sha256": records.params_sha256(final),
+        "params_sha256": sha256,
         "train_seconds": history[-1]["seconds"],
         "compile_seconds": round(started - compiling, 4),
+        "first_step_seconds": phases.first_step and round(phases.first_step, 4),
+        "phases": phases.seconds(),
         "config": config.to_dict(),
-        "versions": records.versions(),
+        "versions": versions,
     }
     return RunResult(summary, history, final, recording.recorded(opt_state), generated)
 
 
-class _Feed:
-    """Batch and mask of each step, from the training split on the device or from where it is.
-
-    Attributes:
-        splits: What evaluations read, on the device, or where it is if it is streamed.
-    """
-
-    def __init__(
-        self, dataset: Dataset, plan: PrivacyPlan, place: devices.Devices, config: TrainConfig
-    ) -> None:
-        self._sampler, self._source, self._place = plan.sampler, dataset.train, place
-        self._resident = place.mesh is None and streaming.in_memory(dataset.train)
-        self.splits: dict[str, Any] = {"test": dataset.test}
-        if streaming.in_memory(dataset.test):
-            self.splits["test"] = place.replicate(dataset.test)
-        if self._resident or config.record_training_metrics:
-            self.splits["train"] = place.replicate(dataset.train)
-
-    def __call__(self, step: int) -> tuple[Any, Any]:
-        sample = self._sampler.sample(step)
-        if self._resident:
-            return Resident(self.splits["train"], sample.indices.astype(np.int32)), sample.mask
-        batch, mask = streaming.load_batch(self._source, sample, self._place.rows)
-        return Loaded(batch, streaming.load_indices(sample, self._place.rows)), mask
-
-
 def _measure(
-    config: TrainConfig, plan: PrivacyPlan, evaluate: Evaluation, params: Any, done: int
+    config: TrainConfig, evaluate: Evaluation, params: Any, done: int, bound: float | None
 ) -> Record:
-    entry: Record = {
-        "step": done,
-        "epsilon": plan.epsilon(done),
-        **evaluate(params, "test"),
-    }
+    entry: Record = {"step": done, "epsilon": bound, **evaluate(params, "test")}
     if config.record_training_metrics:
         entry["not_covered_by_epsilon"] = evaluate(params, "train")
     return entry
@@ -299,5 +303,5 @@ def _guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> Record
 
 
 def _progress_text(entry: Record) -> str:
-    epsilon = "not private" if entry["epsilon"] is None else f"ε={entry['epsilon']:.3f}"
+    epsilon = "not private" if entry["epsilon"] is None else f"ε ≤ {entry['epsilon']:.3f}"
     return f"loss={entry['test_loss']:.3f}, accuracy={entry['test_accuracy']:.3f}, {epsilon}"

@@ -4,9 +4,11 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import dpoptax
-from dpoptax.training.errors import unknown_name
+from dpoptax.training import compilation_cache
+from dpoptax.training.errors import ConfigError, unknown_name
 
 try:
     from dpoptax.training.commands import COMMANDS, CONFIG_FIRST
@@ -40,6 +42,11 @@ commands:
   report [--workdir DIR] [--output FILE]
         all of the papers that can be run here, against what they say; the rest with its cost
 
+all of them:
+  --compilation-cache DIR, --no-compilation-cache
+        where compiled programs are kept, so that the same command starts faster the next time;
+        without either in the user's folder for caches, such as ~/.cache/dpoptax/compiled
+
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
 
@@ -47,7 +54,7 @@ commands:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, 2 for anything that the user can mend."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # dp_accounting logs every Rényi order that it leaves out; leaving one out is always sound.
+    # Of checkpoints that it cannot read, orbax logs what the warnings here say with a remedy.
     logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
@@ -60,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("default", category=UserWarning)
         warnings.showwarning = show_once
         try:
-            return _dispatch(arguments)
+            arguments, folder = _cache_options(arguments)
+            with compilation_cache.kept_in(folder):
+                return _dispatch(arguments)
         except (ValueError, OSError) as error:
             print(f"dpoptax: error: {error}", file=sys.stderr)
             return 2
@@ -81,6 +90,27 @@ def _dispatch(arguments: list[str]) -> int:
     if command in CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
         return _usage(rest)
     return COMMANDS[command](rest)
+
+
+def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """The arguments without those of the compilation cache, and its folder; None: no cache."""
+    left, given = [], iter(arguments)
+    wanted: Path | None = compilation_cache.default_folder()
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name == "--compilation-cache":
+            value = value if equals else next(given, "")
+            if not value or value.startswith("-"):
+                raise ConfigError(
+                    f"--compilation-cache={value} names no folder; give --compilation-cache DIR, "
+                    "or --no-compilation-cache"
+                )
+            wanted = Path(value)
+        elif argument == "--no-compilation-cache":
+            wanted = None
+        else:
+            left.append(argument)
+    return left, wanted
 
 
 def _usage(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from dpoptax.training.data import Kind
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.language import Gpt2, RobertaClassifier
 from dpoptax.training.published import FORMATS
+from dpoptax.training.sharing import once
 from dpoptax.training.transformer import Lora
 from dpoptax.training.vision import VitClassifier
 
@@ -179,6 +180,17 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
     return Variables(made["params"], made.get("frozen", {}))
 
 
+@once(maxsize=64)
+def compiled_init(model: nn.Module, shape: Any, dtype: Any, key_type: Any) -> Callable[..., Any]:
+    """`init_variables` of a model as one program, for inputs and a key of these types.
+
+    Compiled, the forward pass of initialisation is left out.
+    """
+    inputs, key = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), key_type)
+    init = functools.partial(init_variables, model)
+    return jax.jit(init).lower(inputs, key).compile()
+
+
 def start_variables(
     config: "TrainConfig", model: nn.Module, inputs: jax.Array, key: jax.Array
 ) -> Variables:
@@ -192,10 +204,10 @@ def start_variables(
             f"pretrained=None, and model={config.model!r} starts from published weights; give "
             "--pretrained, a directory with config.json and model.safetensors"
         )
+    init = compiled_init(model, inputs.shape, inputs.dtype, key.dtype)
+    variables = init(jnp.zeros(inputs.shape, inputs.dtype), key)
     if config.pretrained is None:
-        return init_variables(model, inputs, key)
-    # Compiled, the forward pass of initialisation is left out.
-    variables = jax.jit(functools.partial(init_variables, model))(inputs, key)
+        return variables
     loaded = pretrained.load_weights(config.pretrained, model, variables._asdict())
     return Variables(**loaded)
 

@@ -1,13 +1,14 @@
 """How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 from dpoptax import accounting, matrix, sampling
 from dpoptax.training import devices
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.sharing import once
 
 SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,
@@ -49,6 +50,17 @@ class PrivacyPlan:
         if self.delta is None or self.noise_multiplier == 0:
             return None
         return _epsilon(self.priced, self.noise_multiplier, steps, self.delta, self.accountant)
+
+    def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
+        """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
+
+        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        """
+        if self.delta is None or self.noise_multiplier == 0:
+            return dict.fromkeys(steps)
+        release = self.noise_multiplier, self.delta, self.accountant
+        curve = _curve(_without_seed(self.priced), *release, tuple(steps))
+        return dict(zip(steps, curve, strict=True))
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
@@ -104,7 +116,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@once(maxsize=256)
 def _noise_and_steps(
     sampler: Any,
     *,
@@ -130,7 +142,7 @@ def _noise_and_steps(
     return noise_multiplier, steps
 
 
-@functools.lru_cache(maxsize=4096)
+@once(maxsize=4096)
 def _cached_epsilon(
     sampler: Any,
     noise_multiplier: float,
@@ -145,6 +157,24 @@ def _cached_epsilon(
         sampler=sampler,
         accountant=accountant,
     )
+
+
+@once(maxsize=256)
+def _curve(
+    sampler: Any,
+    noise_multiplier: float,
+    delta: float,
+    accountant: accounting.Accountant,
+    steps: tuple[int, ...],
+) -> tuple[float, ...]:
+    curve = accounting.epsilon_curve(
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        steps=steps,
+        sampler=sampler,
+        accountant=accountant,
+    )
+    return tuple(curve.tolist())
 
 
 def _epsilon(sampler: Any, *release: Any) -> float:

@@ -1,7 +1,6 @@
 """One compiled training step, shared by all seeds and learning rates of a config."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from dpoptax.training.augmentations import step_key
 from dpoptax.training.chain import build_clip, build_optimizer
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.models import example_loss
+from dpoptax.training.sharing import once
 
 _COMPILED_IN = (
     "method",
@@ -87,7 +87,7 @@ def compile_step(
     return _compile(shared, noise_multiplier, model, tuple(leaves), structure, mesh)
 
 
-@functools.lru_cache(maxsize=64)
+@once(maxsize=64)
 def _compile(
     config: TrainConfig,
     noise_multiplier: float,

@@ -12,7 +12,7 @@ from flax import serialization
 from tqdm import tqdm
 
 from dpoptax import selection
-from dpoptax.training import models, plots, records, settings, streaming
+from dpoptax.training import models, records, settings, streaming
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.evaluation import Evaluation
@@ -77,6 +77,8 @@ def run_sweep(
         _publish(results, trials, found, runner, sweep.workdir)
     (sweep.workdir / "trials.md").write_text(table(results) + "\n", encoding="utf-8")
     if rows:
+        from dpoptax.training import plots  # with matplotlib, for which no other command need wait
+
         plots.plot_sweep(results, sweep.workdir / "sweep.png")
     records.write_json(sweep.workdir / "sweep.json", results)
     return results

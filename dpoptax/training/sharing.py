@@ -1,0 +1,33 @@
+"""Results that several threads want: computed once, and waited for by whoever comes second."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def once(maxsize: int) -> Callable[[Function], Function]:
+    """Decorator: `functools.lru_cache`, where a call that is under way already is waited for.
+
+    A call that fails leaves nothing behind, and whoever waited for it computes again. So what a
+    thread prepares ahead may fail silently: the error shows where the result is needed, and errors
+    in the order of these places.
+    """
+
+    def decorate(function: Function) -> Function:
+        cached = functools.lru_cache(maxsize=maxsize)(function)
+        # Other arguments that share a lock wait for nothing, but for no longer than a call.
+        locks = [threading.RLock() for _ in range(32)]
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with locks[hash((args, tuple(sorted(kwargs.items())))) % len(locks)]:
+                return cached(*args, **kwargs)
+
+        call.cache_info = cached.cache_info  # type: ignore[attr-defined]
+        call.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+        return cast(Function, call)
+
+    return decorate

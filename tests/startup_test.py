@@ -1,0 +1,281 @@
+"""From the command to the first step: phases, preparation in threads, and the compilation cache."""
+
+import dataclasses
+import json
+import os
+import stat
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from dpoptax.training import compilation_cache, foresight, loop, models, phases, step
+from dpoptax.training.data import FILE_DATASETS, FileDataset, load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.evaluation import evaluated_steps
+from dpoptax.training.main import main
+from dpoptax.training.phases import Phases
+from dpoptax.training.privacy import make_plan
+from dpoptax.training.sharing import once
+from tests.runs import CONFIG
+
+
+class TestPhases:
+    def test_inner_phases_are_not_counted_twice(self):
+        measured = Phases()
+        begun = time.perf_counter()
+        with measured("outer"):
+            time.sleep(0.05)
+            with measured("inner"):
+                time.sleep(0.1)
+        seconds, whole = measured.seconds(), time.perf_counter() - begun
+        assert 0.05 <= seconds["outer"] < 0.1 <= seconds["inner"]
+        assert sum(seconds.values()) == pytest.approx(whole, abs=0.01)
+
+    def test_time_counts_where_a_phase_fails(self):
+        measured = Phases()
+
+        def fail():
+            with measured("failing"):
+                time.sleep(0.02)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        with measured("next"):
+            pass
+        assert measured.seconds()["failing"] >= 0.02
+
+    def test_a_slow_phase_is_named_once_and_a_fast_one_never(self, monkeypatch):
+        monkeypatch.setattr(phases, "PATIENCE", 0.05)
+        lines = []
+        measured = Phases(lines.append)
+        for _ in range(2):
+            with measured("data"):
+                time.sleep(0.2)
+        with measured("accounting"):
+            pass
+        time.sleep(0.1)
+        assert lines == ["loading data ..."]
+
+    def test_a_hushed_run_says_nothing(self, monkeypatch):
+        monkeypatch.setattr(phases, "PATIENCE", 0.02)
+        lines = []
+        measured = Phases(lines.append)
+        measured.hush()
+        with measured("data"):
+            time.sleep(0.1)
+        assert lines == []
+
+
+class TestOnce:
+    def test_a_call_under_way_is_waited_for(self):
+        calls, entered, proceed = [], threading.Event(), threading.Event()
+
+        @once(maxsize=8)
+        def slow(x):
+            calls.append(x)
+            entered.set()
+            assert proceed.wait(10)
+            return 2 * x
+
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(slow(3))) for _ in range(2)]
+        threads[0].start()
+        assert entered.wait(10)
+        threads[1].start()
+        proceed.set()
+        for thread in threads:
+            thread.join()
+        assert results == [6, 6]
+        assert calls == [3]
+
+    def test_a_failure_is_not_kept(self):
+        calls = []
+
+        @once(maxsize=8)
+        def failing(x):
+            calls.append(x)
+            raise ConfigError("no")
+
+        for _ in range(2):
+            with pytest.raises(ConfigError):
+                failing(1)
+        assert calls == [1, 1]
+
+
+class TestForesight:
+    config = dataclasses.replace(CONFIG, batch_size=24)  # that no other test compiles
+
+    def test_the_run_finds_all_that_was_prepared(self, tmp_path):
+        before = step._compile.cache_info()
+        inits = models.compiled_init.cache_info()
+        loop.train_and_evaluate(self.config, tmp_path, progress=False)
+        after = step._compile.cache_info()
+        assert after.misses - before.misses == 1
+        assert after.hits - before.hits == 1
+        assert models.compiled_init.cache_info().misses - inits.misses <= 1
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"batch_size": 5000}, "^batch_size=5000 exceeds"),
+            ({"model": "lineer", "sampling": "posson"}, "^sampling"),
+            ({"model": "lineer", "optimizer": "sdg"}, "^model"),
+            ({"sampling": "shuffled"}, "no privacy event"),
+        ],
+    )
+    def test_errors_come_in_the_order_of_the_run(self, tmp_path, changes, message):
+        config = dataclasses.replace(CONFIG, **changes)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=message):
+                loop.train_and_evaluate(config, tmp_path / "run", progress=False)
+
+    def test_prepared_ahead_of_published_files_or_not_the_run_is_the_same(
+        self, tmp_path, monkeypatch
+    ):
+        digits = load_dataset("digits")
+        for size in (digits.train_size, 1000):  # as published, and not
+            published = FileDataset(lambda _: digits, size, (8, 8, 1), 10)
+            monkeypatch.setitem(FILE_DATASETS, "filed", published)
+            config = dataclasses.replace(CONFIG, dataset="filed", data_dir=tmp_path)
+            shapes = foresight.published_shapes(config)
+            assert shapes.train_size == size
+            assert (shapes == foresight.shapes_of(digits)) == (size == digits.train_size)
+            found = loop.train_and_evaluate(config, tmp_path / str(size), progress=False)
+            plain = loop.train(config, digits, make_plan(config, digits.train_size))
+            assert found.summary["params_sha256"] == plain.summary["params_sha256"]
+
+    def test_missing_files_are_left_to_the_run(self, tmp_path):
+        config = dataclasses.replace(CONFIG, dataset="mnist", data_dir=tmp_path)
+        assert foresight.published_shapes(config) is None
+        assert foresight.published_shapes(CONFIG) is None
+
+
+def test_initial_parameters_of_one_program_are_those_of_each_operation():
+    model = models.build_model(dataclasses.replace(CONFIG, model="cnn"), 10)
+    inputs, key = np.ones((8, 8, 1), np.float32), jax.random.key(3)
+    one = models.start_variables(CONFIG, model, inputs, key)
+    eager = models.init_variables(model, inputs, key)
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(eager), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6)
+
+
+class TestSummary:
+    def test_phases_add_up_and_telemetry_is_cheap(self, tmp_path):
+        begun = time.perf_counter()
+        loop.train_and_evaluate(CONFIG, tmp_path, progress=False)
+        whole = time.perf_counter() - begun
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        seconds = summary["phases"]
+        assert {"data", "accounting", "init", "compile", "steps", "evaluation"} <= seconds.keys()
+        assert {"checkpoints", "telemetry", "files"} <= seconds.keys()
+        assert whole - 1 < sum(seconds.values()) <= whole
+        assert 0 < summary["first_step_seconds"] < whole
+
+    def test_what_is_shown_is_never_below_what_was_spent(self):
+        config = dataclasses.replace(CONFIG, steps=30, eval_every=1, accountant="pld")
+        plan = make_plan(config, 1438)
+        shown = plan.bounds(evaluated_steps(config, 30))
+        assert list(shown) == list(range(31))
+        assert all(shown[n] >= plan.epsilon(n) for n in (0, 1, 2, 5, 17, 29))
+        assert shown[30] == plan.epsilon(30)
+
+    def test_evaluations_ask_for_no_accounting(self, monkeypatch):
+        config = dataclasses.replace(CONFIG, steps=12, eval_every=1)
+        dataset = load_dataset("digits")
+        plan = make_plan(config, dataset.train_size)
+        plan.bounds(evaluated_steps(config, 12))
+        monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounted anew"))
+        monkeypatch.setattr("dpoptax.accounting.epsilon_curve", None)
+        history = loop.train(config, dataset, plan).history
+        assert [entry["step"] for entry in history] == list(range(13))
+
+
+class TestCompilationCache:
+    def train(self, config, workdir, *options):
+        path = workdir.parent / "config.py"
+        path.write_text("from tests.runs import CONFIG\ndef get_config():\n    return CONFIG\n")
+        assert main(["train", str(path), "--workdir", str(workdir), *options]) == 0
+        return json.loads((workdir / "summary.json").read_text())
+
+    def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
+        folder = tmp_path / "kept"
+        option = ("--compilation-cache", str(folder))
+        step._compile.cache_clear()
+        first = self.train(CONFIG, tmp_path / "first", *option)
+        (inside,) = folder.iterdir()
+        kept = {file.name for file in inside.glob("jit_step-*-cache")}
+        assert len(kept) == 1
+        assert stat.S_IMODE(inside.stat().st_mode) == 0o700
+        hits = []
+        monkeypatch.setattr(
+            "jax._src.monitoring.record_event", lambda event, **_: hits.append(event)
+        )
+        step._compile.cache_clear()
+        second = self.train(CONFIG, tmp_path / "second", *option)
+        assert "/jax/compilation_cache/cache_hits" in hits
+        assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
+        assert first["params_sha256"] == second["params_sha256"]
+
+    def test_it_can_be_turned_off(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        self.train(CONFIG, tmp_path / "run", "--no-compilation-cache")
+        assert not (tmp_path / "xdg").exists()
+
+    def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert compilation_cache.default_folder() == tmp_path / "dpoptax" / "compiled"
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        assert compilation_cache.default_folder().is_absolute()
+
+    def test_settings_are_restored(self, tmp_path):
+        before = {name: getattr(jax.config, name) for name in compilation_cache._SETTINGS}
+        environment = dict(os.environ)
+        with compilation_cache.kept_in(tmp_path):
+            assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path))
+            assert os.environ["JAX_COMPILATION_CACHE_DIR"].startswith(str(tmp_path))
+        assert {name: getattr(jax.config, name) for name in compilation_cache._SETTINGS} == before
+        assert dict(os.environ) == environment
+
+    def test_a_folder_of_jaxs_own_stays(self, tmp_path):
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
+        try:
+            with compilation_cache.kept_in(tmp_path / "ours"):
+                assert jax.config.jax_compilation_cache_dir == str(tmp_path / "theirs")
+        finally:
+            jax.config.update("jax_compilation_cache_dir", None)
+        assert not (tmp_path / "ours").exists()
+
+    def test_a_file_in_its_place_is_a_warning(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with (
+            pytest.warns(UserWarning, match="nothing compiled is kept.*--no-compilation-cache"),
+            compilation_cache.kept_in(tmp_path / "file"),
+        ):
+            assert jax.config.jax_compilation_cache_dir is None
+
+    def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
+        inside = tmp_path / compilation_cache._machine()
+        inside.mkdir()
+        inside.chmod(0o777)
+        with (
+            pytest.warns(UserWarning, match="others may write to"),
+            compilation_cache.kept_in(tmp_path),
+        ):
+            assert jax.config.jax_compilation_cache_dir is None
+
+    def test_what_was_written_first_goes_when_there_is_too_much(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(compilation_cache, "LARGEST", 10)
+        for index in range(3):
+            file = tmp_path / f"{index}-cache"
+            file.write_bytes(b"x" * 6)
+            os.utime(file, (index, index))
+        compilation_cache._prepared(tmp_path)
+        assert [file.name for file in tmp_path.glob("*-cache")] == ["2-cache"]
+
+    def test_a_missing_folder_is_an_error(self, capsys):
+        assert main(["plan", "x.py", "--compilation-cache"]) == 2
+        assert "names no folder" in capsys.readouterr().err
