@@ -1,4 +1,4 @@
-"""How much the terms of per-example gradients cancel in training: S/n of `dpoptax._bounds`.
+"""How much the terms of per-example gradients cancel in training: S/n of `dpoptax._clips.bounds`.
 
     python -m benchmarks.cancellation [--mnist DIR]
 
@@ -23,10 +23,11 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem
-from dpoptax import _bookkeeping, _bounds
-from dpoptax._pieces import make_pieces, run_passes
-from dpoptax._plan import make_plan
-from dpoptax._tracing import read_program
+from dpoptax._bookkeeping import clipped_sum
+from dpoptax._bookkeeping.pieces import make_pieces, run_passes
+from dpoptax._bookkeeping.plan import make_plan
+from dpoptax._bookkeeping.reading import read_program
+from dpoptax._clips import bounds
 
 STEPS = (0, 50, 300)
 EXAMPLES = 256
@@ -49,7 +50,7 @@ def digits_cnn():
 
 def mnist_cnn(folder):
     """The same on MNIST, 28 × 28."""
-    from dpoptax.training.formats import read_idx
+    from dpoptax.training.data.formats import read_idx
 
     images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]
@@ -124,9 +125,9 @@ def sizes(problem, points, batch):
     groups = dpoptax.l2_clip(1.0).groups(params)
     pieces = make_pieces(program, plan, passes, groups, differences=True, factor_dtype=None)
     measured = [
-        _bookkeeping.measure(*pair)[0] for pair in zip(plan.products, pieces.products, strict=True)
+        clipped_sum.measure(*pair)[0] for pair in zip(plan.products, pieces.products, strict=True)
     ]
-    size = _bounds.stack(measured + pieces.sizes)
+    size = bounds.stack(measured + pieces.sizes)
     scale = jnp.exp2(size.exponent.astype(jnp.float32))
     upper, absolute = (jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
                        for x in (jnp.sqrt(size.square), size.absolute))  # fmt: skip
@@ -180,7 +181,7 @@ def main(config: Config) -> None:
                     points = dpoptax.gradient_points(state, params)
                     upper, absolute, norm = map(np.asarray, measure(points, batch))
                     ratio = absolute / upper
-                    above = np.mean(ratio > _bounds.LARGEST_RATIO)
+                    above = np.mean(ratio > bounds.LARGEST_RATIO)
                     print(
                         f"| {name} | {method} | {t} | {np.median(ratio):.2f} | {ratio.max():.2f} "
                         f"| {above:.2%} | {np.max(upper / norm) - 1:.1e} |",

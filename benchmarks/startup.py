@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.timing import ROOT
-from dpoptax.training.records import markdown_table
+from dpoptax.training.run.records import markdown_table
 
 PHASES = (
     "import",
@@ -34,7 +34,7 @@ PHASES = (
 _CHILD = """
 import json, sys, time
 begun = float(sys.argv[1])
-from dpoptax.training.main import main
+from dpoptax.cli.main import main
 imported = time.time()
 code = main(sys.argv[3:])
 times = {"import": imported - begun, "main": time.time() - imported}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._serialization import serializable
+from dpoptax._noise.serialization import serializable
 
 
 @jax.tree_util.register_dataclass

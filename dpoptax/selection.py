@@ -19,7 +19,7 @@ import numpy as np
 from dp_accounting import dp_event
 from scipy import optimize, stats
 
-from dpoptax import _events
+from dpoptax._privacy import events as _events
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Distributions of a random number of trials, and the shape of `RepeatAndSelectDpEvent`."""

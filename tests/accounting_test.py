@@ -12,7 +12,8 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import dpoptax
-from dpoptax import _events, _renyi, accounting
+from dpoptax import accounting
+from dpoptax._privacy import events, renyi
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 DELTA = 1e-5
@@ -278,7 +279,7 @@ class TestSeriesOfRenyiDivergences:
         event = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
         theirs = dpa.rdp.RdpAccountant()
         orders = theirs._orders
-        ours = _events.rdp_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        ours = events.rdp_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
         assert logged == []
         theirs.compose(event)
         assert len(logged) == lost
@@ -292,13 +293,13 @@ class TestSeriesOfRenyiDivergences:
 
     def test_a_curve_is_computed_once_for_all_numbers_of_steps(self, monkeypatch):
         computed = []
-        summable = _renyi.summable
+        summable = renyi.summable
 
         def counting(*arguments):
             computed.append(arguments)
             return summable(*arguments)
 
-        monkeypatch.setattr(_renyi, "summable", counting)
+        monkeypatch.setattr(renyi, "summable", counting)
         for steps in (1, 7, 500):
             accounting.epsilon(
                 noise_multiplier=1.7654321,
@@ -656,7 +657,8 @@ class TestEpsilonSpent:
             accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
         unproven = SimpleNamespace(noise_multiplier=1.0, batch_size=100, unproven="no bound known")
         monkeypatch.setattr(
-            "dpoptax._ledger.ledgers", lambda _: (SimpleNamespace(mechanism=unproven, releases=1),)
+            "dpoptax._noise.ledger.ledgers",
+            lambda _: (SimpleNamespace(mechanism=unproven, releases=1),),
         )
         with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
             accounting.epsilon_spent((), self.sampler, DELTA)

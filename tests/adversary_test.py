@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import _plan, _products
+from dpoptax._bookkeeping import plan, products
 from tests import adversary
 
 # What a found move may exceed 1 by: the rounding of the sum over the others, and its dtype.
@@ -138,8 +138,8 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", ["regression", "batched"])
 def test_every_way_to_a_norm(program, way, monkeypatch):
-    monkeypatch.setattr(_products, "choose", lambda *args, **kwargs: way)
-    assert _plan._products.choose is _products.choose
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    assert plan._products.choose is products.choose
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1 + ALLOWED["float32"]
 
 
@@ -167,7 +167,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", ["regression", "short", "long", "batched", "convolution"])
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1 + ALLOWED[dtype]
 
@@ -304,7 +304,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
     """Whatever the platform's default: TPUs and GPUs round operands where nothing is said."""
-    monkeypatch.setattr(_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, _params(*params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), jnp.ones(OTHERS + 1, bool))
@@ -317,13 +317,13 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
 @pytest.mark.parametrize("bits", [7, 10])
 def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch):
     """So that the test above guards something: as bfloat16 passes and TF32 would compute it."""
-    exact = _products.contract
+    exact = products.contract
 
     def rounded(axes, a, b):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
-    monkeypatch.setattr(_products, "contract", rounded)
-    monkeypatch.setattr(_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(products, "contract", rounded)
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1 + ALLOWED["float32"]
 
 

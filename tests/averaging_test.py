@@ -6,14 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from dpoptax.training import models
-from dpoptax.training.averaging import average_params, averaged
-from dpoptax.training.chain import build_optimizer
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import load_dataset
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation
 from dpoptax.training.methods import NonPrivate
+from dpoptax.training.methods.chain import build_optimizer
+from dpoptax.training.models import models
+from dpoptax.training.run.averaging import average_params, averaged
+from dpoptax.training.run.evaluation import Evaluation
 from tests import resume_test
 from tests.trainer_methods_test import run, tiny
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import _products
-from dpoptax._bookkeeping import bookkept_sum, join_sums
-from dpoptax._gradients import per_example_sum
-from dpoptax._products import Segment
+from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
+from dpoptax._bookkeeping.products import Segment
+from dpoptax._clipped_grad.clipped_grad import per_example_sum
 from tests.helpers import slow_but
 from tests.networks import NETWORKS
 
@@ -247,11 +247,11 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
 
     segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
     want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
-    assert len(_products._joined(segments)) == 1
-    np.testing.assert_allclose(_products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
+    assert len(products._joined(segments)) == 1
+    np.testing.assert_allclose(products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
     # What is small beside its factors is not worth the copy.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
-    assert _products._joined(small) is small
+    assert products._joined(small) is small
 
 
 def test_low_precision_parameters():

@@ -8,11 +8,11 @@ import matplotlib.image
 import pytest
 
 import dpoptax
+from dpoptax.cli.main import main
 from dpoptax.training import loop
-from dpoptax.training.compare import Comparison, compare
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.main import main
 from dpoptax.training.methods import NonPrivate
+from dpoptax.training.search.compare import Comparison, compare
 from tests.helpers import slow_but
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
@@ -264,7 +264,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
         trained.append(config.learning_rate)
         return loop.train(config, *_)
 
-    monkeypatch.setattr("dpoptax.training.trials.train", train)
+    monkeypatch.setattr("dpoptax.training.search.trials.train", train)
 
     def compared(*rates):
         trained.clear()
@@ -286,7 +286,7 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
     assert len(trained) == 3
     assert compared(0.3) == ["Non-private"]
     assert not trained
-    monkeypatch.setattr("dpoptax.training.records.source_sha256", lambda: "of other code")
+    monkeypatch.setattr("dpoptax.training.run.records.source_sha256", lambda: "of other code")
     assert compared(0.3) == ["Non-private"]
     assert len(trained) == 3
 

@@ -6,9 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
-from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.cli.main import main
+from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.main import main
 from tests.published_data import write_cifar, write_mnist
 
 TRAIN_CONFIG = """

@@ -10,11 +10,11 @@ import zipfile
 
 import pytest
 
-from dpoptax.training import fetching
-from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.cli.main import main
+from dpoptax.training.data import fetching
+from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.main import main
-from dpoptax.training.tokens import Tokens
+from dpoptax.training.language.tokens import Tokens
 from tests.data_files_test import TRAIN_CONFIG
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (

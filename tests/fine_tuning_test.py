@@ -8,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import load_dataset
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.main import main
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.planning import plan_run, text
+from dpoptax.training.run.planning import plan_run, text
 from tests.published_texts import (
     write_dart,
     write_e2e,

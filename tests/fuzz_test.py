@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.training import commands
-from dpoptax.training.chain import build_optimizer
+from dpoptax.cli import commands
+from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.main import main
-from dpoptax.training.models import build_model
+from dpoptax.training.methods.chain import build_optimizer
+from dpoptax.training.models.models import build_model
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "tables_2_3.py"
@@ -44,8 +44,8 @@ def no_training():
     def train_and_evaluate(config, workdir):
         import jax
 
-        from dpoptax.training.data import load_dataset
-        from dpoptax.training.privacy import make_plan
+        from dpoptax.training.data.dataset import load_dataset
+        from dpoptax.training.run.privacy import make_plan
 
         dataset = load_dataset(config.dataset)
         plan = make_plan(config, dataset.train_size)

@@ -8,7 +8,7 @@ import optax
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling
-from dpoptax._hyperspherical import to_hyperspherical
+from dpoptax._clips.coordinates import to_hyperspherical
 
 PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(2)}
 CLIP = dpoptax.l2_clip(0.5)

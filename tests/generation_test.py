@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax.training import generation, models
+from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import load_dataset
-from dpoptax.training.decoding import beam_search
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language import Gpt2
+from dpoptax.training.language import generation
+from dpoptax.training.language.decoding import beam_search
+from dpoptax.training.language.language import Gpt2
+from dpoptax.training.language.tokens import NO_LABEL, Tokens
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.main import main
-from dpoptax.training.tokens import NO_LABEL, Tokens
+from dpoptax.training.models import models
 from tests.published_texts import write_dart, write_e2e, write_published_model
 
 END = 0

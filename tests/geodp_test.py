@@ -7,14 +7,15 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import _clipping, accounting
-from dpoptax._ledger import with_key
+from dpoptax import accounting
+from dpoptax._clips import base
+from dpoptax._noise.ledger import with_key
 from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem
 
 KEY = jax.random.key(3)
-sum_clipped = jax.jit(_clipping.sum_clipped, static_argnums=0)
+sum_clipped = jax.jit(base.sum_clipped, static_argnums=0)
 
 
 def make_sum(total, l2_clip_norm=1.0):
@@ -234,7 +235,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
         sum_clipped(clip, rows, np.ones(7, bool), reference),
         sum_clipped(clip, rows, good, reference),
     )
-    assert (_clipping.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
+    assert (base.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
 
 
 @pytest.mark.parametrize("name", CLIPS)

@@ -12,7 +12,8 @@ from flax import serialization
 
 CONFIG = """
 import numpy as np
-from dpoptax.training import data, streaming
+from dpoptax.training.data import dataset
+from dpoptax.training.data import streaming
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
 
@@ -29,10 +30,10 @@ class Records:
             log.write(f"{{index}}\\n")
         return {{name: array[index] for name, array in self.arrays.items()}}
 
-@data.register_dataset
+@dataset.register_dataset
 def records():
-    digits = data.digits()
-    return data.Dataset("records", Records(digits.train), digits.test, 10)
+    digits = dataset.digits()
+    return dataset.Dataset("records", Records(digits.train), digits.test, 10)
 
 def get_config():
     return TrainConfig(
@@ -43,7 +44,7 @@ def get_config():
 
 
 def _command(config, workdir, *options):
-    program = "import sys; from dpoptax.training.main import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from dpoptax.cli.main import main; sys.exit(main(sys.argv[1:]))"
     return [
         sys.executable,
         "-c",

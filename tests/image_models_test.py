@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax.training import large_networks, networks
-from dpoptax.training.models import MODELS, example_loss, init_variables
+from dpoptax.training.models import large_networks, networks
+from dpoptax.training.models.models import MODELS, example_loss, init_variables
 
 GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
 TINY = {

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax import _kalman
+from dpoptax._methods import kalman
 from tests.oracles import disk as oracle
 
 
@@ -86,6 +86,6 @@ def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
 def test_what_an_estimate_leaves_possible():
     estimates = np.array([-200.0, -30.0, -9.9, -3.0, 0.0, 2.0, 40.0])
     want = stats.truncnorm(-estimates / 2.0, np.inf, loc=estimates, scale=2.0).mean()
-    got = _kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))
+    got = kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))
     np.testing.assert_allclose(got, want, rtol=0.03)
     np.testing.assert_allclose(got[3:], want[3:], rtol=1e-5)

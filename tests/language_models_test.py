@@ -13,7 +13,7 @@ import pytest
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import (
+from dpoptax.training.models.models import (
     PUBLISHED_MODELS,
     Variables,
     apply,
@@ -22,7 +22,7 @@ from dpoptax.training.models import (
     init_variables,
     start_variables,
 )
-from dpoptax.training.pretrained import fields_of, load_weights, save_model
+from dpoptax.training.models.pretrained import fields_of, load_weights, save_model
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

@@ -7,10 +7,10 @@ import numpy as np
 import optax
 import pytest
 
-from dpoptax.training.chain import noise_stddev
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import LPAdam
+from dpoptax.training.methods.chain import noise_stddev
 
 
 def test_with_adams_momentum_it_is_adam():

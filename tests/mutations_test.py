@@ -14,7 +14,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import _ledger, _noise, auditing, sampling
+from dpoptax import auditing, sampling
+from dpoptax._noise import gaussian, ledger
 from tests import games
 
 KEY = jax.random.key(23)
@@ -46,7 +47,7 @@ def test_the_step_as_it_is_passes():
 
 def _signed(state):
     """The state with an imprint that fits it: a mistake that the ledger's own checks do not see."""
-    return _ledger.with_key(state, state.key)
+    return ledger.with_key(state, state.key)
 
 
 def _mislabelled(noise, claimed):
@@ -54,7 +55,7 @@ def _mislabelled(noise, claimed):
 
     def relabel(state, noise_multiplier):
         mechanism = dataclasses.replace(state.mechanism, noise_multiplier=noise_multiplier)
-        imprint = _ledger.begin(mechanism, state.key)["imprint"]
+        imprint = ledger.begin(mechanism, state.key)["imprint"]
         return _signed(dataclasses.replace(state, mechanism=mechanism, imprint=imprint))
 
     true = noise.init(None).mechanism.noise_multiplier
@@ -155,15 +156,15 @@ def test_a_key_reused_over_leaves_is_caught(monkeypatch):
         return jax.tree.map(lambda x: x + stddev * jax.random.normal(key, x.shape), tree)
 
     assert _passes(_audit(_full_batch()))
-    monkeypatch.setattr(_noise, "add_noise", one_key)
+    monkeypatch.setattr(gaussian, "add_noise", one_key)
     assert _audit(_full_batch()).violated
 
 
 def test_a_key_that_is_not_the_states_is_caught(monkeypatch):
     """Noise that is the same in every run is no noise."""
-    right = _noise.add_noise
+    right = gaussian.add_noise
     monkeypatch.setattr(
-        _noise, "add_noise", lambda tree, stddev, key: right(tree, stddev, jax.random.key(0))
+        gaussian, "add_noise", lambda tree, stddev, key: right(tree, stddev, jax.random.key(0))
     )
     assert _audit(_full_batch()).violated
 
@@ -184,7 +185,7 @@ def _noise_before_psum(scale, own_keys):
             key = jax.random.fold_in(state.key, state.count)
             key = jax.random.fold_in(key, index) if own_keys else key
             local = jax.tree.map(lambda s: jnp.where(index == 0, s, 0.0), updates.sum)
-            noisy = _noise.add_noise(local, scale * games.CLIP.sensitivity, key)
+            noisy = gaussian.add_noise(local, scale * games.CLIP.sensitivity, key)
             return jax.lax.psum(noisy, "data")
 
         total = jax.vmap(shard, axis_name="data")(jnp.arange(SHARDS))

@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax import _fixed_point, _random
+from dpoptax._noise import fixed_point as _fixed_point
+from dpoptax._noise import normal
 from tests import helpers
 
 CLIP = dpoptax.l2_clip(2.0)
@@ -78,14 +79,14 @@ def _train_with_key_checker(tx):
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_no_key_is_used_twice(fixed_point, monkeypatch):
     # The checker does not see through the unrolled generator, which draws the same bits.
-    monkeypatch.setattr(_random, "normal", jax.random.normal)
+    monkeypatch.setattr(normal, "normal", jax.random.normal)
     _train_with_key_checker(optax.chain(_noise(fixed_point), dpoptax.disk(0.7, 0.5)))
 
     def twice(key, *args, **kwargs):
         draws = [jax.random.normal(key, *args, **kwargs) for _ in range(2)]
         return sum(draws) / 2**0.5
 
-    monkeypatch.setattr(_random, "normal", twice)
+    monkeypatch.setattr(normal, "normal", twice)
     with pytest.raises(jax.errors.KeyReuseError):
         _train_with_key_checker(_noise(fixed_point))
 

@@ -11,19 +11,19 @@ from scipy.stats import norm
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax.training import streaming
-from dpoptax.training.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
+from dpoptax.cli.main import main
+from dpoptax.papers.report_costs import points
 from dpoptax.training.config import load_config, load_configs
-from dpoptax.training.data import FILE_DATASETS, load_dataset
+from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.main import main
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP, HypersphericalClip
-from dpoptax.training.models import MODELS, PUBLISHED_MODELS, build_model, start_variables
-from dpoptax.training.planning import plan_run
-from dpoptax.training.privacy import make_plan
-from dpoptax.training.report_costs import points
-from dpoptax.training.step import build_step
+from dpoptax.training.methods.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
+from dpoptax.training.models.models import MODELS, PUBLISHED_MODELS, build_model, start_variables
+from dpoptax.training.run.planning import plan_run
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.step import build_step
 from tests.helpers import slow_but
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (

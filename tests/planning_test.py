@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.main import main
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
-from dpoptax.training.planning import plan_run, text
+from dpoptax.training.run.planning import plan_run, text
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, accountant="rdp")

@@ -1,4 +1,4 @@
-"""`dpoptax._random.normal` gives the bits of `jax.random.normal`, wherever it runs."""
+"""`dpoptax._noise.normal.normal` gives the bits of `jax.random.normal`, wherever it runs."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpoptax import _random
+from dpoptax._noise import normal as _random
 
 SHAPES = [(), (0,), (1,), (7,), (256, 10), (5, 0, 2), (2, 3, 5, 8), (9001,)]
 NARROW = [(1, 1), (3, 1, 4), (640, 3)]
@@ -136,7 +136,7 @@ SHARDED = r"""
 import re
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from dpoptax import _random
+from dpoptax._noise import normal as _random
 
 key = jax.random.key(7)
 assert jax.device_count() == 4

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.training import report, report_costs, study
+from dpoptax.cli.main import main
+from dpoptax.papers import report, report_costs, study
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.main import main
 from dpoptax.training.methods import DPSGD, PMLF, Augmented, AugmentedDisk, Disk, Doppler
-from dpoptax.training.planning import plan_run
+from dpoptax.training.run.planning import plan_run
 
 ROOT = Path(__file__).parents[1]
 DIGITS = """
@@ -62,7 +62,7 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     script = (output.parent / "reproduction" / "commands.sh").read_text().splitlines()
     assert len([line for line in script if line.startswith("dpoptax train ")]) == 2
 
-    for module in ("dpoptax.training.trials.train", "dpoptax.training.report_costs.plan_run"):
+    for module in ("dpoptax.training.search.trials.train", "dpoptax.papers.report_costs.plan_run"):
         monkeypatch.setattr(module, None)
     assert main(arguments) == 0
     assert output.read_text() == text

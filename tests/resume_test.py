@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax.training import checkpoints as checkpoints_module
+from dpoptax.cli.main import main
 from dpoptax.training import loop
-from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.main import main
 from dpoptax.training.methods import Disk, NonPrivate
+from dpoptax.training.run import checkpoints as checkpoints_module
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from tests.runs import CONFIG
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clipped_sum import checksum, is_intact
+from dpoptax._clips.clipped_sum import checksum, is_intact
 from tests import helpers
 
 CLIP = dpoptax.l2_clip(1.0)

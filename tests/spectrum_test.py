@@ -8,11 +8,11 @@ import pytest
 from scipy import signal
 
 from dpoptax import filters, spectrum
-from dpoptax.training import recording
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+from dpoptax.training.run import recording
 
 DOPPLER = filters.preset("doppler-first-order-1")
 RUN = TrainConfig(

@@ -11,14 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax.training import compilation_cache, foresight, loop, models, phases, step
-from dpoptax.training.data import FILE_DATASETS, FileDataset, load_dataset
+from dpoptax.cli import compilation_cache
+from dpoptax.cli.main import main
+from dpoptax.training import loop
+from dpoptax.training.data.dataset import FILE_DATASETS, FileDataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import evaluated_steps
-from dpoptax.training.main import main
-from dpoptax.training.phases import Phases
-from dpoptax.training.privacy import make_plan
-from dpoptax.training.sharing import once
+from dpoptax.training.models import models
+from dpoptax.training.run import foresight, phases, step
+from dpoptax.training.run.evaluation import evaluated_steps
+from dpoptax.training.run.phases import Phases
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.sharing import once
 from tests.runs import CONFIG
 
 

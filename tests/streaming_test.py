@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dpoptax.sampling import PoissonSampler, Sample
-from dpoptax.training import data, loop, streaming
+from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import dataset as data
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from dpoptax.training import study, study_doppler, study_tables
-from dpoptax.training.main import main
+from dpoptax.cli.main import main
+from dpoptax.papers import study, study_doppler, study_tables
 
 CHEAP = ("filters", "kalman-gain", "noisy-regression")
 

@@ -15,14 +15,14 @@ import pytest
 from flax import serialization
 
 from dpoptax import accounting, selection
-from dpoptax.training import settings, trials
-from dpoptax.training.compare import Comparison, compare
+from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.main import main
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
-from dpoptax.training.sweep import Sweep, prepare, run_sweep, table
-from dpoptax.training.trials import Runner, Trial
+from dpoptax.training.search import settings, trials
+from dpoptax.training.search.compare import Comparison, compare
+from dpoptax.training.search.sweep import Sweep, prepare, run_sweep, table
+from dpoptax.training.search.trials import Runner, Trial
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
 CONFIGS = {"tiny": TINY}
@@ -142,7 +142,7 @@ def test_public_scores_are_exact_and_random_numbers_of_trials_cost_less(tmp_path
 
 
 def sweep_seed(seed, use):
-    from dpoptax.training.sweep import _seed
+    from dpoptax.training.search.sweep import _seed
 
     return _seed(seed, use)
 
@@ -254,7 +254,7 @@ def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
     (tmp_path / "tiny.py").write_text(CONFIG_FILE)
     workdir = tmp_path / "out"
     grid = ["--grid", "learning_rate=0.5,1", "l2_clip_norm=0.1,1", "--seed", "1"]
-    start = "from dpoptax.training.main import main; main()"
+    start = "from dpoptax.cli.main import main; main()"
     command = [sys.executable, "-c", start, "sweep", "tiny.py"]
     options = ["--workdir", str(workdir), "--processes", "2", *grid]
     process = subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.DEVNULL)

@@ -9,10 +9,10 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix
-from dpoptax.training import audit, chain, models
-from dpoptax.training.augmentations import flipped, shifted, step_key
+from dpoptax.training import audit
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import load_dataset
+from dpoptax.training.data.augmentations import flipped, shifted, step_key
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.methods import (
@@ -24,9 +24,11 @@ from dpoptax.training.methods import (
     Disk,
     GeoDP,
     LPAdam,
+    chain,
 )
-from dpoptax.training.planning import plan_run, text
-from dpoptax.training.privacy import make_plan
+from dpoptax.training.models import models
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_plan
 from tests import resume_test
 
 TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp")

@@ -10,13 +10,15 @@ import pytest
 from flax import serialization
 
 from dpoptax import accounting
-from dpoptax.training import data, models, step
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
-from dpoptax.training.privacy import make_plan
-from dpoptax.training.records import params_sha256, to_json
+from dpoptax.training.models import models
+from dpoptax.training.run import step
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.records import params_sha256, to_json
 
 TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
 SUMMARY_FIELDS = {

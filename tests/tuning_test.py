@@ -4,14 +4,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dpoptax import _tuning, tune_microbatch_size
+from dpoptax import tune_microbatch_size
+from dpoptax._clipped_grad import tuning
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Time passes only when a step says so."""
     now = [0.0]
-    monkeypatch.setattr(_tuning.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -95,7 +96,7 @@ def test_fast_steps_are_called_several_times_in_a_turn(clock):
     [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (96, [96, 24, 6])],
 )
 def test_default_candidates(batch_size, expected):
-    assert _tuning._default_candidates(batch_size) == expected
+    assert tuning._default_candidates(batch_size) == expected
 
 
 @pytest.mark.parametrize("candidates", [[], [0], [17]])

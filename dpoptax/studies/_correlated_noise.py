@@ -10,9 +10,11 @@ import numpy as np
 import optax
 from scipy import signal
 
-from dpoptax import _correlated, _filters, accounting, filters, matrix
-from dpoptax._clips import automatic_clip
-from dpoptax._gradients import clipped_grad
+from dpoptax import accounting, filters, matrix
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clips.curves import automatic_clip
+from dpoptax._methods import low_pass
+from dpoptax._noise import correlated
 from dpoptax._points import gradient_points
 
 
@@ -161,13 +163,13 @@ def _compare(arm, epsilon, steps, learning_rates, seeds):
         key = jax.random.key(seed)
         params = _init(jax.random.fold_in(key, 0))
         tx = optax.chain(
-            _correlated.correlated_noise(
+            correlated.correlated_noise(
                 arm.strategy,
                 noise_multiplier=multiplier,
                 batch_size=arm.sampler.batch_size,
                 key=jax.random.fold_in(key, 1),
             ),
-            optax.identity() if arm.filter is None else _filters.low_pass(*arm.filter),
+            optax.identity() if arm.filter is None else low_pass.low_pass(*arm.filter),
             optax.scale(-1.0),
         )
 
@@ -202,7 +204,7 @@ def _compare(arm, epsilon, steps, learning_rates, seeds):
 
 
 def _digits() -> dict[str, Any]:
-    from dpoptax.training.data import load_dataset
+    from dpoptax.training.data.dataset import load_dataset
 
     data = load_dataset("digits")
     splits = cast(dict[str, dict[str, np.ndarray]], {"train": data.train, "test": data.test})

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from dpoptax._hyperspherical import from_hyperspherical, to_hyperspherical
+from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
 
 
 class GeoDPErrors(NamedTuple):

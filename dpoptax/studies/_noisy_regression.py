@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._disk import disk
-from dpoptax._filters import low_pass
+from dpoptax._methods.disk import disk
+from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import gradient_points
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 import dpoptax
-from dpoptax._clipping import Clip, sum_clipped
+from dpoptax._clips.base import Clip, sum_clipped
 
 
 def direction_clips(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.language.tokens import Tokens
 from dpoptax.training.methods import DPSGD, Method
-from dpoptax.training.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)

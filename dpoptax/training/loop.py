@@ -12,20 +12,22 @@ import numpy as np
 from tqdm import tqdm
 
 from dpoptax import accounting
-from dpoptax.training import devices, models, outputs, recording, records, resume, streaming
-from dpoptax.training.averaging import averaged
-from dpoptax.training.chain import build_optimizer
-from dpoptax.training.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import Dataset, load_dataset
+from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.evaluation import Evaluation, evaluated_steps
-from dpoptax.training.feeding import Feed
-from dpoptax.training.foresight import preparing, published_shapes, shapes_of
-from dpoptax.training.generation import Generation
-from dpoptax.training.phases import Phases, say
-from dpoptax.training.privacy import PrivacyPlan, make_plan
-from dpoptax.training.step import compile_step
+from dpoptax.training.language.generation import Generation
+from dpoptax.training.methods.chain import build_optimizer
+from dpoptax.training.models import models
+from dpoptax.training.run import devices, outputs, recording, records, resume
+from dpoptax.training.run.averaging import averaged
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
+from dpoptax.training.run.feeding import Feed
+from dpoptax.training.run.foresight import preparing, published_shapes, shapes_of
+from dpoptax.training.run.phases import Phases, say
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.step import compile_step
 
 Record = dict[str, Any]
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 import dpoptax
-from dpoptax import _fixed_point
+from dpoptax._noise import fixed_point as _fixed_point
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 CLIP = dpoptax.l2_clip(0.5)

@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clipped_sum import is_intact
-from dpoptax._gradients import per_example_sum
+from dpoptax._clipped_grad.clipped_grad import per_example_sum
+from dpoptax._clips.clipped_sum import is_intact
 from tests.multidevice.problem import (
     CLIP,
     FSDP,

@@ -1,0 +1,1 @@
+"""Clipped sums without per-example gradients: a traced loss is read, measured and summed."""

@@ -1,0 +1,127 @@
+"""The clipped sum by book-keeping: no per-example gradients where a program can be read.
+
+One pass forward and one backward give, for each use of a parameter, the data operand and the
+cotangent of its output. From them come bounds of the per-example norms, then the factors of the
+clip, and one weighted contraction a parameter gives the clipped sum. Source: Bu et al.,
+"Differentially Private Optimization on Large Model at Small Cost", 2023; the joint norm over
+several gradient points, the bounds, and the reading of arbitrary programs, are this library's.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.pieces import Pieces, Sums, make_pieces, run_passes, sum_pieces, zero_sums
+from dpoptax._bookkeeping.plan import Plan, Product, make_plan
+from dpoptax._bookkeeping.reading import read_program
+from dpoptax._clips import bounds
+from dpoptax._clips.base import Clip
+from dpoptax._clips.bounds import Size
+from dpoptax._points import GradientPoints
+
+# Weights whose absolute sum is this many times their sum multiply differences, not gradients.
+_LARGE_WEIGHTS = 3.0
+
+
+def bookkept_sum(
+    loss_fn: Any,
+    clip: Clip,
+    points: GradientPoints,
+    batch: Any,
+    mask: jax.Array,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+    factor_dtype: Any = None,
+) -> tuple[Any, Any]:
+    """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
+
+    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
+    which `join_sums` gives its shape, and the auxiliary outputs at the first point, None without
+    `has_aux`. Factors are rounded to `factor_dtype` where it is not None.
+    """
+    params = points.points[0]
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    program = read_program(loss_fn, params, *example, has_aux=has_aux)
+    size = mask.shape[0]
+    passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
+    count = len(points.points) + (points.tangent is not None)
+    plan = make_plan(program, size, count)
+
+    def total_by(differences: bool) -> Any:
+        pieces = make_pieces(
+            program,
+            plan,
+            passes,
+            clip.groups(params),
+            differences=differences,
+            factor_dtype=factor_dtype,
+        )
+        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask)
+
+    cancel = _cancel(points.weights)
+    if isinstance(cancel, jax.Array):  # a branch on public numbers
+        total = lax.cond(cancel, lambda: total_by(True), lambda: total_by(False))
+    else:
+        total = total_by(bool(cancel))
+    aux = jax.tree.unflatten(program.result_tree, results)[1]
+    return total, aux
+
+
+def join_sums(clip: Clip, params: Any, total: tuple[Sums, Any]) -> Any:
+    """A clipped sum shaped like the parameters, in float32 at least, or as the geometry encodes."""
+    sums, beside = total
+    return clip.join(sums.tree(params), beside)
+
+
+def _cancel(weights: tuple[Any, ...]) -> Any:
+    """Whether the weights are large and cancel, such as DiSK's at a small gamma."""
+    if len(weights) == 1:
+        return False
+    xp: Any = np if all(isinstance(w, float) for w in weights) else jnp
+    values = xp.asarray(weights)
+    return xp.sum(xp.abs(values)) > _LARGE_WEIGHTS * xp.abs(xp.sum(values))
+
+
+def _clip_and_sum(
+    clip: Clip, reference: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> tuple[Sums, Any]:
+    """The sum of clipped gradients, and the sum of the geometry's statistic."""
+
+    def statistic(norms: jax.Array, used: jax.Array) -> Any:
+        value = clip.statistic(norms, reference)
+        return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
+
+    zeros = zero_sums(params, plan, pieces)
+    if not pieces.products and not pieces.formed:
+        return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+    measured = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
+    groups = clip.groups(params)
+    leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
+    segments = [segment for piece in pieces.products for segment in piece.segments]
+    weights, norms, used = bounds.coefficients(
+        clip.scaling(reference),
+        bounds.stack([size for size, _ in measured] + pieces.sizes),
+        [groups[leaf] for leaf in leaves],
+        mask,
+        sum_error=products.sum_error(segments),
+    )
+    kept = [gradient for _, gradient in measured]
+    return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
+
+
+def measure(product: Product, piece: Any) -> tuple[Size, jax.Array | None]:
+    """The size of a product's gradients, and they themselves where they are kept for the sum."""
+    sizes, kept = product.layout.sizes, None
+    if product.method in ("keep", "form"):
+        gradient = products.form(piece.segments, sizes)
+        keep = product.method == "keep"
+        square, absolute = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
+        kept = gradient if keep else None
+    else:
+        square, absolute = products.measure(piece.segments, sizes, product.method)
+    return Size(square, absolute, piece.exponent, piece.finite), kept

@@ -1,0 +1,140 @@
+"""Says, before a run, how each parameter's per-example norms and clipped sum are computed."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dpoptax._bookkeeping.plan import Plan, Product, describe_uses, make_plan
+from dpoptax._bookkeeping.program import Program
+from dpoptax._bookkeeping.reading import read_program
+
+_RULES = {
+    "outer": "product of two norms",
+    "gram": "inner products",
+    "form": "formed, then summed again",
+    "keep": "formed and kept",
+}
+_HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How one parameter is treated.
+
+    Attributes:
+      parameter: its path in the tree.
+      shape: its shape.
+      uses: the operations in which it meets data.
+      rule: how the norm of its per-example gradient is found.
+      cost: multiply-adds an example for norm and sum, about.
+      formed: whether a gradient of the parameter's shape is in memory for every example at once.
+      why: the reason where book-keeping could not be used, else empty.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    uses: str
+    rule: str
+    cost: int
+    formed: bool
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `dpoptax.explain` found; printing it gives a table."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def fallbacks(self) -> tuple[Row, ...]:
+        """The parameters that need per-example gradients because the program could not be read."""
+        return tuple(row for row in self.rows if row.why)
+
+    def __str__(self) -> str:
+        cells = [_HEADER] + [
+            (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
+        ]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADER))]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        ]
+        return "\n".join(lines)
+
+
+def explain(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    example: Any,
+    *,
+    key: Any = None,
+    has_aux: bool = False,
+    batch_size: int = 64,
+) -> Explanation:
+    """Explains how `clipped_grad` gets each parameter's norms and sums, and what fell back and why.
+
+    Only traces; nothing is computed, and the result holds no data of the example.
+
+    Args:
+      loss_fn: the loss of one example, as for `clipped_grad`.
+      params: the parameters, or their shape structs.
+      example: one example (no batch axis), or its shape structs.
+      key: a key, for a loss that takes one.
+      has_aux: whether the loss returns (loss, aux).
+      batch_size: the number of examples computed at once: the microbatch. It decides which of two
+        ways is cheaper.
+
+    Returns:
+      An `Explanation`: `rows`, one a parameter; `fallbacks`, those with per-example gradients for
+      want of a rule; and a table when it is printed.
+
+    Raises:
+      TypeError: a loss that is no scalar, or parameters that are no real floats.
+
+    >>> import jax.numpy as jnp
+    >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
+    >>> params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
+    >>> print(explain(loss_fn, params, jnp.ones(3)))
+    parameter  shape   uses         norm by               madds/example  why
+    ['b']      (2,)    add          elementwise           4
+    ['w']      (3, 2)  dot_general  product of two norms  11
+    """
+    program = read_program(loss_fn, params, example, key, has_aux=has_aux)
+    plan = make_plan(program, batch_size, 1)
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    return Explanation(tuple(_row(program, plan, i, path) for i, path in enumerate(paths)))
+
+
+def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
+    shape = tuple(program.parameters[leaf].shape)
+    uses = [use for use in program.uses if leaf in use.value.leaves]
+    named = ", ".join([*filter(None, [describe_uses(uses)]), *program.opaque.get(leaf, ())])
+    size = math.prod(shape)
+    if leaf in plan.formed:
+        elementwise = leaf in program.elementwise and not uses
+        rule = "elementwise" if elementwise else "per-example gradient"
+        cost = 2 * size + sum(math.prod(u.layout.sizes) * u.positions for u in uses)
+        return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])
+    products = [p for p in plan.products if p.leaf == leaf]
+    if not products:
+        return Row(path, shape, "none", "zero", 0, False, "")
+    rules = ", ".join(sorted({_RULES[p.method] for p in products}))
+    formed = any(p.method in ("form", "keep") for p in products)
+    return Row(path, shape, named, rules, sum(map(_cost, products)), formed, "")
+
+
+def _cost(product: Product) -> int:
+    groups, rows, columns = product.layout.sizes
+    positions = sum(m.use.positions for m in product.members)
+    work = positions * rows * columns
+    norm = {
+        "outer": rows + columns,
+        "gram": positions**2 * (rows + columns),
+        "form": work,
+        "keep": rows * columns,
+    }[product.method]
+    return groups * (work + norm)

@@ -1,0 +1,345 @@
+"""Per-example gradients as a run leaves them: as products of factors, or formed."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.plan import Member, Plan, Product
+from dpoptax._bookkeeping.products import Segment
+from dpoptax._bookkeeping.program import Program, Use
+from dpoptax._bookkeeping.running import evaluate_derived, run_batch, use_layout
+from dpoptax._clips import bounds
+from dpoptax._clips.bounds import Size
+from dpoptax._points import GradientPoints
+
+# Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
+_SMALL = 2**10
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums of gradients, in few arrays: many small ones take long to compile.
+
+    Attributes:
+      by_leaf: those of the parameters of products.
+      vectors: for each of `bundles`, its parameters' side by side.
+    """
+
+    by_leaf: dict[int, jax.Array]
+    vectors: list[jax.Array]
+    bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
+
+    def tree(self, params: Any) -> Any:
+        """The sums as a tree like the parameters, in float32 at least."""
+        leaves, structure = jax.tree.flatten(params)
+        total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        for bundle, vector in zip(self.bundles, self.vectors, strict=True):
+            for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
+                total[i] = part.astype(total[i].dtype)
+        return jax.tree.unflatten(structure, total)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Passes:
+    """What the passes at all points gave, with the derivative along the tangent if there is one."""
+
+    points: GradientPoints
+    leaves: list[list[jax.Array]]
+    operands: list[dict[int, jax.Array]]
+    cotangents: list[dict[int, jax.Array]]
+    gradients: list[dict[int, jax.Array]]
+    tangent: tuple[list[jax.Array], dict, dict, dict] | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factored:
+    """A product's gradients, 2^exponent Σ rowsᵀ columns: no entry of the factors is above 4.
+
+    Attributes:
+      segments: the factors; zero for an example that is not finite.
+      exponent: (B,) int32.
+      finite: (B,), whether all factors were.
+    """
+
+    segments: list[Segment]
+    exponent: jax.Array
+    finite: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pieces:
+    """Per-example gradients: products by their factors, and formed ones, (B, entries).
+
+    Each formed piece is the bundle of parameters that `bundles` names, over 2^exponent.
+    """
+
+    products: list[Factored]
+    formed: list[jax.Array]
+    sizes: list[Size]
+    bundles: tuple[tuple[int, ...], ...]
+
+
+def run_passes(
+    program: Program, points: GradientPoints, batch: list, size: int
+) -> tuple[Passes, list]:
+    """Runs a program forward and backward at all points; also gives the results at the first."""
+    leaves = [jax.tree.leaves(point) for point in points.points]
+    tangent = None
+    outs = []
+    for j, point in enumerate(leaves):
+        if j == 0 and points.tangent is not None:
+            direction = jax.tree.leaves(points.tangent)
+
+            def at(leaves: list[jax.Array]) -> Any:
+                return run_batch(program, leaves, batch, size)
+
+            out, derivative = jax.jvp(at, (point,), (direction,))
+            tangent = (direction, *derivative[1:])
+        else:
+            out = run_batch(program, point, batch, size)
+        outs.append(out)
+    passes = Passes(
+        points, leaves, [o[1] for o in outs], [o[2] for o in outs], [o[3] for o in outs], tangent
+    )
+    return passes, outs[0][0]
+
+
+def make_pieces(
+    program: Program,
+    plan: Plan,
+    passes: Passes,
+    groups: list[int],
+    *,
+    differences: bool,
+    factor_dtype: Any,
+) -> Pieces:
+    """The per-example gradients Σ_j w_j G_j (+ the tangent's part), by parameter.
+
+    With `differences`, products at several points are written with the first point's operand and
+    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j: weights that are large and
+    cancel then multiply small numbers. It takes more passes over memory. `factor_dtype` is what
+    factors are rounded to, `None` for no rounding: from then on they are what is clipped.
+    """
+    formed, bundles = _bundle(_form(program, plan, passes), groups)
+    sized = [bounds.formed_size(piece) for piece in formed]
+    return Pieces(
+        [_factored(product, passes, differences, factor_dtype) for product in plan.products],
+        [piece for piece, _ in sized],
+        [size for _, size in sized],
+        bundles,
+    )
+
+
+def _pairs(use: Use, passes: Passes, differences: bool) -> list[tuple[Any, Any, Any]]:
+    """Operands, cotangents and weights whose products sum to the gradient of a use."""
+    weights, u = passes.points.weights, use.index
+    operands = [o[u] for o in passes.operands]
+    cotangents = [c[u] for c in passes.cotangents]
+    pairs = list(zip(operands, cotangents, weights, strict=True))
+    lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
+    if len(pairs) > 1 and (not use.touched or (differences and not lookup)):
+        total = _weigh(cotangents[0], weights[0])
+        for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
+            total += _weigh(cotangent, weight)
+        first = _widen(operands[0]) if use.touched else operands[0]
+        others = pairs[1:] if use.touched else []
+        pairs = [(operands[0], total, 1.0), *((_widen(o) - first, c, w) for o, c, w in others)]
+    if passes.tangent is not None:
+        _, changed, changes, _ = passes.tangent
+        operand, cotangent, weight = pairs[0]
+        pairs[0] = (operand, _weigh(cotangent, weight) + changes[u], 1.0)
+        if use.touched and not lookup:
+            pairs.append((changed[u], cotangents[0], 1.0))
+    return pairs
+
+
+def _widen(value: jax.Array) -> jax.Array:
+    return value.astype(_products.wide(value))
+
+
+def _weigh(value: jax.Array, *weights: Any) -> jax.Array:
+    if all(isinstance(w, float) and w == 1.0 for w in weights):
+        return value
+    return _widen(value) * math.prod(weights)
+
+
+def _factored(product: Product, passes: Passes, differences: bool, dtype: Any) -> Factored:
+    """The factors of a product, each side over a power of two of the example's own."""
+    uses = [
+        (member, operand, _weigh(cotangent, weight, member.view.scale))
+        for member in product.members
+        for operand, cotangent, weight in _pairs(member.use, passes, differences)
+    ]
+    tops = jnp.stack([bounds.top(cotangent) for _, _, cotangent in uses])
+    # One-hot factors and the ones of a shift are as they are.
+    read = [_scales(member.use, operand) for member, operand, _ in uses]
+    ones = jnp.ones(tops.shape[1], jnp.float32)
+    operand_tops = jnp.stack([
+        bounds.top(operand) if scales else ones
+        for (_, operand, _), scales in zip(uses, read, strict=True)
+    ])  # fmt: skip
+    finite = jnp.all(jnp.isfinite(tops) & jnp.isfinite(operand_tops), axis=0)
+    of_operands = bounds.exponent(jnp.where(finite, jnp.max(operand_tops, axis=0), 1.0))
+    of_cotangents = bounds.exponent(jnp.where(finite, jnp.max(tops, axis=0), 0.0))
+    segments = []
+    for (member, operand, cotangent), scales in zip(uses, read, strict=True):
+        cotangent = bounds.divide(cotangent, of_cotangents, finite)
+        if scales:
+            operand = bounds.divide(operand, of_operands, finite)
+        else:
+            cotangent = bounds.divide(cotangent, of_operands, finite)
+        segment = _segment(member, operand, cotangent)
+        segments.append(segment if dtype is None else _rounded(segment, dtype))
+    return Factored(segments, of_operands + of_cotangents, finite)
+
+
+def _scales(use: Use, operand: jax.Array) -> bool:
+    """Whether an operand's magnitude goes into its factor."""
+    return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
+
+
+def _segment(member: Member, operand: jax.Array, cotangent: jax.Array) -> Segment:
+    segment = Segment(*jax.vmap(lambda o, c: use_layout(member.use, o, c))(operand, cotangent))
+    segment = segment if member.cut is None else member.cut(segment)
+    return segment.swapped if member.swapped else segment
+
+
+def _rounded(segment: Segment, dtype: Any) -> Segment:
+    return Segment(*(x if _products.indexed(x) else x.astype(dtype) for x in segment))
+
+
+def _form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
+    """Per-example gradients (B, ...) of the parameters that fell back, in float32."""
+    total: dict[int, jax.Array] = {}
+
+    def add(leaf: int, value: jax.Array) -> None:
+        total[leaf] = total[leaf] + value if leaf in total else value
+
+    weights = passes.points.weights
+    for leaf in program.opaque:
+        for gradients, weight in zip(passes.gradients, weights, strict=True):
+            add(leaf, _widen(_weigh(gradients[leaf], weight)))
+        if passes.tangent is not None:
+            add(leaf, _widen(passes.tangent[3][leaf]))
+    for use in plan.uses:
+        view = use.value.view
+        if view is not None:
+            gradient = _form_use(use, _pairs(use, passes, True))
+            shape = tuple(program.parameters[view.leaf].shape)
+            add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
+        else:
+            for leaf, gradient in _pull_back(use, passes).items():
+                add(leaf, gradient)
+    return total
+
+
+def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tuple]:
+    """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
+    bundles: dict[Any, list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= _SMALL
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+    flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
+    pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
+    return pieces, tuple(map(tuple, bundles.values()))
+
+
+def _form_use(use: Use, pairs: list[tuple[Any, Any, Any]]) -> jax.Array:
+    """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
+    layout = use.layout
+    segments = [
+        Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, _weigh(cotangent, weight)))
+        for operand, cotangent, weight in pairs
+    ]
+    stack = tuple(n for n, stacked in use.loops if stacked)
+    gradients = _products.form(segments, layout.sizes)
+    return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+
+
+def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
+    """Gradients of the parameters that a value was computed from, by the chain rule per example."""
+    leaves = sorted(use.value.leaves)
+
+    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
+        def value(chosen: list[jax.Array]) -> jax.Array:
+            every = list(passes.leaves[j])
+            for leaf, x in zip(leaves, chosen, strict=True):
+                every[leaf] = x
+            return evaluate_derived(every, [use.value])[0]
+
+        out, transpose = jax.vjp(value, chosen)
+        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
+
+    total: dict[int, jax.Array] = {}
+    for j, weight in enumerate(passes.points.weights):
+        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+        operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
+        gradient = _form_use(use, [(operand, cotangent, 1.0)])
+        if j == 0 and passes.tangent is not None:
+            direction, operands, cotangents, _ = passes.tangent
+            pairs = [(operand, cotangents[use.index], 1.0)]
+            if not jnp.issubdtype(operand.dtype, jnp.integer):
+                pairs.append((operands[use.index], cotangent, 1.0))
+            parts, changes = jax.jvp(
+                lambda c, g: pull(c, g, 0),
+                (chosen, gradient),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs)),
+            )
+        else:
+            parts, changes = pull(chosen, gradient, j), None
+        for i, leaf in enumerate(leaves):
+            part = _widen(_weigh(parts[i], weight))
+            part = part if changes is None else part + _widen(changes[i])
+            total[leaf] = total[leaf] + part if leaf in total else part
+    return total
+
+
+def zero_sums(params: Any, plan: Plan, pieces: Pieces) -> Sums:
+    """What sums of gradients start from."""
+    leaves = jax.tree.leaves(params)
+    by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
+    vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
+    return Sums(by_leaf, vectors, pieces.bundles)
+
+
+def sum_pieces(
+    start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array, kept: list[jax.Array | None]
+) -> Sums:
+    """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
+    by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
+    for product, piece, gradient, weight in zip(
+        plan.products, pieces.products, kept, weights, strict=False
+    ):
+        if gradient is not None:
+            part = _weighted(weight, gradient)
+        else:
+            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
+        view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
+        part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
+        total = by_leaf[product.leaf]
+        by_leaf[product.leaf] = (total + part).astype(total.dtype)
+    for i, gradient in enumerate(pieces.formed):
+        vectors[i] += _weighted(weights[len(plan.products) + i], gradient)
+    return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
+
+
+def _weighted(weights: jax.Array, gradients: jax.Array) -> jax.Array:
+    return _products.contract("b,b...->...", weights, gradients)
+
+
+def unbundle(vector: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+    """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
+    parts = jnp.split(vector, np.cumsum([x.size for x in like])[:-1])
+    return [part.reshape(x.shape) for part, x in zip(parts, like, strict=True)]
+
+
+def _wide_zeros(leaf: Any) -> jax.Array:
+    """What a sum of gradients of a parameter starts from."""
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

@@ -1,0 +1,186 @@
+"""Decides, parameter by parameter, how the norm and the sum of its gradients are computed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.products import Segment
+from dpoptax._bookkeeping.program import Program, Use
+from dpoptax._bookkeeping.rules import Layout, Lookup
+from dpoptax._bookkeeping.views import Atoms, View
+
+# The offset of a view in its parameter, and its axes: batch, rows, columns.
+_Key = tuple[int, Atoms, Atoms, Atoms]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A slice of a factor: of axis `axis` when its last axis is read as `shape`."""
+
+    of_rows: bool
+    shape: tuple[int, ...]
+    axis: int
+    start: int
+    size: int
+
+    def __call__(self, segment: Segment) -> Segment:
+        whole = segment.rows if self.of_rows else segment.columns
+        lead = whole.shape[:-1]
+        part = lax.slice_in_dim(
+            whole.reshape(*lead, *self.shape), self.start, self.start + self.size,
+            axis=len(lead) + self.axis,
+        ).reshape(*lead, -1)  # fmt: skip
+        return segment._replace(**{"rows" if self.of_rows else "columns": part})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Member:
+    """A use of a parameter, read in a layout.
+
+    Attributes:
+      use: the use.
+      view: the entries of the parameter, cut by `layout`.
+      layout: that of the use, or for one of several parameters side by side, its share of that.
+      cut: which share, else `None`.
+      swapped: whether its rows are the product's columns.
+    """
+
+    use: Use
+    view: View
+    layout: Layout
+    cut: Cut | None = None
+    swapped: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product:
+    """Uses of one parameter (or of one slice of it) that share a layout: joined along T."""
+
+    members: tuple[Member, ...]
+    method: str
+    shape: tuple[int, ...]  # of the parameter
+
+    @property
+    def view(self) -> View:
+        return self.members[0].view
+
+    @property
+    def leaf(self) -> int:
+        return self.view.leaf
+
+    @property
+    def layout(self) -> Layout:
+        return self.members[0].layout
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What is done for each parameter.
+
+    Attributes:
+      products: gradients that stay products of factors.
+      formed: parameters whose per-example gradients are formed, and why.
+      uses: the uses that reach formed parameters.
+    """
+
+    products: tuple[Product, ...]
+    formed: dict[int, str]
+    uses: tuple[Use, ...]
+
+
+def make_plan(program: Program, batch: int, points: int) -> Plan:
+    """Plans for `batch` examples and `points` gradient points (a tangent is one more)."""
+    formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
+    by_leaf: dict[int, list[Member]] = {}
+    for use in program.uses:
+        members = _members(use)
+        for leaf in use.value.leaves if not members else ():
+            formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
+        for member in members:
+            by_leaf.setdefault(member.view.leaf, []).append(member)
+    joined = {}
+    for leaf, members in by_leaf.items():
+        shape = tuple(program.parameters[leaf].shape)
+        found = _join(members, (batch, points), shape)
+        if found is None:
+            formed.setdefault(leaf, "its uses overlap in different layouts")
+        else:
+            joined[leaf] = found
+    spread = True
+    while spread:
+        together = [u.value.leaves for u in program.uses if u.value.leaves & set(formed)]
+        new = set().union(*together) - set(formed)
+        formed |= dict.fromkeys(new, "used side by side with a parameter that fell back")
+        spread = bool(new)
+    products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
+    rest = [u for u in program.uses if u.value.leaves & set(formed)]
+    return Plan(tuple(products), formed, tuple(rest))
+
+
+def _members(use: Use) -> list[Member]:
+    """The parameters in a use, each with its layout; none where they are more than moved."""
+    value, layout = use.value, use.layout
+    if value.view is not None:
+        view = value.view.reshape(layout.split)
+        return [] if view is None else [Member(use, view, layout)]
+    if value.tiles is None or isinstance(use.rule, Lookup):
+        return []
+    axis, parts = value.tiles
+    whole = (*parts[0].shape[:axis], sum(p.shape[axis] for p in parts), *parts[0].shape[axis + 1 :])
+    side = layout.rows if axis in layout.rows else layout.columns
+    if whole != layout.split or axis not in side:
+        return []
+    members, start = [], 0
+    for part in parts:
+        size = part.shape[axis]
+        cut = Cut(side is layout.rows, tuple(whole[i] for i in side), side.index(axis), start, size)
+        members.append(Member(use, part, dataclasses.replace(layout, split=part.shape), cut))
+        start += size
+    return members
+
+
+def _join(
+    members: list[Member], scale: tuple[int, int], shape: tuple[int, ...]
+) -> list[Product] | None:
+    """The uses of one parameter as products that share no entry, or None."""
+    groups: dict[_Key, list[Member]] = {}
+    for member in members:
+        view, layout = member.view, member.layout
+        parts = [view.atoms(a) for a in (layout.batch, layout.rows, layout.columns)]
+        key = (view.offset, parts[0], parts[1], parts[2])
+        mirror = (view.offset, parts[0], parts[2], parts[1])
+        swapped = key not in groups and mirror in groups
+        group = groups.setdefault(mirror if swapped else key, [])
+        group.append(dataclasses.replace(member, swapped=swapped))
+    if len(groups) > 1:
+        entries = np.concatenate([group[0].view.entries() for group in groups.values()])
+        if np.unique(entries).size < entries.size:
+            return None
+    return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
+
+
+def _method(members: list[Member], batch: int, points: int) -> str:
+    _, rows, columns = members[0].layout.sizes
+    segments = [segments_of(m.use, points) for m in members]
+    positions = sum(m.use.positions * n for m, n in zip(members, segments, strict=True))
+    method = _products.choose(batch, positions, rows, columns, segments=sum(segments))
+    if any(isinstance(m.use.rule, Lookup) for m in members):
+        # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
+        return "outer" if method == "outer" else "gram"
+    return method
+
+
+def segments_of(use: Use, points: int) -> int:
+    """How many segments a use gives: operands that no point changes are shared by all."""
+    return points if use.touched else 1
+
+
+def describe_uses(uses: Any) -> str:
+    """The operations of `uses`, counted."""
+    names: dict[str, int] = {}
+    for use in uses:
+        names[use.rule.name] = names.get(use.rule.name, 0) + 1
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())

@@ -1,0 +1,273 @@
+"""Per-example gradients held as products: bounds of their norms, and weighted sums, unformed.
+
+The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k], over segments s: the
+uses of one parameter, and the gradient points. Its squared norm is
+
+    ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
+
+in T²(R + C) operations where forming it takes T R C. Integers stand for one-hot factors. Entries
+are of at most about 1: they come divided by powers of two (`_bounds`).
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpoptax._clips.bounds import gamma, upper_square
+
+# A number written to memory and read back twice takes the time of about this many multiply-adds.
+_MEMORY = 120
+# What underflow can take off a norm, for each term of the sums that it is made of.
+_LOST = 2.0**-50
+
+
+class Segment(NamedTuple):
+    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
+
+    rows: jax.Array
+    columns: jax.Array
+
+    @property
+    def swapped(self) -> "Segment":
+        """The factors of the transposed gradient."""
+        return Segment(self.columns, self.rows)
+
+
+def indexed(factor: jax.Array) -> bool:
+    """Whether a factor is one-hot, held as integers."""
+    return jnp.issubdtype(factor.dtype, jnp.integer)
+
+
+def wide(*arrays: jax.Array) -> jnp.dtype:
+    """The dtype to accumulate in: float32, or that of the arrays where it is wider."""
+    floats = [a.dtype for a in arrays if not indexed(a)]
+    return jnp.result_type(jnp.float32, *floats)
+
+
+def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """An einsum at the full precision of its operands, whatever the platform's default is.
+
+    All that a bound rests on is contracted here: by default TPUs multiply float32 in bfloat16, and
+    GPUs may in TF32.
+    """
+    return jnp.einsum(
+        axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=wide(a, b)
+    )
+
+
+def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int) -> str:
+    """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
+
+    Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
+    contract again for the sum) or "keep" (form them and keep them for the sum).
+    """
+    if positions == 1 and segments == 1:
+        return "outer"
+    size, work = rows * columns, positions * rows * columns
+    pairs = positions**2 * (segments + 1) / (2 * segments)
+    cost = {"gram": pairs * (rows + columns) + work, "form": 2 * work + 0.75 * _MEMORY * size}
+    if size <= 2 * positions * (rows + columns) or batch * size <= 2**16:
+        cost["keep"] = work + _MEMORY * size
+    return min(cost, key=cost.__getitem__)
+
+
+def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+    """The gradients themselves, (B, K, R, C) in float32."""
+    total = None
+    for rows, columns in _joined(segments):
+        if indexed(rows):
+            part = _scatter(rows, columns, sizes[1])
+        elif indexed(columns):
+            part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
+        else:
+            part = contract("bktr,bktc->bkrc", rows, columns)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _joined(segments: list[Segment]) -> list[Segment]:
+    """The segments as one, along T, where that takes fewer passes over memory than their sum."""
+    rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
+    # Two passes over the factors, against three over a gradient for each that is added.
+    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
+    if not fewer or any(indexed(x) for segment in segments for x in segment):
+        return segments
+    return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
+
+
+def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
+    def add(index: jax.Array, values: jax.Array) -> jax.Array:
+        zeros = jnp.zeros((size, values.shape[-1]), wide(values))
+        return zeros.at[index].add(values.astype(zeros.dtype))
+
+    return jax.vmap(jax.vmap(add))(index, values)
+
+
+def measure(
+    segments: list[Segment], sizes: tuple[int, int, int], method: str
+) -> tuple[jax.Array, jax.Array]:
+    """Upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
+
+    Of one position S is the norm. By inner products the error lies in the square: it is at most
+    η S², with η for the longest chain of roundings.
+    """
+    if method == "outer":
+        absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+        return jnp.square(absolute), absolute
+    lengths = []
+    square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
+    for i, a in enumerate(segments):
+        for j, b in enumerate(segments[i:], i):
+            inner = Segment(_inner(a.rows, b.rows), _inner(a.columns, b.columns))
+            if i == j:
+                lengths.append(Segment(*map(_diagonal_root, inner)))
+            square += (1.0 if i == j else 2.0) * _sum_by_axes(inner.rows * inner.columns)
+    absolute = _absolute(segments, lengths, sizes)
+    sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
+    error = gamma(_summands(segments) + sums + 4)
+    return jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute
+
+
+def measure_formed(
+    gradient: jax.Array, segments: list[Segment], sizes: tuple[int, int, int], *, kept: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The same, from the gradient as `form` gave it: `kept` for the sum, or contracted again.
+
+    What is kept is what is summed. Of what is not, ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most
+    (1 + η)‖Ĝ‖² + (η + η²)S².
+    """
+    square = upper_square(gradient)
+    if kept:
+        return square, jnp.sqrt(square)
+    absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+    error = gamma(_positions(segments) + len(segments) + 8)
+    return (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
+
+
+def _absolute(
+    segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
+) -> jax.Array:
+    """An upper bound of S: Σ_s Σ_t ‖row_t‖‖column_t‖, root of the sum of squares over K."""
+    total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
+    groups, rows, columns = sizes
+    positions = _positions(segments)
+    # Norms are roots: half the roundings of their squares.
+    room = 1.0 + gamma(0.5 * (_summands(segments) + groups) + positions + len(segments) + 8)
+    lost = _LOST * positions * math.sqrt(groups * rows * columns)
+    return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
+
+
+def _positions(segments: list[Segment]) -> int:
+    """The number of positions of all segments, at least 1."""
+    return max(1, sum(s.rows.shape[2] for s in segments))
+
+
+def _summands(segments: list[Segment]) -> int:
+    """The longest sums in inner products of rows and of columns; one-hot ones are exact."""
+    sides = zip(*segments, strict=True)
+    return sum(max(0 if indexed(x) else x.shape[-1] for x in side) for side in sides)
+
+
+def _lengths(factor: jax.Array) -> jax.Array:
+    """The norms of a factor's vectors, (B, K, T)."""
+    if indexed(factor):
+        return jnp.ones(factor.shape, jnp.float32)
+    square = jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1)
+    return jnp.sqrt(square).astype(jnp.float32)
+
+
+def _diagonal_root(inner: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.diagonal(inner, axis1=-2, axis2=-1))
+
+
+def _sum_by_axes(x: jax.Array) -> jax.Array:
+    """Sums over all axes but the first, one after the other: shorter chains of roundings."""
+    for _ in range(x.ndim - 1):
+        x = lax.optimization_barrier(jnp.sum(x, axis=-1))
+    return x
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    """All inner products of positions, (B, K, T, T')."""
+    if indexed(a) and indexed(b):
+        return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
+    if indexed(b):
+        return _inner(b, a).swapaxes(-1, -2)
+    if indexed(a):
+        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
+        return picked.swapaxes(-1, -2).astype(jnp.float32)
+    return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)
+
+
+def sum_error(segments: list[Segment]) -> float:
+    """How far one example's summand is from its coefficient times G, relative to S, before sums."""
+    narrow = any(x.dtype == jnp.bfloat16 for segment in segments for x in segment)
+    return 2.0**-16 if narrow else 2.0**-23
+
+
+def weighted_sum(
+    segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]
+) -> jax.Array:
+    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,)."""
+    total = None
+    for rows, columns in segments:
+        part = _weighted(rows, columns, weights, sizes)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
+    """Values (B, …) times the weight of their example, (B,)."""
+    return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
+
+
+def _weighted(
+    rows: jax.Array, columns: jax.Array, weights: jax.Array, sizes: tuple[int, int, int]
+) -> jax.Array:
+    if indexed(rows):
+        return _scatter(_together(rows), _together(_times(columns, weights)), sizes[1])[0]
+    if indexed(columns):
+        return _weighted(columns, rows, weights, (sizes[0], *sizes[:0:-1])).swapaxes(-1, -2)
+    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
+        return _outer_sums(_together(_times(rows, weights))[0], _together(columns)[0])
+    return _outer_sums(_together(rows)[0], _together(_times(columns, weights))[0])
+
+
+def _together(factor: jax.Array) -> jax.Array:
+    """(B, K, T, ...) to (1, K, B T, ...)."""
+    batch, groups, positions = factor.shape[:3]
+    moved = factor if groups == 1 else factor.swapaxes(0, 1)
+    return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
+
+
+def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds coefficients.
+
+    In bfloat16 the coefficients would round, and push a contribution past the clip bound: what
+    holds them goes in two parts, which keep 16 bits of the mantissa.
+    """
+
+    def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
+        if rows.shape[0] == 1:
+            return contract("tr,tc->rc", rows[0], columns[0])[None]
+        return contract("ktr,ktc->krc", rows, columns)
+
+    def parts(factor: jax.Array) -> list[jax.Array]:
+        if factor.dtype == narrow:
+            return [factor]
+        high = factor.astype(narrow)
+        return [high, (factor - high.astype(factor.dtype)).astype(narrow)]
+
+    narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
+    if narrow.itemsize >= 4:
+        return dot(rows, columns)
+    pairs = [(r, c) for r in parts(rows) for c in parts(columns)]
+    total = dot(*pairs[0])
+    for pair in pairs[1:]:
+        total += dot(*pair)
+    return total

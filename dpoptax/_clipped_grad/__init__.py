@@ -1,0 +1,1 @@
+"""`clipped_grad`: microbatches, devices, randomness, around the two ways to a clipped sum."""

@@ -1,0 +1,270 @@
+"""The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from optax import microbatching
+
+from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
+from dpoptax._bookkeeping.reading import check_parameters
+from dpoptax._clipped_grad.sharding import check_one_device, make_layout, sum_over_devices
+from dpoptax._clips.base import (
+    Clip,
+    batch_axis,
+    check_clip,
+    sum_clipped,
+)
+from dpoptax._clips.clipped_sum import assert_clipped
+from dpoptax._noise.fixed_point import check_capacity
+from dpoptax._points import GradientPoints
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    clip: Clip,
+    *,
+    microbatch_size: int | None = None,
+    has_aux: bool = False,
+    method: Literal["auto", "vmap"] = "auto",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    grid: float | None = None,
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
+    axis_name: str | Sequence[str] = "data",
+    param_specs: Any = None,
+) -> Callable[..., Any]:
+    """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
+
+        grad_fn(points, batch, mask)  =  Σ_i mask_i clip( Σ_j w_j ∇ℓ(x_j; ξ_i) )
+
+    `loss_fn(params, example)` is the scalar loss of one example; `batch` holds examples along the
+    leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in float32
+    at least.
+
+    Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
+    data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero. The
+    sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary outputs,
+    which nothing here protects.
+
+    Args:
+      loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned
+        function is given a key; a scalar, or (scalar, aux) with `has_aux`.
+      clip: the geometry, such as `dpoptax.l2_clip(1.0)`.
+      microbatch_size: how many examples a device computes at once; `None` for all. Less memory, and
+        often more speed on CPU. The result does not depend on it but for rounding. A batch that it
+        does not divide is padded.
+      has_aux: whether `loss_fn` returns auxiliary outputs.
+      method: "auto" computes norms and sums from the operands and cotangents of each layer, without
+        per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
+        for all, the reference. Equal but for rounding and for examples whose gradient is a small
+        rest of large terms, which "auto" clips more.
+      precision: what "auto" rounds the operands and cotangents to, once, before it measures and
+        contracts them: "float32", as they are, at the platform's full precision; or "bfloat16",
+        which halves their memory and takes one pass on matrix units where float32 takes three to
+        six. It rounds gradients and leaves the bound as it is.
+      grid: g, from `dpoptax.fixed_point_grid`: each clipped gradient is rounded to whole multiples
+        of g, and these are summed as integers, exactly. For `gaussian_noise(fixed_point=True)`,
+        and a bound without a word about the rounding of sums. It needs per-example gradients.
+      mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
+        gradients of its own examples, and the sums are added over the devices once. Noise comes
+        after that, so that its standard deviation does not depend on the number of devices. The
+        axes may be automatic or explicit.
+      axis_name: the mesh axis, or axes, over which the examples are split, evenly. Over other axes
+        the work is repeated: to use all devices, name all axes.
+      param_specs: how the parameters are split over the mesh, a `PartitionSpec` or a tree prefix of
+        them. They are gathered for the gradient, and the sum is split like them (but for
+        geometries that encode). `None` for what the types say on explicit axes, and for parameters
+        that are the same everywhere on automatic ones.
+
+    Returns:
+      `grad_fn(points, batch, mask=None, *, key=None, ids=None)`, with `points` from
+      `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding. It
+      returns a `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …),
+      taken at the first point.
+
+      `key` is for losses with randomness, and `ids`, (B,), integers, says which record each example
+      is: the sampler's indices. Record i gets `fold_in(key, i)`, wherever it stands in the batch.
+      By position, one record more in a Poisson draw would give all behind it other keys, and so
+      change what the *others* contribute, which no clip bounds. For the same reason the key must
+      be fresh for each step and secret: a record's randomness is its own only for who cannot
+      compute it, and a key that was used before repeats it.
+
+      For several losses on one batch let one `loss_fn` return their sum: its gradient is the joint
+      one, and clipped as one vector. Two sums would move by C each.
+
+    Raises:
+      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`, or
+        parameters that are integers, complex, or floats of fewer than 16 bits.
+      ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
+        `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
+        `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
+        with each other or with `mask`, a batch that the devices cannot share evenly, or one that
+        is split over devices where no mesh was given (inside `jit` this shows on explicit axes
+        only).
+
+    >>> import jax.numpy as jnp
+    >>> import dpoptax
+    >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
+    >>> grad_fn = clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    >>> points = dpoptax.gradient_points((), jnp.zeros(2))
+    >>> grad_fn(points, jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
+    Array([0.899..., 1.199...], dtype=float32)
+    """
+    check_clip(clip)
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+    if method not in ("auto", "vmap"):
+        raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
+    by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
+    if by_examples:
+        if precision != "float32":
+            raise ValueError(
+                f"precision={precision!r} is for book-keeping, and here per-example gradients are "
+                f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
+            )
+        summed = functools.partial(per_example_sum, grid=grid)
+    else:
+        dtype = jnp.bfloat16 if precision == "bfloat16" else None
+        summed = functools.partial(bookkept_sum, factor_dtype=dtype)
+    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
+        raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
+
+    layout = make_layout(mesh, axis_name, param_specs)
+
+    def local_sum(points, rows, mask, key):
+        batch, ids = rows
+
+        def sums(batch, mask, keys):
+            return summed(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
+
+        keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+        total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        return total if by_examples else join_sums(clip, points.points[0], total), aux
+
+    whole_sum = local_sum
+    if layout is not None:
+        whole_sum = sum_over_devices(local_sum, layout, scatter=not clip.encodes)
+
+    @jax.jit
+    def clipped_sum(points, batch, mask, key, ids):
+        total, aux = whole_sum(points, (batch, ids), mask, key)
+        return assert_clipped(total, clip, points.reference, grid=grid), aux
+
+    def grad_fn(points, batch, mask=None, *, key=None, ids=None):
+        if not isinstance(points, GradientPoints):
+            raise TypeError(
+                f"points is a {type(points).__name__}: want "
+                "dpoptax.gradient_points(opt_state, params)"
+            )
+        check_parameters(points.points[0])
+        if layout is None:
+            check_one_device(batch)
+        mask = _check_mask(mask, batch_axis(batch))
+        ids = _check_ids(ids, key, mask.shape[0])
+        if grid is not None:
+            check_capacity(clip, grid, mask.shape[0])
+        clipped, aux = clipped_sum(points, batch, mask, key, ids)
+        return (clipped, aux) if has_aux else clipped
+
+    return grad_fn
+
+
+def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux, grid=None):
+    """The clipped sum by per-example gradients: the reference, for any program.
+
+    Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
+    """
+
+    def gradient(example, key):
+        args = (example,) if key is None else (example, key)
+        grad = jax.grad(lambda params: loss_fn(params, *args), has_aux=has_aux)
+        total, aux = None, None
+        for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
+            if j == 0 and points.tangent is not None:
+                value, derivative, *aux_here = _value_and_jvp(grad, point, points.tangent, has_aux)
+                term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
+            else:
+                out = grad(point)
+                value, *aux_here = out if has_aux else (out,)
+                term = _scale(value, weight)
+            total = term if total is None else jax.tree.map(jnp.add, total, term)
+            aux = aux_here[0] if j == 0 and has_aux else aux
+        return total, aux
+
+    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
+
+
+def _value_and_jvp(grad, point, tangent, has_aux):
+    """∇ℓ(x) and ∇²ℓ(x) v in one forward-over-reverse pass, and aux where there is one."""
+    if has_aux:
+        value, derivative, aux = jax.jvp(grad, (point,), (tangent,), has_aux=True)
+        return value, derivative, aux
+    return jax.jvp(grad, (point,), (tangent,))
+
+
+def _scale(tree, weight):
+    if isinstance(weight, float) and weight == 1.0:
+        return tree
+    # In float32 at least: weights of DiSK are far above 1 and cancel.
+    return jax.tree.map(lambda g: weight * g.astype(jnp.promote_types(g.dtype, jnp.float32)), tree)
+
+
+def _check_mask(mask, batch_size):
+    if mask is None:
+        return jnp.ones(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,):
+        raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
+    return mask.astype(bool)
+
+
+def _check_ids(ids, key, batch_size):
+    if (ids is None) != (key is None):
+        given, missing = ("key", "ids") if ids is None else ("ids", "key")
+        raise ValueError(
+            f"{given} without {missing}: the randomness of an example is fold_in(key, its record's "
+            "index), so that no record changes another's. Give key=key, ids=indices with the "
+            "sampler's indices; ids=jnp.arange(B) only where row i of every batch is record i"
+        )
+    if ids is None:
+        return None
+    ids = jnp.asarray(ids)
+    if ids.shape != (batch_size,) or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(
+            f"ids are {ids.dtype}{list(ids.shape)}: want integers of shape ({batch_size},), the "
+            "index of each example's record"
+        )
+    return ids
+
+
+def _in_microbatches(sums, size):
+    """`sums(batch, mask, keys)` over microbatches of `size`; padding is masked out."""
+    if size is None:
+        return sums
+
+    def run(batch, mask, keys):
+        examples = mask.shape[0]
+        if size >= examples:
+            return sums(batch, mask, keys)
+        missing = -examples % size
+        pad = lambda x: jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])  # noqa: E731
+        if missing:
+            batch, keys = jax.tree.map(pad, (batch, keys))
+            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
+        kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
+        total, aux = microbatching.microbatch(
+            jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
+            argnums=(0, 1, 2),
+            microbatch_size=size,
+            accumulator=kinds,
+            in_axes=(0, 0, 0),
+        )(batch, mask, keys)
+        return total, jax.tree.map(lambda x: x[:examples], aux)
+
+    return run

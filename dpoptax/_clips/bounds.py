@@ -1,0 +1,186 @@
+"""What one example adds to a clipped sum at most, for the numbers as the machine computes them.
+
+A gradient G that is summed as Σ_t r_t ⊗ c_t has, beside its norm n, an absolute size
+
+    S = Σ_t ‖r_t‖‖c_t‖ ≥ n,
+
+and everything that rounding does to it is relative to S, not to n: where terms cancel, n may be
+all error. So no computed norm is trusted. It is replaced by an upper bound n⁺ ≥ n with the error
+terms of its own computation added, whatever the order of the sums, and an example is scaled by
+
+    f = factor(n⁺) · min(1, M n⁺/S),
+
+a function of this example alone. Then ‖f G‖ ≤ factor(n⁺) n⁺ ≤ C for every geometry with
+t · factor(t) ≤ C, and f S ≤ M C bounds what the rounding of the sum can be relative to. No branch
+reads the batch: what is done for one example does not depend on any other.
+
+Magnitudes are carried apart. The numbers of one example are divided by powers of two of its own,
+which is exact, so that the largest is about 1 and squares neither overflow nor lose what counts.
+What is not finite, or leaves float32's range, contributes exactly zero.
+
+The rounding errors are bounded as usual: γ_k = k u/(1 − k u) for k operations with roundoff u
+(Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3).
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+if TYPE_CHECKING:
+    from dpoptax._clips.base import Clip
+
+# M. Training does not reach it: docs/bound.md has what was measured on several models.
+LARGEST_RATIO = 2.0**5
+# The roundoff of float32, and of what two bfloat16 parts keep of a float32.
+UNIT = 2.0**-24
+TWO_PARTS = 2.0**-16
+# Of factors and gradients that were divided by their largest entry, squares lose at most so much of
+# a norm, for each entry: half the exponents of the smallest normal number, with room for sums.
+_LOST = 2.0**-58
+# Twice the roundings of a norm's root, of a geometry's factor, and of the coefficient made of it.
+_FEW = 20
+# Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
+# as they are anyway, or as long.
+_EXPONENTS = (-126, 60)
+# The exponent of a gradient that is exactly zero.
+_NOTHING = -(2**20)
+_BLOCK = 128
+
+
+def gamma(operations: float, unit: float = UNIT) -> float:
+    """γ_k = k u/(1 − k u): the relative error of k operations in a row, at most."""
+    if operations * unit >= 0.5:
+        raise ValueError(
+            f"a sum of {operations:g} terms with roundoff {unit:g} has no useful error bound: take "
+            "a smaller microbatch, shorter sequences, or method='vmap'"
+        )
+    return operations * unit / (1.0 - operations * unit)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How large pieces of gradients are, each (B,), or (pieces, B) where several are together.
+
+    Attributes:
+      square: upper bounds of ‖G'‖², where G = 2^exponent G'.
+      absolute: upper bounds of S'.
+      exponent: int32; `_NOTHING` or below where G is exactly zero.
+      finite: whether all numbers behind it were.
+    """
+
+    square: jax.Array
+    absolute: jax.Array
+    exponent: jax.Array
+    finite: jax.Array
+
+
+def top(x: jax.Array) -> jax.Array:
+    """max |x| of each example, (B,) in float32: NaN where there is one."""
+    largest = jnp.abs(x)
+    for _ in range(x.ndim - 1):  # one axis at a time, which CPUs take faster than all at once
+        largest = jnp.max(largest, axis=-1, initial=0.0)
+    return largest.astype(jnp.float32)
+
+
+def exponent(top: jax.Array) -> jax.Array:
+    """⌊log₂ top⌋ for positive normal numbers, in int32; `_NOTHING` for what is smaller."""
+    bits = lax.bitcast_convert_type(top, jnp.int32)
+    found = jnp.minimum((bits >> 23) - 127, 126)  # 126: so that 2^-exponent is a normal number
+    return jnp.where(found >= -126, found, _NOTHING)
+
+
+def power(exponent: jax.Array) -> jax.Array:
+    """2^exponent in float32, exactly; 0 below the normal range, and 2^127 above it."""
+    bits = (jnp.clip(exponent, -127, 127) + 127) << 23
+    return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
+
+
+def divide(x: jax.Array, exponent: jax.Array, keep: jax.Array) -> jax.Array:
+    """x / 2^exponent for each example, in float32 at least or bfloat16; 0 where not `keep`."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.bfloat16))  # float16 has no room for exponents
+    shape = (-1,) + (1,) * (x.ndim - 1)
+    scale = power(-jnp.maximum(exponent, -126)).astype(x.dtype).reshape(shape)
+    return jnp.where(keep.reshape(shape), x * scale, 0)
+
+
+def formed_size(x: jax.Array) -> tuple[jax.Array, Size]:
+    """A formed gradient, (B, …), divided by a power of two for each example, and its size.
+
+    What is summed is what was measured, so S is the norm itself.
+    """
+    largest = top(x)
+    finite = jnp.isfinite(largest)
+    power_of_it = exponent(jnp.where(finite, largest, 0.0))
+    x = divide(x, power_of_it, finite)
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    square = upper_square(x)
+    return x, Size(square, jnp.sqrt(square), power_of_it, finite)
+
+
+def upper_square(x: jax.Array) -> jax.Array:
+    """An upper bound of ‖x‖² of each example, (B,) in float32, for entries of at most about 1.
+
+    Sums are taken in blocks of blocks, with barriers that keep the compiler from joining them: the
+    error grows with the blocks' length and depth, not with the number of entries.
+    """
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    values, operations = jnp.square(flat).astype(jnp.float32), 1
+    size = flat.shape[1]
+    while values.shape[1] > _BLOCK:
+        whole = values.shape[1] // _BLOCK * _BLOCK
+        sums = values[:, :whole].reshape(x.shape[0], whole // _BLOCK, _BLOCK).sum(axis=-1)
+        if whole < values.shape[1]:
+            rest = values[:, whole:].sum(axis=-1, keepdims=True)
+            sums = jnp.concatenate([sums, rest], axis=1)
+        values = lax.optimization_barrier(sums)
+        operations += _BLOCK
+    operations += values.shape[1]
+    return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _LOST**2
+
+
+def stack(sizes: list[Size]) -> Size:
+    """Sizes of several pieces as one, (pieces, B)."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *sizes)
+
+
+def coefficients(
+    clip: "Clip", sizes: Size, groups: list[int], mask: jax.Array, *, sum_error: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What each piece of each gradient is multiplied by: the one place where examples are clipped.
+
+    Args:
+      clip: the geometry, whose factors obey t · factor(t) ≤ its bound for the group.
+      sizes: of all pieces, (pieces, B). Pieces share no coordinate.
+      groups: the clip's group of each piece.
+      mask: which examples count, (B,) bool.
+      sum_error: how far the summand may be from its coefficient times the piece, relative to S.
+
+    Returns:
+      c (pieces, B) such that c G' is the clipped piece; the norms (B,) of the first group, and the
+      examples that are used: finite and not masked.
+    """
+    used = jnp.all(sizes.finite, axis=0) & mask
+    member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
+    inside = member[:, :, None]
+    largest = jnp.max(jnp.where(inside, sizes.exponent, _NOTHING), axis=1)  # (groups, B)
+    relative = power(jnp.clip(sizes.exponent - largest[np.array(groups)], -127, 0))
+    # Sums of positive terms, whose rounding is relative to themselves.
+    room = 1.0 + gamma(len(groups) + _FEW)
+
+    def length(values: jax.Array) -> jax.Array:
+        square = jnp.where(inside, jnp.square(values * relative), 0.0)
+        return jnp.sqrt(room * jnp.sum(square, axis=1))
+
+    absolute = length(sizes.absolute)
+    norms = length(jnp.sqrt(sizes.square)) + sum_error * absolute
+    scale = power(jnp.clip(largest, *_EXPONENTS))
+    factors = clip.factors((norms * scale).T).T  # (groups, B)
+    ratio = jnp.minimum(1.0, LARGEST_RATIO * norms / jnp.where(absolute > 0, absolute, 1.0))
+    factors = jnp.where(used & jnp.isfinite(norms), factors * ratio * scale, 0.0)
+    return factors[np.array(groups)] * relative, norms[0] * scale[0], used

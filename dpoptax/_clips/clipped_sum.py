@@ -1,0 +1,244 @@
+"""The clipped sum on its way from the clip to the noise, under a seal that any change breaks."""
+
+import dataclasses
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpoptax._clipped_grad.sharding import out_sharding
+from dpoptax._points import is_masked
+
+if TYPE_CHECKING:
+    from dpoptax._clips.base import Clip
+
+# The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
+_POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
+_REMEDY = (
+    "give what dpoptax.clipped_grad returns straight to the noise stage and put all other "
+    "transforms behind it; dpoptax.accumulate adds the sums of disjoint parts of one batch"
+)
+
+
+class _Named(type):
+    """Shows the way in the errors of pytrees, which print a class and nothing else."""
+
+    def __repr__(cls) -> str:
+        return (
+            f"<class '{cls.__module__}.{cls.__qualname__}': no transform may stand in front of or "
+            f"around the noise stage; {_REMEDY}>"
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClippedSum(metaclass=_Named):
+    """A sum over examples of clipped gradients, and the geometry that bounds each summand.
+
+    `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
+    nothing else, bit for bit: a seal over sum, geometry and reference says whether one of them was
+    changed on the way. What is noised was clipped, by the bound that the noise is scaled to.
+
+    Attributes:
+      sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
+      clip: the geometry; `clip.sensitivity` bounds what one example adds, in l2 norm. Static.
+      reference: the public data that the geometry encoded with, for decoding; `None` for none.
+      seal: the checksum of all, uint32. `None` where nobody answers for the bound, which the
+        noise stage refuses; see `assert_clipped`.
+      grid: g, where the summands were rounded to whole multiples of g and added as integers, which
+        `sum` then holds; `None` for floating point. Static.
+    """
+
+    sum: Any
+    clip: "Clip" = dataclasses.field(metadata={"static": True})
+    reference: Any = None
+    seal: jax.Array | None = None
+    grid: float | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def __contains__(self, key: str) -> bool:
+        """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
+        return isinstance(self.sum, dict) and key in self.sum
+
+
+def assert_clipped(
+    total: Any, clip: "Clip", reference: Any = None, *, grid: float | None = None
+) -> ClippedSum:
+    """Vouches for a sum that was clipped elsewhere: a `ClippedSum` with a seal.
+
+    For sums that `clipped_grad` and `clip_per_example` did not make, such as those of a kernel of
+    your own. Privacy: the promise rests on the caller: that one example adds at most
+    `clip.sensitivity` to `total`, in l2 norm, whatever its data. Nothing here can check that.
+
+    Args:
+      total: the sum, shaped like the parameters, or as the geometry encodes.
+      clip: the geometry that bounds the summands.
+      reference: the public data that it encoded with; `None` for none.
+      grid: what the integers of `total` count, after each summand was rounded to it; `None` for
+        sums in floating point.
+
+    Raises:
+      TypeError: `clip` is no geometry.
+
+    >>> import dpoptax
+    >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
+    dtype('uint32')
+    """
+    from dpoptax._clips.base import check_clip
+
+    check_clip(clip)
+    # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
+    total = lax.optimization_barrier(total)
+    return ClippedSum(total, clip, reference, checksum(total, clip, reference, grid), grid)
+
+
+def accumulate(*sums: ClippedSum) -> ClippedSum:
+    """Adds the clipped sums of disjoint parts of one batch: Σ_k S_k, under a seal of its own.
+
+    For batches whose parts come one after the other, such as from files. Where the batch is at
+    hand, `clipped_grad(..., microbatch_size=...)` does the same in one call.
+
+    Privacy: the result is the clipped sum of the whole batch. Proof: a record is in at most one
+    part k. It adds at most C = `clip.sensitivity` to S_k, in l2 norm, by that part's own bound, and
+    nothing to the others, so that it moves Σ_k S_k by at most C. The sums must be of *parts of one
+    draw of the sampler*. Those of several draws, or of several losses on one batch, are not
+    disjoint: a record would move their total by C for each one that it is in. Nothing here can see
+    that. For several losses, give `clipped_grad` one loss function that returns their sum: its
+    gradient is the joint one, clipped as one vector.
+
+    Args:
+      sums: at least one `ClippedSum`, of one geometry and one reference, each as it was made.
+
+    Returns:
+      A `ClippedSum`. Its seal is broken, and so the release refused, where that of a part is, or
+      where the references differ.
+
+    Raises:
+      TypeError: something that is no `ClippedSum`, or one that was visibly changed.
+      ValueError: no sums, geometries that differ, or one sum given twice.
+
+    >>> import dpoptax
+    >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    >>> parts = [clip.update(jnp.ones((2, 1)), clip.init(None))[0] for _ in range(2)]
+    >>> accumulate(*parts).sum.round(3)
+    Array([4.], dtype=float32)
+    """
+    if not sums:
+        raise ValueError("accumulate got no sums: want at least one ClippedSum")
+    parts = [check_clipped_sum(part) for part in sums]
+    first = parts[0]
+    for i, part in enumerate(parts):
+        if (part.clip, part.grid) != (first.clip, first.grid):
+            raise ValueError(
+                f"sums[0] was made with clip={first.clip}, sums[{i}] with clip={part.clip} (grids "
+                f"{first.grid} and {part.grid}): want parts of one batch, clipped by one geometry"
+            )
+        if any(part is other for other in parts[:i]):
+            raise ValueError(f"sums[{i}] is given twice: want disjoint parts of one batch")
+    structures = {jax.tree.structure((part.sum, part.reference)) for part in parts}
+    if len(structures) > 1:
+        raise ValueError(f"the sums have different structures: {structures}")
+    sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
+    references = jnp.stack([_checksum_of_leaves(part.reference, 0) for part in parts])
+    sound &= jnp.all(references == references[0])
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(p.sum for p in parts))
+    total = lax.optimization_barrier(total)
+    seal = checksum(total, first.clip, first.reference, first.grid)
+    seal = jnp.where(sound, seal, ~seal)
+    return ClippedSum(total, first.clip, first.reference, seal, first.grid)
+
+
+def check_clipped_sum(updates: Any) -> ClippedSum:
+    """Returns `updates`, or raises where types and shapes show that it is not as it was made."""
+    if not isinstance(updates, ClippedSum):
+        raise TypeError(
+            f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
+            "were not clipped per example cannot be made private. Take them with "
+            "dpoptax.clipped_grad, or give per-example gradients to dpoptax.clip_and_noise. "
+            f"Where a ClippedSum was changed on the way, {_REMEDY}"
+        )
+    if any(map(is_masked, jax.tree.leaves(updates.sum, is_leaf=is_masked))):
+        raise TypeError(
+            "the clipped sum has masked leaves: the whole gradient is clipped and noised as one "
+            "vector. Put optax.masked behind the noise stage, or clip the trained parameters only"
+        )
+    if updates.seal is None:
+        raise TypeError(
+            "this ClippedSum has no seal: it was put together by hand, so nobody answers for its "
+            "bound. Take it with dpoptax.clipped_grad or dpoptax.clip_per_example, or answer for "
+            "it yourself with dpoptax.assert_clipped(total, clip)"
+        )
+    seal = jnp.asarray(updates.seal)
+    if seal.dtype != jnp.uint32 or seal.shape != ():
+        raise TypeError(
+            f"the seal of the ClippedSum has become {seal.dtype}{list(seal.shape)}: a transform "
+            "between the clip and the noise stage (scale, sgd, sign, a schedule, a cast) changed "
+            f"it, and the sum with it, so that the clip's bound no longer holds; {_REMEDY}"
+        )
+    return updates
+
+
+def is_intact(clipped: ClippedSum) -> jax.Array:
+    """Whether sum, geometry and reference are what was sealed, a boolean scalar."""
+    found = checksum(clipped.sum, clipped.clip, clipped.reference, clipped.grid)
+    return jnp.equal(jnp.asarray(clipped.seal), found)
+
+
+def checksum(total: Any, clip: "Clip", reference: Any, grid: float | None) -> jax.Array:
+    """A uint32 that depends on every bit of the arrays, on their places and on the geometry.
+
+    One entry of another value, or entries or leaves that change places, give another checksum; of
+    changes to more entries at random one in 2³² does not show. It guards against mistakes, not
+    against who computes a matching one. Integers add up to the same in any order: it is equal
+    however the arrays are split over devices.
+    """
+    kind = type(clip)
+    salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid}".encode())
+    sums = _checksum_of_leaves(total, salt)
+    return mixed(sums ^ _checksum_of_leaves(reference, ~salt & 0xFFFFFFFF))
+
+
+def _checksum_of_leaves(tree: Any, salt: int) -> jax.Array:
+    found = jnp.uint32(salt)
+    for i, leaf in enumerate(jax.tree.leaves(tree)):
+        leaf = jnp.asarray(leaf)
+        label = zlib.crc32(f"{i} {leaf.dtype}{leaf.shape}".encode(), salt)
+        found += np.uint32(label)
+        for j, words in enumerate(_words(leaf)):
+            place = _places(leaf) + np.uint32((label + j * 0x85EBCA6B) & 0xFFFFFFFF)
+            found += jnp.sum(mixed(words ^ place), dtype=jnp.uint32)
+    return found
+
+
+def mixed(x: jax.Array) -> jax.Array:
+    """A bijection of 32 bits under which sums of differences do not cancel, signs included."""
+    x = (x ^ (x >> np.uint32(16))) * _MIX[0]
+    x = (x ^ (x >> np.uint32(15))) * _MIX[1]
+    return x ^ (x >> np.uint32(16))
+
+
+def _words(x: jax.Array) -> list[jax.Array]:
+    """The bits of an array as uint32 arrays of its shape."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return [*_words(x.real), *_words(x.imag)]
+    if x.dtype == jnp.bool_:
+        return [x.astype(jnp.uint32)]
+    bits = x.dtype.itemsize * 8
+    unsigned = lax.bitcast_convert_type(x, jnp.dtype(f"uint{bits}"))
+    if bits == 64:
+        return [(unsigned & 0xFFFFFFFF).astype(jnp.uint32), (unsigned >> 32).astype(jnp.uint32)]
+    return [unsigned.astype(jnp.uint32)]
+
+
+def _places(x: jax.Array) -> jax.Array:
+    """A number for each entry, from its place in row-major order, split like the array."""
+    places = jnp.uint32(0)
+    for axis, size in enumerate(x.shape):
+        if size > 1:
+            stride = math.prod(x.shape[axis + 1 :])
+            along = lax.broadcasted_iota(jnp.uint32, x.shape, axis, out_sharding=out_sharding(x))
+            places += along * np.uint32(stride * _POSITION & 0xFFFFFFFF)
+    return places

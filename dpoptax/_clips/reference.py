@@ -1,0 +1,42 @@
+"""What clip geometries follow: the transform whose state remembers a release."""
+
+import jax
+import optax
+
+from dpoptax._clips.base import ClippedSum
+from dpoptax._points import ReferenceState
+
+
+def track_reference() -> optax.GradientTransformation:
+    """Passes updates through and remembers the last one, as the reference of clip geometries.
+
+    Behind the noise stage the reference is the last released mean gradient, and behind a filter the
+    filtered one. `dpoptax.hyperspherical_clip` measures angles from its direction. Memory: one copy
+    of the parameters. Privacy: post-processing; the update must be a release, so the stage that
+    adds noise must come before this one.
+
+    Returns:
+      An `optax.GradientTransformation`. Before the first update the reference is zero.
+
+    Raises:
+      TypeError: at `update`, a `ClippedSum`, which is private: the stage is in front of the noise.
+
+    >>> import jax.numpy as jnp
+    >>> tx = track_reference()
+    >>> tx.update(jnp.ones(2), tx.init(jnp.zeros(2)))[1].reference
+    Array([1., 1.], dtype=float32)
+    """
+
+    def init_fn(params):
+        return ReferenceState(optax.tree.zeros_like(params))
+
+    def update_fn(updates, state, params=None):
+        del params
+        if isinstance(updates, ClippedSum):
+            raise TypeError(
+                "track_reference got a ClippedSum, which is private: put it behind the noise stage"
+            )
+        reference = jax.tree.map(lambda u, r: u.astype(r.dtype), updates, state.reference)
+        return updates, ReferenceState(reference)
+
+    return optax.GradientTransformation(init_fn, update_fn)

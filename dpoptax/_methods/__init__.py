@@ -1,0 +1,1 @@
+"""What may follow the noise: filters, Kalman gains, Adam with a filter. Post-processing."""

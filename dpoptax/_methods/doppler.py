@@ -1,0 +1,39 @@
+"""DOPPLER: a low-pass filter over the privatized gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from dpoptax._methods.low_pass import low_pass
+
+
+def doppler(
+    b: Sequence[float], a: Sequence[float] = (), *, accumulator_dtype: Any = None
+) -> optax.GradientTransformation:
+    """DOPPLER's bias-corrected low-pass filter: noise is white, gradients are slow, keep the slow.
+
+        m_t = −Σ_{τ≥1} a_τ m_{t−τ} + Σ_{τ≥0} b_τ g_{t−τ},    update_t = m_t / c_t
+
+    with c_t the filter's response to the constant 1. Goes behind `dpoptax.gaussian_noise` and in
+    front of any optax optimizer. The coefficients of the papers are
+    `dpoptax.filters.preset(name)`, which unpacks into b and a.
+
+    Input and output: privatized mean gradients; shapes and units kept. Privacy: post-processing, no
+    cost. Memory: max(len(a), len(b) − 1) copies of the parameters.
+
+    Args:
+      b: feed-forward coefficients b_0, b_1, …
+      a: feedback coefficients a_1, a_2, …, without the leading 1.
+      accumulator_dtype: the buffers' dtype; by default the parameters'.
+
+    Raises:
+      ValueError: as `dpoptax.low_pass`: unstable, or of a gain other than 1.
+
+    Source: Zhang et al., "DOPPLER: Differentially Private Optimizers with Low-pass Filter for
+    Privacy Noise Reduction", 2024, Algorithm 2. Its stability condition (A.2) has the roots on the
+    wrong side of the unit circle; the poles are checked here.
+
+    >>> tx = doppler(b=[1 / 11, 1 / 11], a=[-9 / 11])
+    """
+    return low_pass(b, a, start="corrected", accumulator_dtype=accumulator_dtype)

@@ -1,0 +1,180 @@
+"""Adam for privatized gradients: a low-pass filter as momentum, and the noise power taken off."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._methods.low_pass import LowPassState, low_pass
+
+
+class ScaleByLpAdamState(NamedTuple):
+    """State of `scale_by_lp_adam`.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      filtered: the state of the low-pass filter.
+      nu: the second moment, shaped like the parameters, in float32 at least.
+    """
+
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+    filtered: LowPassState
+    nu: optax.Updates
+
+
+def scale_by_lp_adam(
+    b: Sequence[float],
+    a: Sequence[float] = (),
+    *,
+    b2: float = 0.999,
+    eps: float | None = None,
+    stddev: float = 0.0,
+    accumulator_dtype: Any = None,
+) -> optax.GradientTransformation:
+    """Adam whose first moment is a low-pass filter, and whose second leaves out the known noise.
+
+        m_t = low_pass(b, a)(g)_t,    v_t = b2 v_{t−1} + (1 − b2) g_t²,    v̂_t = v_t/(1 − b2^{t+1}),
+        update_t = m_t / max(√max(v̂_t − stddev², 0), eps)
+
+    with t from 0 and m_t bias-corrected. The second moment is of the *unfiltered* privatized
+    gradient, whose noise is white: v̂ then estimates g² + stddev², and the known stddev² can be
+    taken off. b = (1 − β₁,), a = (−β₁,) is Adam's own momentum; with it `stddev` alone makes
+    DP-AdamBC, see `adam_bc`.
+
+    For low-rank projection it is the base of optax's GaLore, which projects the privatized
+    gradient, runs this in the low-rank space and projects back:
+    `optax.contrib.scale_by_galore(rank, base_optimizer=scale_by_lp_adam(b, a))`. The projector is
+    made of releases, so it too is post-processing; in the step that makes it, it picks up the
+    noise's own directions, of which `stddev` knows nothing.
+
+    Input: privatized mean gradients. Output: their direction, of order 1. Privacy: post-processing,
+    no cost. Memory: max(len(a), len(b) − 1) + 1 copies of the parameters.
+
+    Args:
+      b: feed-forward coefficients of the filter, b_0, b_1, …
+      a: feedback coefficients a_1, a_2, …, without the leading 1.
+      b2: decay of the second moment, in [0, 1).
+      eps: the least denominator, in the units of the gradient. By default 1e-8, and where stddev >
+        0 the fourth root of the variance that v̂ has from noise alone, stddev (2(1 − b2)/(1 +
+        b2))^(1/4): below that v̂ − stddev² cannot be told from 0.
+      stddev: the noise's standard deviation in the released mean, absolute, to take off; see
+        `dpoptax.release_stddev`. 0 takes nothing off.
+      accumulator_dtype: the dtype of the filter's buffers; by default the parameters'.
+
+    Returns:
+      An `optax.GradientTransformation`.
+
+    Raises:
+      ValueError: a number outside its range; a filter as for `dpoptax.low_pass`.
+
+    Source: Zhang et al., "DOPPLER", 2024, Algorithm 3, whose bias correction v_t/(1 − β^t) belongs
+    to another convention of β and is Adam's here; Tang et al., "DP-AdamBC", 2024, for stddev².
+
+    >>> tx = scale_by_lp_adam(b=[1 / 11, 1 / 11], a=[-9 / 11])
+    """
+    if not 0.0 <= b2 < 1.0:
+        raise ValueError(f"b2={b2}: want a number in [0, 1)")
+    if not (math.isfinite(stddev) and stddev >= 0.0):
+        raise ValueError(f"stddev={stddev}: want a finite number >= 0")
+    if eps is None:
+        eps = stddev * (2.0 * (1.0 - b2) / (1.0 + b2)) ** 0.25 if stddev else 1e-8
+    if not (math.isfinite(eps) and eps > 0.0):
+        raise ValueError(f"eps={eps}: want a finite number above 0")
+    noise, floor = float(stddev) ** 2, float(eps)
+    filtering = low_pass(b, a, accumulator_dtype=accumulator_dtype)
+
+    def init_fn(params):
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
+        return ScaleByLpAdamState(jnp.zeros([], jnp.int32), filtering.init(params), zeros)
+
+    def update_fn(updates, state, params=None):
+        del params
+        count = optax.safe_increment(state.count)
+        mean, filtered = filtering.update(updates, state.filtered)
+        nu = jax.tree.map(
+            lambda g, v: b2 * v + (1.0 - b2) * jnp.square(g.astype(v.dtype)), updates, state.nu
+        )
+        corrected = optax.tree.bias_correction(nu, b2, count)
+
+        def direction(m, v):
+            root = jnp.sqrt(jnp.maximum(v - noise, 0.0))
+            return (m.astype(v.dtype) / jnp.maximum(root, floor)).astype(m.dtype)
+
+        return jax.tree.map(direction, mean, corrected), ScaleByLpAdamState(count, filtered, nu)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def lp_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    b: Sequence[float],
+    a: Sequence[float] = (),
+    *,
+    b2: float = 0.999,
+    eps: float | None = None,
+    stddev: float = 0.0,
+) -> optax.GradientTransformation:
+    """LP-Adam: `scale_by_lp_adam` times −learning_rate, the whole optimizer behind the noise stage.
+
+    Args:
+      learning_rate: a number or a schedule.
+      b: feed-forward coefficients of the filter.
+      a: feedback coefficients of the filter, without the leading 1.
+      b2: decay of the second moment.
+      eps: the least denominator.
+      stddev: the known noise to take off the second moment, absolute; 0 takes nothing off.
+
+    Units, defaults, privacy, errors and sources are those of `scale_by_lp_adam`.
+
+    >>> import dpoptax
+    >>> tx = lp_adam(1e-3, *dpoptax.filters.preset("doppler-second-order"))
+    """
+    return optax.chain(
+        scale_by_lp_adam(b, a, b2=b2, eps=eps, stddev=stddev),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def adam_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    stddev: float,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float | None = None,
+) -> optax.GradientTransformation:
+    """DP-AdamBC: Adam that takes the known noise power off its second moment.
+
+        update_t = −learning_rate · m̂_t / max(√max(v̂_t − stddev², 0), eps)
+
+    Under noise that outweighs the gradients, Adam's v̂ is about stddev² everywhere and Adam is SGD
+    with momentum; without that part the denominators differ again. `scale_by_lp_adam` at b = (1 −
+    b1,), a = (−b1,), with its units, privacy and defaults.
+
+    Args:
+      learning_rate: a number or a schedule.
+      stddev: the noise's standard deviation in the released mean, absolute; see
+        `dpoptax.release_stddev`.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: the least denominator; the paper's γ′ is its square.
+
+    Raises:
+      ValueError: a number outside its range.
+
+    Source: Tang et al., "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
+    Correction)", 2024, Algorithm 1.
+
+    >>> tx = adam_bc(1e-3, stddev=1.1 * 1.0 / 256)
+    """
+    if not 0.0 <= b1 < 1.0:
+        raise ValueError(f"b1={b1}: want a number in [0, 1)")
+    return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)
+
+
+def _wide(p):
+    """float32 at least: in bfloat16 a second moment that decays by 0.999 stands still."""
+    return jnp.promote_types(p.dtype, jnp.float32)

@@ -1,0 +1,230 @@
+"""Adaptive clipping: a threshold that follows a quantile of the gradient norms, privately."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._clips.base import (
+    Clip,
+    UnitClip,
+    clip_each,
+    positive,
+)
+from dpoptax._noise.draws import add_noise, draw_once
+from dpoptax._noise.gaussian import GaussianNoiseState, release
+from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise.serialization import serializable
+from dpoptax._points import ReferenceState
+
+# The threshold stays a number whose reciprocal is a normal float32.
+_THRESHOLDS = (1e-9, 1e9)
+
+
+class CountedGradient(NamedTuple):
+    """What an `AdaptiveClip` sums: the clipped gradient, and whether it was clipped.
+
+    Attributes:
+      gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
+      count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
+    """
+
+    gradient: Any
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(UnitClip):
+    """A clip to a threshold that follows a quantile; see `adaptive_clip`."""
+
+    by_norms: ClassVar[bool] = True
+    followed: ClassVar[bool] = True
+
+    initial_l2_clip_norm: float
+    quantile: float
+    learning_rate: float
+    count_share: float
+
+    def encode(self, grads, reference):
+        """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
+        clipped = clip_each(self.scaling(reference), grads)
+        gradient = [
+            unit * coefficient.reshape((-1,) + (1,) * (unit.ndim - 1))
+            for unit, coefficient in zip(clipped.units, clipped.coefficients, strict=True)
+        ]
+        count = self.statistic(clipped.norms, reference)
+        gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
+        return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
+
+    def scaling(self, reference):
+        """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
+        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
+
+    def statistic(self, norms, reference):
+        """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
+        unclipped = norms <= self._threshold(reference)
+        return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
+
+    def join(self, gradient, statistic):
+        """The `CountedGradient`."""
+        return CountedGradient(gradient, statistic)
+
+    def decode(self, mean, reference):
+        """The gradient in its own units: times C_t/√(1 − ρ)."""
+        unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
+        return jax.tree.map(lambda m: unit * m, mean.gradient)
+
+    def next_threshold(self, mean, threshold):
+        """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
+        unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
+        step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
+        return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
+
+    def _threshold(self, reference):
+        if getattr(reference, "shape", None) != ():
+            raise ValueError(
+                "adaptive_clip found no threshold: it is kept by dpoptax.adaptive_gaussian_noise, "
+                "which must stand in place of dpoptax.gaussian_noise, and travels with "
+                "dpoptax.gradient_points(opt_state, params)"
+            )
+        return reference
+
+
+@dataclasses.dataclass(frozen=True)
+class _ToThreshold(Clip):
+    """g ↦ bound · min(1/C, 1/‖g‖) g, with an array C."""
+
+    threshold: jax.Array
+    bound: float
+
+    @property
+    def sensitivity(self):
+        return self.bound
+
+    def factors(self, norms):
+        return self.bound / jnp.maximum(self.threshold, norms)
+
+
+def adaptive_clip(
+    initial_l2_clip_norm: float,
+    *,
+    quantile: float = 0.5,
+    learning_rate: float = 0.2,
+    count_share: float = 0.01,
+) -> AdaptiveClip:
+    """Clips to a threshold C_t that follows a quantile of the per-example gradient norms.
+
+        u(g) = (√(1 − ρ) min(1, C_t/‖g‖) g/C_t,  ±√ρ),    ‖u(g)‖ ≤ 1
+        C_{t+1} = C_t exp(−η (b_t − γ))
+
+    with the sign + where ‖g‖ ≤ C_t, and b_t = 1/2 + Σ±1/(2B) + noise the released share of examples
+    that were not clipped. γ = `quantile`, η = `learning_rate`, ρ = `count_share`. Its noise stage
+    is `adaptive_gaussian_noise`, which keeps C_t; `gradient_points` carries C_t to `clipped_grad`.
+
+    Privacy: one example adds at most 1 to the sum of the u, in l2 norm, so gradient and count
+    together cost what one release of the Gaussian mechanism at the stated multiplier σ costs. ρ
+    divides that cost: the gradient is noised with multiplier σ/√(1 − ρ), and the sum of the centred
+    counts with standard deviation σ_b = σ/(2√ρ). That is the paper's z_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2),
+    and its recommended σ_b = B/20 is ρ = (10 σ/B)². An example with a non-finite gradient adds
+    exactly zero.
+
+    Args:
+      initial_l2_clip_norm: C_0.
+      quantile: γ in [0, 1], the share of examples to leave unclipped.
+      learning_rate: η > 0; a step changes C_t by a factor of about exp(±η) at most.
+      count_share: ρ in (0, 1).
+
+    Raises:
+      ValueError: a number outside its range; at the call, points without a threshold.
+
+    Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", 2021,
+    Algorithm 1 and Theorem 1.
+
+    >>> adaptive_clip(0.1).sensitivity
+    1.0
+    """
+    if not 0.0 <= quantile <= 1.0:
+        raise ValueError(f"quantile={quantile}: want a number in [0, 1]")
+    if not 0.0 < count_share < 1.0:
+        raise ValueError(f"count_share={count_share}: want a number in (0, 1)")
+    return AdaptiveClip(
+        positive("initial_l2_clip_norm", initial_l2_clip_norm),
+        float(quantile),
+        positive("learning_rate", learning_rate),
+        float(count_share),
+    )
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptiveNoiseState:
+    """State of `adaptive_gaussian_noise`.
+
+    Attributes:
+      noise: the noise stage's, with the ledger.
+      threshold: C_t, a float32 scalar, where `gradient_points` finds it.
+    """
+
+    noise: GaussianNoiseState
+    threshold: ReferenceState
+
+
+def adaptive_gaussian_noise(
+    clip: AdaptiveClip, *, noise_multiplier: float, batch_size: float, key: jax.Array
+) -> optax.GradientTransformation:
+    """`gaussian_noise` for an `adaptive_clip`: noises gradient and count as one, and moves C_t.
+
+    Input: the `ClippedSum` of `clip`. Output: a noisy mean gradient in the gradient's own units, in
+    the dtype of `params` where `update` gets them.
+
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ =
+    `noise_multiplier`, count included, and the ledger says so. The threshold is post-processing.
+
+    Args:
+      clip: the same geometry that `clipped_grad` got.
+      noise_multiplier: σ, for gradient and count together; 0 for no noise and ε = ∞.
+      batch_size: B, the expected number of examples.
+      key: a key from `jax.random.key`.
+
+    Raises:
+      TypeError: a `clip` that is no `adaptive_clip`; at `update`, gradients that are not its
+        `ClippedSum`.
+      ValueError, TypeError: as `gaussian_noise`.
+
+    >>> clip, key = adaptive_clip(0.1), jax.random.key(0)
+    >>> tx = adaptive_gaussian_noise(clip, noise_multiplier=1.0, batch_size=8, key=key)
+    >>> round(tx.init(jnp.zeros(2)).threshold.reference.item(), 2)
+    0.1
+    """
+    if not isinstance(clip, AdaptiveClip):
+        raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    key = check_key(key)
+
+    def init_fn(params):
+        del params
+        threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
+        noise = GaussianNoiseState(**begin(mechanism, key))
+        return AdaptiveNoiseState(noise, ReferenceState(threshold))
+
+    def update_fn(updates, state, params=None):
+        def noisy_mean(clipped, step_key):
+            if clipped.clip != clip:
+                raise TypeError(
+                    f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
+                    "the same adaptive_clip to both"
+                )
+            stddev = mechanism.noise_multiplier * clip.sensitivity
+            draw = lambda: add_noise(clipped.sum, stddev, step_key)  # noqa: E731
+            noisy = draw_once(draw, clipped.sum, state.noise.count)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+
+        released, (mean, _), noise = release(updates, state.noise, params, mechanism, noisy_mean)
+        threshold = clip.next_threshold(mean, state.threshold.reference)
+        return released, AdaptiveNoiseState(noise, ReferenceState(threshold))
+
+    return optax.GradientTransformation(init_fn, update_fn)

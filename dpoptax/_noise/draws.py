@@ -1,0 +1,79 @@
+"""How noise is drawn: each number once, a leaf at a time, without long compilation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._clipped_grad.sharding import out_sharding
+from dpoptax._noise import normal
+
+# Leaves of at most this many entries may be drawn in a loop with others of their shape.
+_SMALL = 2**16
+
+
+def add_noise(tree: Any, stddev: float, key: jax.Array) -> Any:
+    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
+    if stddev == 0.0:
+        return tree
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    noisy = list(leaves)
+    for indices in _alike(leaves):
+        leaf = leaves[indices[0]]
+        dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
+        if len(indices) == 1:
+            drawn = normal.normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)
+            noisy[indices[0]] = leaf + stddev * drawn
+            continue
+        draw = lambda key, leaf=leaf, dtype=dtype: normal.normal(key, leaf.shape, dtype)  # noqa: E731
+        drawn = jax.lax.map(draw, keys[np.array(indices)])
+        total = jnp.stack([leaves[i] for i in indices]) + stddev * drawn
+        for i, part in zip(indices, total, strict=True):
+            noisy[i] = part
+    return jax.tree.unflatten(treedef, noisy)
+
+
+def draw_once(draw: Callable[[], Any], like: Any, count: jax.Array) -> Any:
+    """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
+
+    On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
+    and its buffer, into each: the draw is made twice and its parts go through memory. It fuses
+    nothing across a branch, so here is one. It is always taken, as no count is negative.
+    """
+    if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
+        return draw()
+    likes, treedef = jax.tree.flatten(like)
+    groups = _alike(likes)  # every array that leaves the branch takes time to compile
+
+    def stacked(tree):
+        leaves = jax.tree.leaves(tree)
+        return [jnp.stack([leaves[i] for i in indices]) for indices in groups]
+
+    def nothing():
+        zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
+        return stacked(jax.tree.map(zeros, like, jax.eval_shape(draw)))
+
+    def branch():
+        leaves = list(likes)
+        stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
+        for indices, stack in zip(groups, stacks, strict=True):
+            for i, leaf in zip(indices, stack, strict=True):
+                leaves[i] = leaf
+        return jax.tree.unflatten(treedef, leaves)
+
+    return jax.lax.platform_dependent(cpu=branch, default=draw)
+
+
+def _alike(leaves: list[jax.Array]) -> list[list[int]]:
+    """Indices of leaves to draw in one loop: each draw that is written out takes long to compile.
+
+    Large leaves and split ones are drawn alone: their noise is added where it is made.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        together = leaf.size <= _SMALL and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
+    return list(groups.values())

@@ -1,0 +1,267 @@
+"""Gaussian noise on a clipped sum: the privacy boundary."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._clips.base import Clip, check_clip, clip_per_example
+from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._noise import fixed_point as _fixed_point
+from dpoptax._noise.draws import add_noise, draw_once
+from dpoptax._noise.ledger import (
+    Imprint,
+    Mechanism,
+    after_release,
+    begin,
+    check_key,
+    check_mechanism,
+    check_state,
+    refusals,
+)
+from dpoptax._noise.serialization import serializable
+
+
+@serializable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GaussianNoiseState:
+    """State of `gaussian_noise`, and the ledger of its releases.
+
+    Attributes:
+      count: the number of noisy releases so far, int32.
+      key: the typed key that every step's key is folded from.
+      mechanism: what a release is. Static.
+      imprint: the same as arrays, which `update` and `ledgers` compare with `mechanism`; and
+        whether a release was refused.
+    """
+
+    count: jax.Array
+    key: jax.Array
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
+    imprint: Imprint | None = None
+
+
+def release(
+    updates: Any,
+    state: Any,
+    params: Any,
+    mechanism: Mechanism,
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[Any, Any]],
+    *,
+    decode: bool = True,
+    on_grid: bool = False,
+) -> tuple[Any, Any, Any]:
+    """One release of a noise stage, whatever its noise: what all stages check, and how all count.
+
+    It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
+    and the state says so to `ledgers`.
+
+    Args:
+      updates: what `update` got, to be a `ClippedSum`.
+      state: the stage's, as it was before.
+      params: the parameters for the dtypes of the result, or `None`.
+      mechanism: the stage's own.
+      noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
+      decode: whether the geometry's decoding follows.
+      on_grid: whether the noise is one for sums of integers on a grid.
+
+    Returns:
+      The release, the mean as it was before decoding with what is beside it, and the next state.
+    """
+    clipped = check_clipped_sum(updates)
+    if clipped.grid is not None and not on_grid:
+        raise TypeError(
+            f"the clipped sum counts steps of grid={clipped.grid}, and this noise stage adds noise "
+            "in floating point: use dpoptax.gaussian_noise(..., fixed_point=True), or leave out "
+            "the grid of dpoptax.clipped_grad"
+        )
+    check_state(state, mechanism)
+    refused = refusals(state, mechanism, is_intact(clipped))
+    mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
+    mean = _nan_where(refused != 0, mean)
+    released = clipped.clip.decode(mean, clipped.reference) if decode else mean
+    released = _nan_where(refused != 0, released) if decode else released
+    if params is not None:
+        released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    return released, (mean, beside), after_release(state, refused)
+
+
+def gaussian_noise(
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    key: jax.Array,
+    fixed_point: bool = False,
+) -> optax.GradientTransformation:
+    """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
+
+        release_t = (Σ_ξ clip(g(ξ)) + σ C N(0, I)) / B
+
+    with σ = `noise_multiplier`, C the sensitivity that the `ClippedSum` carries and B =
+    `batch_size`. Input: a sum. Output: a mean, in the dtype of `params` where `update` gets them
+    and in the sum's otherwise. The noise of step t is drawn with `fold_in(key, t)`, in float32 at
+    least.
+
+    Privacy: each update is one release of the Gaussian mechanism with noise multiplier σ, for
+    adding or removing one example; the state counts the releases, and
+    `dpoptax.accounting.epsilon_spent` turns the state and the sampler into ε. Everything behind
+    this stage in a chain is post-processing. A sum that is not bit for bit as it was clipped, or a
+    state that is not as the run left it, is not released: the update is NaN, and the state says why
+    to `ledgers` and `epsilon_spent`.
+
+    That is so for real numbers. A float32 normal has only 2²³ values, and the last bits of sum plus
+    noise tell which sum they were added to: to who sees every bit of a release, or of parameters
+    that were made of it, the noise is no protection (Mironov 2012). `fixed_point` answers that
+    threat. Sum and noise become whole multiples of a public power of two g, are added as integers,
+    and the noise is the sum of four draws, so that all sums have the same possible releases. The
+    sum is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
+    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It draws four normals where one
+    does. It answers neither who learns the key nor who times the step, and it takes a clipped sum
+    in floating point as computed. With `clipped_grad(..., grid=fixed_point_grid(...))` the sum is
+    of integers, so that its bound, C + √d g/2, needs no word about the rounding of sums either.
+
+    Args:
+      noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞.
+      batch_size: B, the expected number of examples, a public number. Never the realised one,
+        which is private under Poisson sampling.
+      key: a key from `jax.random.key`, or from `dpoptax.random_key_from_os`. Whoever knows it can
+        subtract the noise.
+      fixed_point: whether the release is safe to show with all its bits; see above.
+
+    Returns:
+      An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
+
+    Raises:
+      ValueError: a negative or non-finite multiplier, a batch size that is not positive.
+      TypeError: a traced multiplier or batch size, or a key that is none; at `update`, gradients
+        that are not a `ClippedSum`, or one without a seal or visibly changed.
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1. For the
+    attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
+    for the sum of draws, Holohan and Braghin, "Secure random sampling in differential privacy",
+    2021.
+
+    >>> import dpoptax, jax, jax.numpy as jnp
+    >>> tx = gaussian_noise(noise_multiplier=1.0, batch_size=32, key=jax.random.key(0))
+    >>> state = tx.init({"w": jnp.zeros(2)})
+    >>> dpoptax.ledgers(state)[0].releases
+    0
+    """
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    key = check_key(key)
+    add = _add_in_fixed_point if fixed_point else _add
+
+    def init_fn(params):
+        del params
+        return GaussianNoiseState(**begin(mechanism, key))
+
+    def update_fn(updates, state, params=None):
+        def noisy_mean(clipped, step_key):
+            draw = lambda: add(clipped, mechanism, step_key)  # noqa: E731
+            noisy = draw_once(draw, clipped.sum, state.count)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+
+        released, _, state = release(
+            updates, state, params, mechanism, noisy_mean, on_grid=fixed_point
+        )
+        return released, state
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def clip_and_noise(
+    clip: Clip,
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    key: jax.Array,
+    fixed_point: bool = False,
+) -> optax.GradientTransformation:
+    """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
+
+        release_t = (Σ_i clip(g_i) + σ C N(0, I)) / B,   for leaves (examples, …)
+
+    The chain of `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
+    errors. It needs per-example gradients, with their memory; `clipped_grad` does without.
+
+    Args:
+      clip: the geometry, such as `l2_clip(1.0)`.
+      noise_multiplier: σ, relative to the clip bound.
+      batch_size: B, the expected number of examples.
+      key: a key from `jax.random.key`.
+      fixed_point: whether the release is safe to show with all its bits; see `gaussian_noise`.
+
+    >>> import dpoptax, jax, jax.numpy as jnp
+    >>> clip = dpoptax.l2_clip(1.0)
+    >>> tx = clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=jax.random.key(0))
+    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
+    >>> mean, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> mean["w"]
+    Array([0.449..., 0.599...], dtype=float32)
+    """
+    return optax.chain(
+        clip_per_example(check_clip(clip)),
+        gaussian_noise(
+            noise_multiplier=noise_multiplier,
+            batch_size=batch_size,
+            key=key,
+            fixed_point=fixed_point,
+        ),
+    )
+
+
+def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) -> float:
+    """The standard deviation of the noise in each coordinate of a released mean: σ C / B.
+
+    What methods that know the noise ask for, such as `dpoptax.adam_bc`: absolute, in the units of
+    the gradient. A public number.
+
+    Args:
+      clip: the geometry; C is its sensitivity.
+      noise_multiplier: σ.
+      batch_size: B.
+
+    Raises:
+      ValueError: a number outside its range, or a geometry that decodes the mean, as its noise is
+        not the same in every step and coordinate.
+
+    >>> import dpoptax
+    >>> release_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
+    0.01
+    """
+    if check_clip(clip).encodes:
+        raise ValueError(
+            f"clip={clip}: the noisy mean is decoded, so its noise has no single standard deviation"
+        )
+    noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
+    return noise_multiplier * clip.sensitivity / batch_size
+
+
+def _add(clipped, mechanism, key):
+    stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
+    return add_noise(clipped.sum, stddev, key)
+
+
+def _add_in_fixed_point(clipped, mechanism, key):
+    sigma = mechanism.noise_multiplier
+    if sigma == 0.0 and clipped.grid is None:
+        return clipped.sum
+    step = _fixed_point.fixed_point_grid(
+        clipped.clip, noise_multiplier=sigma, batch_size=mechanism.batch_size
+    )
+    if clipped.grid not in (None, step):
+        raise ValueError(
+            f"the clipped sum is on grid={clipped.grid}, this noise stage on {step}: give "
+            "dpoptax.clipped_grad the grid of dpoptax.fixed_point_grid with the noise stage's own "
+            "noise_multiplier and batch_size"
+        )
+    stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
+    return _fixed_point.add_noise(clipped.sum, stddev, key, step)
+
+
+def _nan_where(refused, tree):
+    return jax.tree.map(lambda x: jnp.where(refused, jnp.full((), jnp.nan, x.dtype), x), tree)

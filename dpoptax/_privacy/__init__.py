@@ -1,0 +1,1 @@
+"""Privacy events and their prices, for `accounting`, `sampling` and `matrix`."""

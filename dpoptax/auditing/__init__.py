@@ -1,0 +1,237 @@
+"""Audits: attacks on a live training step, and the lower bounds on epsilon that they prove.
+
+A privacy claim says that no one can tell well whether an example was in the data. An audit tries:
+the attacker plants a *canary*, sees what the threat model lets out, and guesses. From how often the
+guesses are right follows, with a stated confidence, an ε that the mechanism cannot be below. A
+bound above the claim disproves the claim: a bug. A bound near it says that the attack can see, and
+that the claim is no larger than it has to be. A bound below proves nothing about other attacks.
+
+What runs is the step that is trained with: `dpoptax.clipped_grad` and the optax chain, over
+thousands of runs at once, on samples of the sampler that the claim is made for. The estimators are
+those of `jax_privacy.auditing`: install `dpoptax[audit]`.
+"""
+
+import dataclasses
+import time
+from typing import Literal
+
+import jax
+import numpy as np
+
+from dpoptax import accounting
+from dpoptax._noise.ledger import after_releases, check_key, is_ledger
+from dpoptax.auditing._game import Game as Game
+from dpoptax.auditing._game import canary_gradient as canary_gradient
+from dpoptax.auditing._game import canary_gradients as canary_gradients
+from dpoptax.auditing._game import leaf_projections as leaf_projections
+from dpoptax.auditing._game import linear_loss as linear_loss
+from dpoptax.auditing._replay import Runs, one_run
+
+try:
+    from jax_privacy.auditing import CanaryScoreAuditor, Explicit
+
+    from dpoptax.auditing import _attacks
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"auditing needs {error.name}, which is not installed; pip install 'dpoptax[audit]'",
+        name=error.name,
+    ) from error
+
+ThreatModel = Literal["white-box", "last-iterate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+      claimed_epsilon: the ε that the ledger and the sampler state at `delta`.
+      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller.
+      delta: δ of both.
+      confidence: of the bound.
+      trials: training runs with the canary, and as many without; canaries for a one-run audit.
+      threat_model: what the attacker saw.
+      attack: the score by which the attacker decided.
+      seconds: wall time.
+    """
+
+    claimed_epsilon: float
+    epsilon_lower_bound: float
+    delta: float
+    confidence: float
+    trials: int
+    threat_model: str
+    attack: str
+    seconds: float
+
+    @property
+    def violated(self) -> bool:
+        """Whether the bound exceeds the claim, which then is false."""
+        return self.epsilon_lower_bound > self.claimed_epsilon
+
+    def __str__(self) -> str:
+        verdict = "VIOLATED" if self.violated else "not contradicted"
+        return (
+            f"claimed ε = {self.claimed_epsilon:.3f}, audited ε ≥ {self.epsilon_lower_bound:.3f} "
+            f"at δ = {self.delta:g} with {100 * self.confidence:g} % confidence "
+            f"({self.threat_model}, {self.attack}, {self.trials} trials): {verdict}"
+        )
+
+
+def audit(
+    game: Game,
+    *,
+    key: jax.Array,
+    trials: int = 100_000,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by telling runs with the canary from runs without.
+
+        ε ≥ log((TPR − δ) / FPR),  TPR and FPR by their Clopper–Pearson bounds
+
+    and the same with the two kinds of run exchanged. On a quarter of the runs the attacker learns:
+    how the noise on what it sees is correlated over leaves and steps, where the canary moves it to,
+    and which score and threshold tell most (`_attacks`). On the others the bound is
+    computed, for that one score and threshold; so it is valid whatever was learned.
+
+    The chain's stages behind the noise are no obstacle as long as they are linear: learning the
+    correlations inverts any filter.
+
+    Args:
+      game: what is attacked.
+      key: of the attack's randomness. The transform's own keys are replaced, a new one each run.
+      trials: training runs with the canary, and as many without. A bound above ε needs more than
+        e^ε of them; 10⁶ see most of ε at δ = 10⁻⁵.
+      delta: δ of the claim and of the bound.
+      confidence: that the bound holds, over the audit's randomness.
+      threat_model: "white-box": the attacker sees every update that the transform lets out, or
+        all released sums if the transform is the noise stage alone. "last-iterate": only the
+        parameters at the end.
+      claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
+
+    Raises:
+      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`.
+
+    Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
+    Nasr et al., "Tight auditing of differentially private machine learning", 2023.
+    """
+    _check(trials, confidence, threat_model)
+    start = time.perf_counter()
+    runs = Runs(game, threat_model, check_key(key))
+    seen = [runs(included, trials) for included in (True, False)]
+    if claimed_epsilon is None:
+        claimed_epsilon = _claim(game, runs.releases, delta)
+    probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
+    learning = max(trials // 4, 8)
+    attack = _attacks.learn(
+        *(features[:learning] for features in seen),
+        probability=probability,
+        delta=delta,
+        significance=1 - confidence,
+    )
+    scores = CanaryScoreAuditor(*(attack.score(features[learning:]) for features in seen))
+    bound = scores.epsilon_clopper_pearson(
+        1 - confidence, delta, one_sided=False, threshold_strategy=Explicit(attack.threshold)
+    )
+    return AuditResult(
+        claimed_epsilon=float(claimed_epsilon),
+        epsilon_lower_bound=float(bound),
+        delta=delta,
+        confidence=confidence,
+        trials=trials,
+        threat_model=threat_model,
+        attack=attack.name,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def audit_one_run(
+    game: Game,
+    *,
+    key: jax.Array,
+    canaries: int | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.999,
+    threat_model: ThreatModel = "white-box",
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds ε from below by a single training run with many canaries, each in or out by a coin.
+
+    A canary's score is how far the run went along its clipped gradient. The attacker calls those
+    with the highest scores in, and ε follows from how many are. Weaker than `audit`, and as cheap
+    as a run: the audit for models that are trained once.
+
+    Where every record is in every step, what is claimed is a Gaussian mechanism, and the bound is
+    for its whole trade-off curve. Otherwise it is for (ε, δ) alone, which sees little unless δ is
+    far below (1 − confidence)/canaries.
+
+    Args:
+      game: what is attacked, with a row for each record.
+      key: of the coins and the noise.
+      canaries: how many of the dataset's last rows are canaries; all by default. The other rows
+        are always in.
+      delta: δ of the claim and of the bound.
+      confidence: that the bound holds. It is shared among six numbers of guesses.
+      threat_model: "white-box": all updates; "last-iterate": the parameters at the end.
+      claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
+
+    Raises:
+      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`.
+
+    Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
+    the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
+    run", 2024.
+    """
+    canaries = game.rows if canaries is None else canaries
+    if not 64 <= canaries <= game.rows:
+        raise ValueError(f"canaries={canaries}: want between 64 and the {game.rows} rows")
+    _check(canaries, confidence, threat_model)
+    start = time.perf_counter()
+    run_key, coin_key = jax.random.split(check_key(key))
+    included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
+    scores, opt_state = one_run(game, threat_model, run_key, included)
+    if claimed_epsilon is None:
+        claimed_epsilon = accounting.epsilon_spent(opt_state, game.sampler, delta)
+    estimator = CanaryScoreAuditor(scores[included], scores[~included])
+    # The numbers of guesses are fixed in advance, so that sharing the significance is enough.
+    guesses = sorted({max(16, canaries // 2**i) for i in range(1, 7)})
+    ranked = np.sort(scores)[::-1]
+    gaussian = game.sampler.sampling_probability == 1.0
+    epsilon = estimator.epsilon_one_run_fdp if gaussian else estimator.epsilon_one_run
+    bound = max(
+        epsilon((1 - confidence) / len(guesses), delta, threshold_strategy=Explicit(ranked[k - 1]))
+        for k in guesses
+    )
+    return AuditResult(
+        claimed_epsilon=float(claimed_epsilon),
+        epsilon_lower_bound=float(bound),
+        delta=delta,
+        confidence=confidence,
+        trials=canaries,
+        threat_model=threat_model,
+        attack="one run, highest projections",
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _check(trials, confidence, threat_model):
+    if not trials >= 64:
+        raise ValueError(f"trials={trials}: want at least 64; a bound above ε needs over e^ε")
+    if not 0.5 < confidence < 1.0:
+        raise ValueError(f"confidence={confidence}: want a number in (0.5, 1)")
+    if threat_model not in ("white-box", "last-iterate"):
+        raise ValueError(f"threat_model={threat_model!r}: want 'white-box' or 'last-iterate'")
+
+
+def _claim(game, releases, delta):
+    """ε of the ledger after as many releases as a run was seen to make; refused where that was."""
+    seen = iter(np.asarray(releases).tolist())
+
+    def spent(leaf):
+        return after_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
+
+    opt_state = jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_ledger)
+    return accounting.epsilon_spent(opt_state, game.sampler, delta)

@@ -1,0 +1,167 @@
+"""What an audit attacks: a training run with a canary, and canaries that are gradients."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clips.base import Clip, check_clip
+from dpoptax.sampling import PoissonSampler, Sampler
+
+# How much larger than the clip bound the gradients of `canary_gradient` are.
+_MAGNITUDE = 1e3
+
+
+def leaf_projections(update: Any, canary: Any) -> jax.Array:
+    """What an attacker looks at by default: for each leaf, ⟨update, canary⟩/‖canary‖.
+
+    Args:
+      update: what the transform let out, shaped like the parameters.
+      canary: what the canary adds to the clipped sum at this step, shaped like the parameters.
+
+    Returns:
+      float32 of shape (leaves,).
+    """
+    norm = jnp.maximum(optax.tree.norm(canary), jnp.finfo(jnp.float32).tiny)
+    pairs = zip(jax.tree.leaves(update), jax.tree.leaves(canary), strict=True)
+    return jnp.stack([jnp.vdot(u.astype(jnp.float32), c) / norm for u, c in pairs])
+
+
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """A training run that an attacker tells from the same run without the canary.
+
+    Attributes:
+      transform: the optax chain under attack; its noise stage says what is claimed.
+      grad_fn: from `dpoptax.clipped_grad`.
+      params: where training starts.
+      dataset: leaves (rows, …); the last row is the canary, or the last rows for
+        `audit_one_run`. As many rows as the sampler's `dataset_size`, or one row: the canary
+        alone, under a `PoissonSampler`, whose other records then add nothing. That is the worst
+        case for adding or removing one record, and the cheapest to run.
+      sampler: draws the batches, and prices them.
+      steps: number of steps of a run.
+      observe: (update, canary) -> features (F,), what is looked at in each update.
+    """
+
+    transform: optax.GradientTransformation
+    grad_fn: Callable[..., Any]
+    params: Any
+    dataset: Any
+    sampler: Sampler
+    steps: int = 1
+    observe: Callable[[Any, Any], jax.Array] = leaf_projections
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: want at least 1")
+        rows, records = self.rows, self.sampler.dataset_size
+        if rows != records and not (rows == 1 and self.alone):
+            raise ValueError(
+                f"dataset has {rows} rows, and the sampler draws from {records}: want a row for "
+                "each record, or the canary's alone under a PoissonSampler without max_batch_size"
+            )
+
+    @property
+    def rows(self) -> int:
+        """The number of examples in `dataset`."""
+        return jax.tree.leaves(self.dataset)[0].shape[0]
+
+    @property
+    def alone(self) -> bool:
+        """Whether a record's draws depend on no other record's, so that they can be left out."""
+        return isinstance(self.sampler, PoissonSampler) and self.sampler.max_batch_size is None
+
+
+def canary_gradient(
+    transform: optax.GradientTransformation,
+    clip: Clip,
+    params: Any,
+    sampler: Sampler,
+    *,
+    steps: int = 1,
+    background: float = 0.0,
+) -> Game:
+    """The game of an attacker who chooses the canary's gradient, the strongest for a noisy sum.
+
+    The loss is linear, ℓ(x; g) = ⟨x, g⟩, so that an example *is* its gradient, whatever the
+    gradient points are. The canary's has one entry in each leaf, of alternating signs, and is far
+    above the clip bound; the other examples' gradients are `background` times it.
+
+    Args:
+      transform: the chain under attack.
+      clip: the geometry under attack.
+      params: shaped like the parameters; small ones will do, and make for more trials.
+      sampler: draws the batches.
+      steps: number of steps of a run.
+      background: 0 leaves the other examples out, where the sampler allows; −1 pulls them the
+        other way, which shows what depends on how many examples were drawn.
+
+    Raises:
+      TypeError: `clip` is no geometry.
+      ValueError: parameters with an empty leaf.
+
+    >>> import dpoptax
+    >>> from dpoptax.auditing import audit
+    >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
+    >>> tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=8, key=jax.random.key(0))
+    >>> game = canary_gradient(tx, dpoptax.l2_clip(1.0), {"w": jnp.zeros(2)}, sampler)
+    >>> result = audit(game, key=jax.random.key(1), trials=10_000, delta=1e-2)
+    >>> 0.5 < result.epsilon_lower_bound / result.claimed_epsilon < 1.0
+    True
+    """
+    magnitude = _MAGNITUDE * check_clip(clip).sensitivity
+    leaves, treedef = jax.tree.flatten(params)
+    if not all(leaf.size for leaf in leaves):
+        raise ValueError("params has an empty leaf, which no canary can be seen in")
+    canary = [
+        jnp.zeros(leaf.size, leaf.dtype).at[0].set((-1) ** i * magnitude).reshape(leaf.shape)
+        for i, leaf in enumerate(leaves)
+    ]
+    poisson = isinstance(sampler, PoissonSampler)
+    rows = 1 if background == 0.0 and poisson else sampler.dataset_size
+    weights = jnp.full(rows, background).at[-1].set(1.0)
+    dataset = [jnp.tensordot(weights.astype(c.dtype), c, axes=0) for c in canary]
+    return Game(
+        transform,
+        clipped_grad(linear_loss, clip),
+        params,
+        jax.tree.unflatten(treedef, dataset),
+        sampler,
+        steps,
+    )
+
+
+def canary_gradients(
+    transform: optax.GradientTransformation,
+    clip: Clip,
+    size: int,
+    sampler: Sampler,
+    *,
+    steps: int = 1,
+) -> Game:
+    """The game of `audit_one_run` whose canaries are orthogonal gradients, one for each record.
+
+    The parameters are a vector of `size` entries, at least as many as there are records; example
+    i's gradient is the i-th unit vector, far above the clip bound.
+
+    Raises:
+      TypeError: `clip` is no geometry.
+      ValueError: fewer entries than records.
+    """
+    magnitude = _MAGNITUDE * check_clip(clip).sensitivity
+    if size < sampler.dataset_size:
+        raise ValueError(f"size={size}: want an entry for each of {sampler.dataset_size} records")
+    dataset = magnitude * jnp.eye(sampler.dataset_size, size)
+    grad_fn = clipped_grad(linear_loss, clip)
+    return Game(transform, grad_fn, jnp.zeros(size), dataset, sampler, steps)
+
+
+def linear_loss(params: Any, gradient: Any) -> jax.Array:
+    """⟨params, gradient⟩: the loss whose examples are their gradients."""
+    products = jax.tree.map(lambda p, g: jnp.sum(p * g.astype(p.dtype)), params, gradient)
+    return jnp.asarray(sum(jax.tree.leaves(products)))

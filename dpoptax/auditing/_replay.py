@@ -1,0 +1,154 @@
+"""The runs of an audit: many at once with and without the canary, or one with many canaries."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpoptax._noise.ledger import is_ledger, with_key
+from dpoptax._points import gradient_points
+from dpoptax.auditing._game import leaf_projections
+
+# Floats that a chunk of runs may hold in per-example gradients.
+_CHUNK = 2**24
+
+
+def _releases(opt_state):
+    """The counts of all ledgers, in tree order, each with its reasons to refuse, (ledgers, 2)."""
+    states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
+    found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
+    return jnp.array(found, jnp.int32).reshape(-1, 2)
+
+
+def _run(game, threat_model, key, indices, masks):
+    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state."""
+    canary = jax.tree.map(lambda x: x[-1:], game.dataset)
+
+    def step(carry, draw):
+        params, opt_state = carry
+        points = gradient_points(opt_state, params)
+        batch = jax.tree.map(lambda x: x[draw[0]], game.dataset)
+        grads = game.grad_fn(points, batch, draw[1])
+        updates, opt_state = game.transform.update(grads, opt_state, params)
+        seen = None
+        if threat_model == "white-box":
+            seen = game.observe(updates, _added(game, points, canary))
+        return (optax.apply_updates(params, updates), opt_state), seen
+
+    start = game.params, _with_fresh_keys(game.transform.init(game.params), key)
+    (params, opt_state), seen = jax.lax.scan(step, start, (indices, masks))
+    if threat_model == "last-iterate":
+        points = gradient_points(start[1], game.params)
+        moved = jax.tree.map(jnp.subtract, params, game.params)
+        seen = game.observe(moved, _added(game, points, canary))[None]
+    return seen, opt_state
+
+
+def _added(game, points, canary):
+    """What the canary adds to the sum of a step, shaped like the parameters."""
+    clipped = game.grad_fn(points, canary)
+    return clipped.clip.decode(clipped.sum, clipped.reference)
+
+
+def _with_fresh_keys(opt_state, key):
+    """The state with each of its keys replaced: a run draws noise of its own."""
+
+    def fresh(leaf):
+        # Folded into the transform's own key, so that a transform which ignores it is seen to.
+        if is_ledger(leaf):
+            return with_key(leaf, fresh(leaf.key))
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return jax.random.fold_in(leaf, jax.random.bits(key))
+
+    return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
+
+
+def _some_draws(game, key, included):
+    """Draws of one run that need no sampler: the canary alone, or everything at every step."""
+    shape = (game.steps, game.rows)
+    indices = jnp.broadcast_to(jnp.arange(game.rows), shape)
+    probability = game.sampler.sampling_probability if game.rows == 1 else 1.0
+    masks = jnp.ones(shape, bool)
+    if probability < 1.0:
+        masks = jax.random.bernoulli(key, probability, shape)
+    return indices, masks.at[:, -1].set(masks[:, -1] & included)
+
+
+class Runs:
+    """Features of many runs, (runs, 1 or steps, F), computed in chunks."""
+
+    def __init__(self, game, threat_model, key):
+        self.game, self.key = game, key
+        self.replayed = game.rows > 1 and game.sampler.sampling_probability < 1.0
+
+        def run(key, included, draws):
+            noise, sampling = jax.random.split(key)
+            draws = draws if self.replayed else _some_draws(game, sampling, included)
+            seen, opt_state = _run(game, threat_model, noise, *draws)
+            return seen, _releases(opt_state)
+
+        self._run = jax.jit(jax.vmap(run, in_axes=(0, None, 0)))
+
+    def __call__(self, included, count):
+        game = self.game
+        rows = game.sampler.padded_size if self.replayed else game.rows
+        width = (
+            sum(leaf.size for leaf in jax.tree.leaves(game.params)) * (rows + 2) + 2 * game.steps
+        )
+        chunk = max(1, min(count, _CHUNK // width))
+        key = jax.random.fold_in(self.key, included)
+        chunks = []
+        for start in range(0, count, chunk):
+            keys = jax.random.split(jax.random.fold_in(key, start), chunk)
+            draws = self._replay(keys, included) if self.replayed else None
+            seen, releases = self._run(keys, included, draws)
+            chunks.append(np.asarray(seen))
+        self.releases = releases[0]
+        return np.concatenate(chunks)[:count].astype(np.float64)
+
+    def _replay(self, keys, included):
+        """The sampler's own draws, under a fresh seed each run; the canary's masked if not in."""
+        seeds = np.asarray(jax.vmap(jax.random.bits)(keys)).tolist()
+        samplers = [dataclasses.replace(self.game.sampler, seed=seed) for seed in seeds]
+        samples = [[s.sample(t) for t in range(self.game.steps)] for s in samplers]
+        indices = np.array([[x.indices for x in run] for run in samples], np.int32)
+        masks = np.array([[x.mask for x in run] for run in samples])
+        if not included:
+            masks &= indices != self.game.rows - 1
+        return indices, masks
+
+
+def one_run(game, threat_model, key, included):
+    """Each canary's score in one run, the sum of projections on its clipped gradient; state."""
+    first = game.rows - len(included)
+    kept = jnp.concatenate([jnp.ones(first, bool), included])
+    samples = [game.sampler.sample(step) for step in range(game.steps)]
+    canaries = jax.tree.map(lambda x: x[first:], game.dataset)
+
+    def project(update, points):
+        def score(canary):
+            alone = jax.tree.map(lambda x: x[None], canary)
+            return jnp.sum(leaf_projections(update, _added(game, points, alone)))
+
+        return jax.lax.map(score, canaries, batch_size=64)
+
+    @jax.jit
+    def step(params, opt_state, indices, mask):
+        points = gradient_points(opt_state, params)
+        batch = jax.tree.map(lambda x: x[indices], game.dataset)
+        grads = game.grad_fn(points, batch, mask & kept[indices])
+        updates, opt_state = game.transform.update(grads, opt_state, params)
+        seen = project(updates, points) if threat_model == "white-box" else 0.0
+        return optax.apply_updates(params, updates), opt_state, seen
+
+    params, opt_state = game.params, _with_fresh_keys(game.transform.init(game.params), key)
+    points, total = gradient_points(opt_state, params), 0.0
+    for indices, mask in samples:
+        params, opt_state, seen = step(params, opt_state, indices, mask)
+        total += seen
+    if threat_model == "last-iterate":
+        total = project(jax.tree.map(jnp.subtract, params, game.params), points)
+    return np.asarray(total), opt_state

@@ -1,0 +1,214 @@
+"""The commands of the command line, and what each prints."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tyro
+
+from dpoptax.cli.options import (
+    AuditArguments,
+    CompareArguments,
+    PlanArguments,
+    StudyArguments,
+    SweepArguments,
+    TrainArguments,
+    fetch_for,
+    with_data,
+)
+from dpoptax.training.config import TrainConfig, load_config, load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.run import planning
+from dpoptax.training.search import sweep
+from dpoptax.training.search.compare import compare, table
+from dpoptax.training.search.price import notes
+
+
+def _train(arguments: list[str]) -> int:
+    path, config = _config_of("train", arguments)
+    given = tyro.cli(
+        TrainArguments,
+        default=TrainArguments(config=config, workdir=tyro.MISSING),
+        args=arguments[1:],
+        prog=f"dpoptax train {path}",
+        description=f"Train as {path} says; every field can be overridden.",
+    )
+    fetch_for([given.config], given.fetch)
+    summary = train_and_evaluate(given.config, given.workdir).summary
+    if summary["stopped_by_budget"]:
+        print(
+            f"Stopped by the budget: step {summary['steps'] + 1} of {summary['steps_requested']} "
+            f"would exceed ε = {given.config.epsilon:g}."
+        )
+    spent = "without a proven guarantee" if summary["unproven"] else "not private"
+    if summary["private"]:
+        spent = f"({summary['epsilon']:.3f}, {summary['delta']:g})-differentially private"
+    reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
+    if "test_perplexity" in summary:
+        reached = f"test perplexity {summary['test_perplexity']:.2f}"
+    if "test_bleu" in summary:
+        scored = summary["test_bleu"], summary["test_rouge_l"]
+        reached += ", BLEU {:.2f} %, ROUGE-L {:.2f} %".format(*scored)
+    print(
+        f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
+        f"{given.workdir}"
+    )
+    return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    path, *rest = arguments
+    configs = load_configs(path)
+    if len(configs) > 1:
+        if rest:
+            raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
+        print(planning.table(configs))
+        return 0
+    (name, config), *_ = configs.items()
+    given = tyro.cli(
+        PlanArguments,
+        default=PlanArguments(config=config),
+        args=rest,
+        prog=f"dpoptax plan {path}",
+        description=f"What {path} would cost; every field can be overridden.",
+    )
+    fetch_for([given.config], given.fetch)
+    print(planning.text(name, planning.plan_run(given.config, compiled=given.compile)))
+    return 0
+
+
+def _compare(arguments: list[str]) -> int:
+    given = tyro.cli(
+        CompareArguments,
+        args=arguments,
+        prog="dpoptax compare",
+        description="Train several configs at one ε and compare them: a table and a figure.",
+    )
+    configs = with_data(_by_name(given.configs), given)
+    print(table(compare(configs, given.comparison)))
+    print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
+    return 0
+
+
+def _sweep(arguments: list[str]) -> int:
+    given = tyro.cli(
+        SweepArguments,
+        args=arguments,
+        prog="dpoptax sweep",
+        description="Try settings of configs, and price the choice of the best.",
+    )
+    configs, chosen = with_data(_by_name(given.configs), given), given.sweep
+    if given.dry_run:
+        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
+        print("\n".join(notes(chosen, cost)))
+        return 0
+    results = sweep.run_sweep(configs, chosen)
+    print(sweep.table(results))
+    if "result" in results:
+        accuracy = 100 * results["result"]["test_accuracy"]
+        print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
+    return 0
+
+
+def _audit(arguments: list[str]) -> int:
+    try:
+        from dpoptax.training import audit
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
+        ) from error
+    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(paths) :]
+    jobs = [
+        tyro.cli(
+            AuditArguments,
+            default=AuditArguments(config=load_config(path)),
+            args=options,
+            prog=f"dpoptax audit {path}",
+            description=f"Attack the training that {path} says; every field can be overridden.",
+        )
+        for path in paths or [_config_of("audit", arguments)[0]]
+    ]
+    for job in jobs:
+        fetch_for([job.config], job.fetch)
+    rows = [
+        row
+        for job in jobs
+        for row in audit.audit_config(
+            job.config, trials=job.trials, confidence=job.confidence, seed=job.attack_seed
+        )
+    ]
+    print(audit.table(rows))
+    confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
+    print(f"\nEach bound holds with {confidence:g} % confidence, at δ = {delta:g}.")
+    return 1 if any(row.result.violated for row in rows) else 0
+
+
+def _study(arguments: list[str]) -> int:
+    from dpoptax.papers import study
+
+    given = tyro.cli(
+        StudyArguments,
+        args=arguments,
+        prog="dpoptax study",
+        description=f"Draw the papers' synthetic studies: {', '.join(study.STUDIES)}.",
+    )
+    names = given.names or tuple(study.STUDIES)
+    found = study.run_studies(names, given.workdir, seeds=given.seeds)
+    for name, findings in found.items():
+        print(f"\n{study.STUDIES[name].title} ({study.STUDIES[name].source})")
+        print(study.findings_table(findings))
+    print(f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md")
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    from dpoptax.papers import report
+
+    given = tyro.cli(
+        report.Report,
+        args=arguments,
+        prog="dpoptax report",
+        description="Run what can be run of the papers' experiments, and write a report.",
+    )
+    print(f"Written to {report.write_report(given)}")
+    return 0
+
+
+def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
+    path = arguments[0]
+    if path.startswith("-"):
+        raise ConfigError(
+            f"{command} got {path!r} first; the path of the config comes before options"
+        )
+    return path, load_config(path)
+
+
+def _by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
+    """The configs of all paths by name, with the path before a name that two paths have."""
+    loaded = [(str(path), load_configs(path)) for path in paths]
+    names = [name for _, configs in loaded for name in configs]
+    given = {
+        name if names.count(name) == 1 else f"{path}:{name}": config
+        for path, configs in loaded
+        for name, config in configs.items()
+    }
+    if len(given) < len(names):
+        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+    return given
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "plan": _plan,
+    "compare": _compare,
+    "sweep": _sweep,
+    "audit": _audit,
+    "study": _study,
+    "report": _report,
+}
+"""What is run with the arguments after a command's name; each returns the exit code."""
+
+CONFIG_FIRST = ("train", "plan", "audit")
+"""The commands whose options depend on the config, so that without one there are none to list."""

@@ -1,0 +1,118 @@
+"""The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit`, `study` and `report`."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import dpoptax
+from dpoptax.cli import compilation_cache
+from dpoptax.training.errors import ConfigError, unknown_name
+
+try:
+    from dpoptax.cli.commands import COMMANDS, CONFIG_FIRST
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f"dpoptax: error: the command line needs {error.name}, which is not installed; "
+        "pip install 'dpoptax[train]'"
+    ) from error
+
+_USAGE = """\
+usage: dpoptax COMMAND ...
+
+Differentially private training in JAX.
+
+commands:
+  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
+        one run; CONFIG is a Python file with get_config(), or FILE:NAME for one of the runs of
+        its get_configs(); any field can be overridden; --fetch gets published data that
+        --data-dir lacks, as for all commands that read data
+  plan CONFIG [--FIELD VALUE ...]
+        noise, ε, memory and FLOPs of that run, without training; a table for a file of several
+  compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
+        several configs at one ε: a table and a figure
+  sweep CONFIG... --workdir DIR --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
+        the best of many settings, at an ε that covers the choice
+  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
+        attacks on the training that each CONFIG says: a table of claimed ε and audited lower
+        bound; exit code 1 if a bound exceeds its claim
+  study [NAME...] [--workdir DIR] [--seeds N]
+        the papers' synthetic studies, all of them without a NAME: figures, numbers, findings
+  report [--workdir DIR] [--output FILE]
+        all of the papers that can be run here, against what they say; the rest with its cost
+
+all of them:
+  --compilation-cache DIR, --no-compilation-cache
+        where compiled programs are kept, so that the same command starts faster the next time;
+        without either in the user's folder for caches, such as ~/.cache/dpoptax/compiled
+
+`dpoptax train CONFIG --help`, and so on, lists all options;
+`dpoptax --version` prints the version."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code, 2 for anything that the user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Of checkpoints that it cannot read, orbax logs what the warnings here say with a remedy.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    shown: set[str] = set()
+
+    def show_once(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            print(f"dpoptax: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", category=UserWarning)
+        warnings.showwarning = show_once
+        try:
+            arguments, folder = _cache_options(arguments)
+            with compilation_cache.kept_in(folder):
+                return _dispatch(arguments)
+        except (ValueError, OSError) as error:
+            print(f"dpoptax: error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("dpoptax: interrupted", file=sys.stderr)
+            return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _usage(arguments)
+    if arguments[0] == "--version":
+        print(f"dpoptax {dpoptax.__version__}")
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        raise unknown_name("command", command, COMMANDS)
+    if command in CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
+        return _usage(rest)
+    return COMMANDS[command](rest)
+
+
+def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """The arguments without those of the compilation cache, and its folder; None: no cache."""
+    left, given = [], iter(arguments)
+    wanted: Path | None = compilation_cache.default_folder()
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name == "--compilation-cache":
+            value = value if equals else next(given, "")
+            if not value or value.startswith("-"):
+                raise ConfigError(
+                    f"--compilation-cache={value} names no folder; give --compilation-cache DIR, "
+                    "or --no-compilation-cache"
+                )
+            wanted = Path(value)
+        elif argument == "--no-compilation-cache":
+            wanted = None
+        else:
+            left.append(argument)
+    return left, wanted
+
+
+def _usage(arguments: list[str]) -> int:
+    print(_USAGE)
+    return 0 if arguments else 2

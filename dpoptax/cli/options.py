@@ -1,0 +1,105 @@
+"""What each command takes on the command line, and the data that its configs read."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import fetching
+from dpoptax.training.search.compare import Comparison
+from dpoptax.training.search.price import Sweep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Data:
+    fetch: bool = False
+    """Fetch the published files of the data set into --data-dir, if some are not there."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Configs(_Data):
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files with get_config()."""
+    data_dir: Path | None = None
+    """Directory with the data set's files for every config; None: the configs' own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainArguments(_Data):
+    """Of `dpoptax train`."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    workdir: Path
+    """Directory for metrics.jsonl, summary.json, params.msgpack, training.png, checkpoints/, and
+    generated.jsonl with --beams; the same command goes on with a run that was stopped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanArguments(_Data):
+    """Of `dpoptax plan`."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    compile: bool = False
+    """Also compile the step, which can take minutes, for the working memory that it needs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareArguments(_Configs):
+    """Of `dpoptax compare`."""
+
+    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(_Configs):
+    """Of `dpoptax sweep`."""
+
+    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
+    dry_run: bool = False
+    """Only print what the result would cost."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditArguments(_Data):
+    """Of `dpoptax audit`."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    trials: int = 20_000
+    """Training runs with the attacker's example, and as many without."""
+    confidence: float = 0.999
+    """Of each bound."""
+    attack_seed: int = 0
+    """Seed of the attack; not of the training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyArguments:
+    """Of `dpoptax study`."""
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names of studies; all of them without one."""
+    workdir: Path = Path("runs/studies")
+    """Directory for a .csv, a .png and a .md file of each."""
+    seeds: int = 5
+    """Repetitions, of which figures show the mean and the range."""
+
+
+def fetch_for(configs: Iterable[TrainConfig], wanted: bool) -> None:
+    """Fetches what `configs` lack of their data sets, if that is `wanted`; see `fetching.fetch`."""
+    if wanted:
+        for name, data_dir in dict.fromkeys((c.dataset, c.data_dir) for c in configs):
+            fetching.fetch(name, data_dir)
+
+
+def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
+    """The configs with the directory that is given for all of them, fetched if that is asked."""
+    if given.data_dir is not None:
+        configs = {
+            name: dataclasses.replace(config, data_dir=given.data_dir)
+            for name, config in configs.items()
+        }
+    fetch_for(configs.values(), given.fetch)
+    return configs

@@ -1,0 +1,122 @@
+"""Noise that is correlated over steps: strategies, the sampler that fits, and what both cost.
+
+A strategy is a lower-triangular Toeplitz matrix C over the steps. In place of independent noise Z,
+`dpoptax.correlated_noise` adds C⁻¹Z to the clipped sums: the noise of one step is partly taken back
+by the next ones, so that less of it is left in the sum of all gradients, which is what SGD's
+parameters are. Written as C⁻¹(C G + Z), the whole run is one Gaussian mechanism on C G, whose
+sensitivity depends on the steps in which an example can take part: on the sampler. That is why ε is
+stated for a strategy and a sampler together, `strategy.under(sampler)`, and refused where they do
+not fit.
+
+The optimisation of strategies, their sensitivities and their noise are jax_privacy's: install
+`dpoptax[matrix]`. Source: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023;
+McMahan, Xu, Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning
+Systems", 2024, for the buffered Toeplitz matrices.
+"""
+
+import dataclasses
+import math
+
+import dp_accounting as dpa
+
+from dpoptax._privacy import events
+from dpoptax.matrix._strategies import BandedToeplitz as BandedToeplitz
+from dpoptax.matrix._strategies import BufferedToeplitz as BufferedToeplitz
+from dpoptax.matrix._strategies import Strategy as Strategy
+from dpoptax.matrix._strategies import jax_privacy_module
+from dpoptax.matrix._strategies import optimal_banded_toeplitz as optimal_banded_toeplitz
+from dpoptax.matrix._strategies import optimal_buffered_toeplitz as optimal_buffered_toeplitz
+from dpoptax.sampling import Sampler
+from dpoptax.sampling._cyclic import CyclicPoissonSampler as CyclicPoissonSampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """A strategy under a sampler, in the place of a sampler for `dpoptax.accounting`'s functions.
+
+    Noise multipliers are relative to the clip bound: Z has standard deviation noise_multiplier · C
+    in each coordinate, and the columns of the strategy have norm 1 at most.
+
+    Attributes:
+      strategy: how noise is correlated.
+      sampler: how batches are drawn.
+
+    Raises:
+      ValueError: the two do not fit; no ε is known.
+    """
+
+    strategy: Strategy
+    sampler: Sampler
+
+    def __post_init__(self):
+        strategy, sampler = self.strategy, self.sampler
+        if strategy.bands == 1 or self._amplified or self._fixed:
+            return
+        if isinstance(sampler, CyclicPoissonSampler):
+            bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
+            raise ValueError(
+                f"the strategy correlates noise over {bands} step(s), and an example can take part "
+                f"at random every {sampler.cycle_length} step(s): no epsilon is known. Take a "
+                "cycle_length of at least the number of bands, or cycle_length * batch_size = "
+                "dataset_size, which makes every example take part in every turn of its group"
+            )
+        raise ValueError(
+            f"{type(sampler).__name__} lets an example take part in successive steps, over which "
+            "this strategy correlates noise: no epsilon is known; use "
+            "dpoptax.matrix.CyclicPoissonSampler"
+        )
+
+    @property
+    def _amplified(self) -> bool:
+        bands, sampler = self.strategy.bands, self.sampler
+        return (
+            isinstance(sampler, CyclicPoissonSampler)
+            and bands is not None
+            and bands <= sampler.cycle_length
+        )
+
+    @property
+    def _fixed(self) -> bool:
+        sampler = self.sampler
+        return isinstance(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
+
+    @property
+    def dataset_size(self) -> int:
+        """The sampler's."""
+        return self.sampler.dataset_size
+
+    @property
+    def batch_size(self) -> int:
+        """The sampler's."""
+        return self.sampler.batch_size
+
+    @property
+    def neighbouring_relation(self) -> str:
+        """The sampler's."""
+        return self.sampler.neighbouring_relation
+
+    def sensitivity(self, steps: int) -> float:
+        """The l2 norm that one example with clipped gradients of norm 1 can add to C G.
+
+        Where it takes part in every turn: ‖C u‖ with u = 1 in every cycle_length-th step.
+        jax_privacy's formula holds for a column that is positive and does not increase, and raises
+        for others.
+        """
+        toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
+        import jax
+
+        with jax.enable_x64(True):
+            squared = toeplitz.minsep_sensitivity_squared(
+                self.strategy.column(steps), getattr(self.sampler, "cycle_length", 1), n=steps
+            )
+            return math.sqrt(float(squared))
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+        """What `steps` sums with correlated noise over this sampler's batches reveal."""
+        if self.strategy.bands == 1 or self._amplified:
+            return self.sampler.dp_event(noise_multiplier, steps)
+        if steps == 0:
+            return dpa.NoOpDpEvent()
+        return events.noisy_sum_event(
+            noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
+        )

@@ -1,0 +1,1 @@
+"""What reproduces the papers: the studies by command, and the report."""

@@ -1,0 +1,205 @@
+"""A reproduction report: what could be run here against what the papers say, and what could not."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from dpoptax.papers import study
+from dpoptax.papers.report_costs import PaperRun, commands, cost_table, costs
+from dpoptax.training.config import load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.search.compare import Comparison, compare
+from dpoptax.training.search.compare import table as comparison_table
+
+_DIGITS = {
+    "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4)",
+    "DiSK": "DiSK is better than DP-SGD at equal ε (DiSK, Fig. 1, 2 and 4)",
+    "DP-PMLF": "DP-PMLF is better than DP-SGD at equal ε (DP-PMLF, Tables 1 and 3, Fig. 4)",
+    "Inner-outer": "DP-SGD with inner and outer momentum is better than without (its rows there)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `dpoptax report` does: everything that needs neither a GPU nor data, and a list of the
+    rest with commands and estimated times.
+    """
+
+    workdir: Path = Path("runs/report")
+    """Directory for numbers, records and figures. What the same code has computed there is read: a
+    report that was stopped goes on."""
+    output: Path | None = None
+    """The Markdown file, with figures and commands.sh in reproduction/ beside it; None:
+    REPRODUCTION.md in the workdir."""
+    configs: Path = Path("configs")
+    """Directory with digits/ and papers/."""
+    seeds: int = 5
+    """Repetitions of whatever is random."""
+    digits: bool = True
+    """Whether to train on digits, which takes most of the time."""
+    epsilon: float = 1.0
+    """Of the comparison on digits."""
+    flops_per_second: float = 2e13
+    """What the device of the estimated times sustains."""
+    processes: int = 1
+    """Number of runs at a time on digits."""
+
+    def __post_init__(self) -> None:
+        if not self.flops_per_second > 0:
+            raise ConfigError(
+                f"flops_per_second={self.flops_per_second} is not allowed; give a positive number"
+            )
+
+
+def write_report(report: Report, *, progress: bool = True) -> Path:
+    """Runs what is missing, writes the report and returns its path.
+
+    Raises:
+        ConfigError: No configs where they should be.
+    """
+    digits = {
+        path.stem: config
+        for path in sorted(report.configs.glob("digits/*.py"))
+        for config in load_configs(path).values()
+    }
+    papers = sorted(path for path in report.configs.glob("papers/*/*.py") if path.name != "base.py")
+    if not (digits and papers):
+        raise ConfigError(
+            f"configs={str(report.configs)!r} has no digits/*.py or no papers/*/*.py; give the "
+            "repository's configs directory"
+        )
+    output = report.output or report.workdir / "REPRODUCTION.md"
+    figures = output.parent / "reproduction"
+    figures.mkdir(parents=True, exist_ok=True)
+
+    names = tuple(study.STUDIES)
+    findings = study.run_studies(
+        names, report.workdir / "studies", seeds=report.seeds, progress=progress
+    )
+    results = None
+    if report.digits:
+        comparison = Comparison(
+            report.workdir / "digits",
+            seeds=report.seeds,
+            epsilon=report.epsilon,
+            processes=report.processes,
+        )
+        results = compare(digits, comparison, progress=progress)
+        _shrink(comparison.workdir / "comparison.png", figures / "digits.png")
+    runs = costs(papers, report.configs.parent, report.workdir / "flops.json", progress=progress)
+
+    for name in names:
+        _shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
+    (figures / "commands.sh").write_text(commands(runs, report.flops_per_second), encoding="utf-8")
+    output.write_text(_text(report, findings, results, runs), encoding="utf-8")
+    return output
+
+
+def _text(
+    report: Report,
+    findings: dict[str, list[study.Finding]],
+    results: dict[str, Any] | None,
+    runs: list[PaperRun],
+) -> str:
+    options = f"--seeds {report.seeds} --epsilon {report.epsilon:g}"
+    options += "" if report.digits else " --no-digits"
+    parts = [
+        "# What of the papers could be reproduced here",
+        f"Written by `dpoptax report {options}`; "
+        + ", ".join(f"{name} {version}" for name, version in records.versions().items())
+        + ". Every number below was computed by that command.",
+        "## In short",
+        _summary(findings, results),
+        "## Synthetic studies",
+    ]
+    for name, found in findings.items():
+        parts += [
+            f"### {study.STUDIES[name].title}",
+            f"{study.STUDIES[name].source[0].upper()}{study.STUDIES[name].source[1:]}; "
+            f"`dpoptax study {name}`.",
+            study.findings_table(found),
+            f"![{study.STUDIES[name].title}](reproduction/{name}.png)",
+        ]
+    parts += [
+        "## Training: a slice that runs on any machine",
+        *_digits_section(report, results),
+        "## What needs a GPU and data",
+        f"{len(runs)} runs of the papers' tables and figures are configured and were not trained. "
+        "[reproduction/commands.sh](reproduction/commands.sh) has the command of each. Operations "
+        "are those of the traced step, `dpoptax plan`, without what the compiler saves, times the "
+        "number of gradient points, of copies and of steps. Hours are for one seed at "
+        f"{report.flops_per_second:.3g} operations a second, an assumption of what one large GPU "
+        "sustains in single precision; nothing of this was measured.",
+        cost_table(runs, report.flops_per_second),
+        "What a table or figure has beyond these runs is named at the head of its config file.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _digits_section(report: Report, results: dict[str, Any] | None) -> list[str]:
+    command = (
+        f"`dpoptax compare configs/digits/*.py --epsilon {report.epsilon:g} --seeds {report.seeds}`"
+    )
+    if results is None:
+        return [f"Left out of this report (`--no-digits`): {command}."]
+    return [
+        f"The papers train on images. Here are 1,438 handwritten digits at ε = {report.epsilon:g}, "
+        f"{report.seeds} seeds, a grid of five learning rates for every method: {command}. A claim "
+        "holds where the mean of the differences between runs of one seed is above twice its "
+        "standard error.",
+        study.findings_table(digits_findings(results)),
+        comparison_table(results),
+        "![Test accuracy over steps and validation accuracy over the learning rate]"
+        "(reproduction/digits.png)",
+    ]
+
+
+def digits_findings(results: dict[str, Any]) -> list[study.Finding]:
+    """Differences from DP-SGD on digits, paired by seed."""
+    accuracies = {
+        method["name"]: [100 * run["test_accuracy"] for run in method["runs"]]
+        for method in results["methods"]
+    }
+    found = []
+    for name, claim in _DIGITS.items():
+        if name not in accuracies or "DP-SGD" not in accuracies:
+            continue
+        differences = [
+            ours - base for ours, base in zip(accuracies[name], accuracies["DP-SGD"], strict=True)
+        ]
+        mean, error = statistics.fmean(differences), float("inf")
+        if len(differences) > 1:
+            error = statistics.stdev(differences) / len(differences) ** 0.5
+        text = f"{mean:+.2f} points, standard error {error:.2f}"
+        found.append(study.Finding(claim, text, "yes" if mean > 2 * error else "not shown"))
+    return found
+
+
+def _summary(findings: dict[str, list[study.Finding]], results: dict[str, Any] | None) -> str:
+    every = [finding for found in findings.values() for finding in found]
+    count = {
+        verdict: sum(finding.holds == verdict for finding in every)
+        for verdict in ("yes", "in part", "no")
+    }
+    text = (
+        f"Of {len(every)} claims about the synthetic studies {count['yes']} hold, "
+        f"{count['in part']} hold in part and {count['no']} do not."
+    )
+    if results is not None:
+        found = digits_findings(results)
+        shown = sum(finding.holds == "yes" for finding in found)
+        text += (
+            f" On digits, {shown} of {len(found)} methods are shown to be better than DP-SGD at "
+            "equal ε."
+        )
+    return f"{text} The papers' results on images wait for a GPU."
+
+
+def _shrink(source: Path, target: Path) -> None:
+    """Copies a figure in few colours: a report's figures live in a repository."""
+    with Image.open(source) as image:
+        image.convert("RGB").quantize(96).save(target, optimize=True)

@@ -1,0 +1,175 @@
+"""The papers' runs that were not trained: their operations, estimated times and commands."""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+import dpoptax
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD
+from dpoptax.training.methods.chain import build_optimizer
+from dpoptax.training.models import models
+from dpoptax.training.run import records
+from dpoptax.training.run.planning import plan_run
+
+CLAIMS = {
+    "disk/figure_1": "DiSK above its base at every ε; CIFAR-100, ε = 0.5 to 8: 14.7 to 42.0 %",
+    "disk/figure_2_4": "DiSK converges faster and ends higher than its base on every task",
+    "disk/figure_5": "DiSK above DPAdam, loses less at small ε; ε = 0.5 to 8: 83.49 to 88.49 %",
+    "disk/figure_6": "DiSK above DOPPLER and DP-FTRL at every ε",
+    "disk/figure_7": "test accuracy 33.56 %, with DiSK 36.89 %; validation 36.35 % and 40 %",
+    "disk/figure_8": "there is a best pair of κ and γ",
+    "disk/table_1_3": "DiSK above DP everywhere; LoRA, base, ε = 1: MNLI 84.7, 81.1 % without DiSK",
+    "disk/table_4_5": "DiSK above DP in every score; E2E, ε = 3: BLEU 68.35, 61.52 % without DiSK",
+    "doppler/figure_2": "noise fills all frequencies; filtered gradients lie in the low ones",
+    "doppler/figure_3_7": "LP-DPSGD above DPSGD on MNIST, CIFAR-10, CIFAR-100, for every model",
+    "doppler/figure_4": "every optimizer is better with the filter, at every ε",
+    "doppler/figure_8_9": "the second-order filter is slow; automatic above vanilla clipping, "
+    "flat above each layer's own",
+    "doppler/figure_10_11": "0.001 is the best rate; a schedule slows the beginning and helps when "
+    "epochs are many",
+    "doppler/figure_12": "less than 1 point better with the filter at small ε, less still at large",
+    "doppler/table_3": "slightly above DPAdamBC; ε = 3: MNLI 83.55, 82.39 % without the filter",
+    "pmlf/figure_3_5": "both parts help, but on CIFAR-10 the filter costs up to 0.7 points above "
+    "ε = 6; ResNet-18, 100 epochs: MNIST 91, CIFAR-100 11 %",
+    "pmlf/figure_6_7": "on MNIST β changes accuracy by less than 0.3 points; k = 2 is best there, "
+    "k = 4 on CIFAR-10",
+    "pmlf/table_1_3": "DP-PMLF above DP-SGD and LP-DPSGD, InnerOuter at times slightly above it; "
+    "MNIST, CNN, ε = 1: 92 %, DP-SGD 3 points less",
+    "pmlf/table_2": "DP-PMLF above all baselines but for SST-2 at ε = 8; MNLI, ε = 1: 56.81, next "
+    "52.75 %",
+    "pmlf/table_4": "the filter matters: at ε = 2 MNIST 90.6 to 92.4 %, CIFAR-10 57.7 to 60.5 %",
+    "geodp/tables_2_3": "GeoDP above DP but for large β; MNIST, σ = 1: 98.0 against 95.5 %",
+}
+"""What the papers say of the runs of a config file, by the file's name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperRun:
+    """One configured run.
+
+    Attributes:
+        file: Of its config, as the command names it.
+        name: In that file.
+        config: The run.
+        flops: Floating-point operations of all its steps, about.
+    """
+
+    file: str
+    name: str
+    config: TrainConfig
+    flops: float
+
+
+def costs(
+    files: Sequence[Path], root: Path, cache: Path, *, progress: bool = True
+) -> list[PaperRun]:
+    """All runs of config files with their operations; those of a step are kept in `cache`."""
+    loaded = [
+        (str(path.relative_to(root)), name, config)
+        for path in files
+        for name, config in load_configs(path).items()
+    ]
+    known: dict[str, float] = {}
+    code = records.source_sha256()
+    if cache.is_file():
+        kept = json.loads(cache.read_text(encoding="utf-8"))
+        known = kept["flops"] if kept["code"] == code else {}
+    steps = {_step(config): config for _, _, config in loaded}
+    for key in tqdm(sorted(steps), desc="tracing", unit="step", disable=not progress):
+        if key not in known:
+            known[key] = _flops_of_one_point(steps[key])
+            records.write_json(cache, {"code": code, "flops": known})
+    return [
+        PaperRun(file, name, config, known[_step(config)] * points(config) * config.steps)
+        for file, name, config in loaded
+    ]
+
+
+def points(config: TrainConfig) -> int:
+    """Number of gradients that the method takes of each example and its copies."""
+    params = {"w": jnp.zeros(2)}
+    optimizer = build_optimizer(config, 1.0, jax.random.key(0))
+    found = dpoptax.gradient_points(optimizer.init(params), params)
+    return (len(found.points) + (found.tangent is not None)) * config.method.copies
+
+
+def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
+    """A row for each file, data set and model."""
+    groups: dict[tuple[str, str, str], list[PaperRun]] = {}
+    for run in runs:
+        groups.setdefault((run.file, run.config.dataset, run.config.model), []).append(run)
+    rows, before = [], None
+    for (file, dataset, model), members in groups.items():
+        total = sum(run.flops for run in members)
+        claim = CLAIMS.get(file.removeprefix("configs/papers/").removesuffix(".py"), "")
+        rows.append(
+            (
+                f"`{file}`" if file != before else "",
+                claim if file != before else "",
+                f"{dataset}, {model}",
+                str(len(members)),
+                f"{total / len(members):.2g}",
+                _hours(total / flops_per_second),
+            )
+        )
+        before = file
+    header = ("config", "the paper's claim", "data, model", "runs", "operations a run", "all runs")
+    total = sum(run.flops for run in runs) / flops_per_second
+    rows.append(("all", "", "", str(len(runs)), "", _hours(total)))
+    return records.markdown_table(header, rows)
+
+
+def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
+    """A shell script with one command a run, and its estimated time."""
+    lines = [
+        "#!/bin/sh",
+        "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
+        "# published files, and PRETRAINED to one with a folder for each published model.",
+        "# Times are estimates for one GPU; see REPRODUCTION.md.",
+        "set -eu",
+    ]
+    for run in runs:
+        path = run.file.removeprefix("configs/papers/").removesuffix(".py")
+        needs = '--data-dir "$DATA" '
+        if run.config.model in models.PUBLISHED_MODELS:
+            needs += f'--pretrained "$PRETRAINED/{run.config.model}" '
+        lines.append(
+            f"dpoptax train {shlex.quote(f'{run.file}:{run.name}')} {needs}"
+            f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}  "
+            f"# {_hours(run.flops / flops_per_second)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _step(config: TrainConfig) -> str:
+    text = f"{config.sequence_length} {config.lora_rank} {config.lora_projections}"
+    return f"{config.dataset} {config.model} {config.batch_size} {text}"
+
+
+def _flops_of_one_point(config: TrainConfig) -> float:
+    """Of one step of DP-SGD, whose noise is of no matter."""
+    step = dataclasses.replace(
+        config,
+        method=DPSGD(),
+        sampling="poisson",
+        noise_multiplier=10.0,
+        epsilon=None,
+        accountant="rdp",
+        steps=1,
+        record=0,
+        parameter_ema=None,
+    )
+    return float(plan_run(step).flops or 0.0)
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,189 @@
+"""The papers' synthetic studies by a command: numbers, figure, and what each claim comes to."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from dpoptax.papers import study_disk, study_doppler, study_figures, study_geodp, study_own
+from dpoptax.papers.study_tables import Findings, Parts, Row
+from dpoptax.training.errors import unknown_name
+from dpoptax.training.run import records
+
+
+class Finding(NamedTuple):
+    """A claim and what came out.
+
+    Attributes:
+        claim: What the source says, in our words.
+        found: What the numbers here say.
+        holds: "yes", "no" or "in part".
+    """
+
+    claim: str
+    found: str
+    holds: str
+
+
+class Study(NamedTuple):
+    """One figure.
+
+    Attributes:
+        title: Its heading.
+        source: Paper and figure, or that there is none.
+        parts: From the number of seeds to the parts of the work, each a function that returns rows.
+        draw: Draws the rows.
+        findings: Claims against the rows.
+    """
+
+    title: str
+    source: str
+    parts: Callable[[int], Parts]
+    draw: Callable[[list[Row]], Figure]
+    findings: Callable[[list[Row]], Findings]
+
+
+STUDIES: dict[str, Study] = {
+    "filters": Study(
+        "Time and frequency response of the filters",
+        "DOPPLER, Fig. 6",
+        study_doppler.filters,
+        study_figures.filters,
+        study_doppler.filters_findings,
+    ),
+    "geodp-noise": Study(
+        "Errors of GeoDP as published, against σ, d and B",
+        "GeoDP, Fig. 3",
+        study_geodp.geodp_noise,
+        study_figures.geodp_noise,
+        study_geodp.geodp_noise_findings,
+    ),
+    "geodp-beta": Study(
+        "Errors of GeoDP as published, against β",
+        "GeoDP, Fig. 4",
+        study_geodp.geodp_beta,
+        study_figures.geodp_beta,
+        study_geodp.geodp_beta_findings,
+    ),
+    "kalman-gain": Study(
+        "Gain and error variance of DiSK's filter converge",
+        "DiSK, Fig. 3",
+        study_disk.kalman_gain,
+        study_figures.kalman_gain,
+        study_disk.kalman_gain_findings,
+    ),
+    "noisy-regression": Study(
+        "Linear regression with noisy gradients",
+        "DiSK, Fig. 6(a)",
+        study_disk.noisy_regression,
+        study_figures.noisy_regression,
+        study_disk.noisy_regression_findings,
+    ),
+    "correlated-noise": Study(
+        "Correlated noise, a low-pass filter, and both, on digits",
+        "in no paper",
+        study_own.correlated_noise,
+        study_figures.correlated_noise,
+        study_own.correlated_noise_findings,
+    ),
+    "release-cosines": Study(
+        "Direction of a release, per clip geometry, at equal privacy",
+        "in no paper; GeoDP's claim for its proven counterpart",
+        study_own.release_cosines,
+        study_figures.release_cosines,
+        study_own.release_cosines_findings,
+    ),
+}
+"""The studies by the name that the command line gives them."""
+
+
+def run_studies(
+    names: Sequence[str], workdir: Path, *, seeds: int = 5, progress: bool = True
+) -> dict[str, list[Finding]]:
+    """Computes and draws studies, and returns their findings by name.
+
+    For each: NAME.csv with all numbers, NAME.png and NAME.md. Numbers that the same code computed
+    for as many seeds before are read from their file.
+
+    Raises:
+        ConfigError: An unknown name, or fewer than one seed.
+    """
+    for name in names:
+        if name not in STUDIES:
+            raise unknown_name("study", name, STUDIES)
+    records.check_count("seeds", seeds)
+    workdir.mkdir(parents=True, exist_ok=True)
+    found = {}
+    total = sum(len(STUDIES[name].parts(seeds)) for name in names)
+    with tqdm(total=total, unit="part", disable=not progress) as bar:
+        for name in names:
+            bar.set_description(name)
+            study = STUDIES[name]
+            rows = _rows(name, study, workdir / f"{name}.csv", seeds, bar)
+            study.draw(rows).savefig(workdir / f"{name}.png", dpi=150)
+            found[name] = [Finding(*finding) for finding in study.findings(rows)]
+            text = f"# {study.title}\n\n{study.source}.\n\n{findings_table(found[name])}\n"
+            (workdir / f"{name}.md").write_text(text, encoding="utf-8")
+    return found
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """The findings as a Markdown table."""
+    return records.markdown_table(("claim", "here", "holds"), findings)
+
+
+def _rows(name: str, study: Study, path: Path, seeds: int, bar: tqdm) -> list[Row]:
+    """The rows of a study; parts that the same code computed for the same seeds are read."""
+    made_by = json.dumps(
+        {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
+    )
+    parts = study.parts(seeds)
+    whole, begun = _read(path, made_by), path.with_name(path.name + ".part")
+    if whole is not None:
+        bar.update(len(parts))
+        return whole
+    rows = _read(begun, made_by) or []
+    done = max((int(row["part"]) for row in rows), default=-1) + 1
+    bar.update(done)
+    for index in range(done, len(parts)):
+        rows += [{"part": index, **row} for row in parts[index]()]
+        _write(begun, made_by, rows)
+        bar.update()
+    begun.replace(path)
+    # Read back, so that a figure does not depend on whether its numbers are fresh.
+    return _read(path, made_by) or []
+
+
+def _read(path: Path, made_by: str) -> list[Row] | None:
+    """The rows in a file, if it was `made_by` the same."""
+    if not path.is_file():
+        return None
+    with open(path, encoding="utf-8", newline="") as file:
+        if file.readline().removeprefix("# ").rstrip("\n") != made_by:
+            return None
+        return [_numbers(row) for row in csv.DictReader(file)]
+
+
+def _write(path: Path, made_by: str, rows: list[Row]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8", newline="") as file:
+        file.write(f"# {made_by}\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partial.replace(path)
+
+
+def _numbers(row: dict[str, str]) -> Row:
+    return {name: _number(value) for name, value in row.items()}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

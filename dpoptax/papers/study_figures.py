@@ -1,0 +1,244 @@
+"""Figures of the synthetic studies, drawn from their rows."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from dpoptax.papers.study_disk import DRIFTS
+from dpoptax.papers.study_own import CORRELATED_ARMS
+from dpoptax.papers.study_tables import Row, over, pick
+from dpoptax.training.run.plots import COLOURS, MARKERS, label
+
+_SYMBOLS = {
+    "noise_multiplier": ("σ", "noise multiplier σ"),
+    "dimension": ("d", "dimension d"),
+    "batch_size": ("B", "batch size B"),
+    "beta": ("β", "bounding factor β"),
+}
+_ERRORS = {
+    "geodp_direction": ("GeoDP, direction (rad²)", COLOURS[1], "-"),
+    "dp_direction": ("DP-SGD, direction (rad²)", COLOURS[0], "-"),
+    "geodp_gradient": ("GeoDP, gradient", COLOURS[1], "--"),
+    "dp_gradient": ("DP-SGD, gradient", COLOURS[0], "--"),
+}
+
+
+def filters(rows: list[Row]) -> Figure:
+    """Impulse and frequency responses, a row of panels for each of DOPPLER's two tables."""
+    figure = Figure(figsize=(9.5, 6.4), layout="constrained")
+    panels = figure.subplots(2, 2)
+    for (time, frequency), table in zip(panels, (2.0, 4.0), strict=True):
+        names = list(dict.fromkeys(pick(rows, "filter", table=table)))
+        for index, name in enumerate(names):
+            style = {"color": COLOURS[index % len(COLOURS)], "linewidth": 1.4}
+            where = {"table": table, "filter": name}
+            steps, weights = (
+                pick(rows, column, response="time", **where) for column in ("x", "value")
+            )
+            if name != "none":  # a single weight of 1, which would flatten all others
+                time.plot(steps, weights, marker=MARKERS[index], markersize=3.5, **style)
+            omega, decibel = (
+                pick(rows, column, response="frequency", **where) for column in ("x", "value")
+            )
+            marks = {"marker": MARKERS[index], "markersize": 3.5, "markevery": 40}
+            frequency.plot(omega, decibel, label=name, **marks, **style)
+        label(time, "steps ago", "weight κ")
+        frequency.legend(
+            frameon=False, fontsize="small", title=f"Table {table:g}", loc="lower left"
+        )
+        frequency.set(xscale="log", ylim=(-60, 6), xlim=(1e-3, np.pi))
+        label(frequency, "frequency (radians per step)", "amplitude (dB)")
+    panels[0][0].set_title("Time response", fontsize="medium")
+    panels[0][1].set_title("Frequency response", fontsize="medium")
+    figure.suptitle("Filters of DOPPLER's tables 2 and 4", fontsize="large")
+    return figure
+
+
+def geodp_noise(rows: list[Row]) -> Figure:
+    """GeoDP Fig. 3: nine panels."""
+    figure = Figure(figsize=(10, 8.6), layout="constrained")
+    _error_panels(figure, figure.subplots(3, 3, sharey="row").ravel(), rows)
+    return figure
+
+
+def geodp_beta(rows: list[Row]) -> Figure:
+    """GeoDP Fig. 4: three panels."""
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    _error_panels(figure, figure.subplots(1, 3, sharey=True), rows)
+    return figure
+
+
+def _error_panels(figure: Figure, panels: Any, rows: list[Row]) -> None:
+    for index, (panel, axes) in enumerate(
+        zip(sorted(set(pick(rows, "panel"))), panels, strict=True)
+    ):
+        varies, fixed = rows_of(rows, panel)
+        for name, (text, colour, line) in _ERRORS.items():
+            x, errors = over(rows, "x", name, panel=panel)
+            band(axes, x, errors, {"color": colour, "linestyle": line, "label": text})
+        axes.set(xscale="log", yscale="log")
+        if varies == "beta":
+            axes.set_xticks(x, [f"{value:g}" for value in x])
+            axes.xaxis.set_minor_locator(NullLocator())
+        label(axes, _SYMBOLS[varies][1], "" if index % 3 else "mean square error")
+        for name, (symbol, _) in _SYMBOLS.items():
+            fixed = fixed.replace(name, symbol)
+        axes.set_title(f"({panel}) {fixed}", fontsize="medium")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
+    figure.suptitle(f"Noise as published, C = 0.1, ‖ḡ‖ = 0.01 C; {_spread(rows)}", fontsize="large")
+
+
+def rows_of(rows: list[Row], panel: str) -> tuple[str, str]:
+    """What varies in a panel, and what does not."""
+    return str(pick(rows, "varies", panel=panel)[0]), str(pick(rows, "fixed", panel=panel)[0])
+
+
+def kalman_gain(rows: list[Row]) -> Figure:
+    """Gain and error variance over steps, with the closed form, and the measured error."""
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    gain, variance = figure.subplots(1, 2)
+    for index, drift in enumerate(DRIFTS):
+        colour = COLOURS[index]
+        for start, line in ((0.0, "-"), (1.0, "--")):
+            where = {"drift": drift, "start": start}
+            for axes, column in ((gain, "gain"), (variance, "variance")):
+                steps, values = over(rows, "step", column, **where)
+                text = f"σ$_v$ = {drift:g} σ$_w$" if start == 0.0 else None
+                axes.plot(steps, values[0], color=colour, linestyle=line, label=text)
+        for axes, column in ((gain, "gain_limit"), (variance, "variance_limit")):
+            axes.axhline(
+                pick(rows, column, drift=drift)[0], color=colour, linewidth=0.9, linestyle=":"
+            )
+        steps, measured = over(rows, "step", "measured", drift=drift, start=1.0)
+        middle = measured.mean(0)
+        variance.errorbar(
+            steps[::10],
+            middle[::10],
+            [(middle - measured.min(0))[::10], (measured.max(0) - middle)[::10]],
+            color=colour,
+            marker="o",
+            markersize=3,
+            linestyle="none",
+            linewidth=1,
+        )
+    label(gain, "step t", "gain $k_t$")
+    label(variance, "step t", "error variance $p_t$ (of σ$_w^2$)")
+    variance.set(yscale="log")
+    gain.set(ylim=(0, None))
+    handles, labels = gain.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
+    figure.suptitle(
+        "DiSK's recursion from $p_{-1}$ = 0 (solid) and σ$_w^2$ (dashed), closed form (dotted),\n"
+        f"measured (points: {_spread(rows)})",
+        fontsize="medium",
+    )
+    return figure
+
+
+def noisy_regression(rows: list[Row]) -> Figure:
+    """Excess loss over noise at one rate and at each method's best, and over the rates."""
+    figure = Figure(figsize=(10.5, 4), layout="constrained")
+    fixed, tuned, rates = figure.subplots(1, 3)
+    loudest = pick(rows, "noise").max()
+    largest = pick(rows, "learning_rate").max()
+    for index, method in enumerate(dict.fromkeys(pick(rows, "method"))):
+        style = {"color": COLOURS[index], "marker": MARKERS[index], "label": method}
+        levels, losses = over(rows, "noise", "excess_loss", method=method, learning_rate=largest)
+        band(fixed, levels, losses, style)
+        best = []
+        for noise in levels:
+            grid, at = over(rows, "learning_rate", "excess_loss", method=method, noise=noise)
+            best.append(at[:, at.mean(0).argmin()])
+        band(tuned, levels, np.stack(best, axis=1), style)
+        grid, at = over(rows, "learning_rate", "excess_loss", method=method, noise=loudest)
+        band(rates, grid, at, style)
+    noise = "noise in each coordinate (standard deviation)"
+    for axes, x, title in (
+        (fixed, noise, f"At learning rate {largest:g}"),
+        (tuned, noise, "At each one's best learning rate"),
+        (rates, "learning rate", f"At noise {loudest:g}"),
+    ):
+        axes.set(xscale="log", yscale="log")
+        label(axes, x, "excess loss" if axes is fixed else "")
+        axes.set_title(title, fontsize="medium")
+    handles, labels = fixed.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3)
+    figure.suptitle(
+        f"Linear regression, 20 parameters, curvature about 1; {_spread(rows)}", fontsize="large"
+    )
+    return figure
+
+
+def correlated_noise(rows: list[Row]) -> Figure:
+    """Test accuracy of every arm, a point a seed."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(name.removesuffix(" + filter") for name in CORRELATED_ARMS))
+    for index, (filtered, text) in enumerate((("no", "alone"), ("yes", "with momentum filter"))):
+        for place, kind in enumerate(kinds):
+            values = pick(rows, "accuracy", noise=kind, filtered=filtered)
+            x = place + (index - 0.5) * 0.3
+            axes.plot(
+                np.full(values.size, x),
+                values,
+                color=COLOURS[index],
+                marker=MARKERS[index],
+                markersize=4,
+                linestyle="none",
+                alpha=0.6,
+                label=text if place == 0 else None,
+            )
+            axes.plot([x - 0.12, x + 0.12], 2 * [values.mean()], color=COLOURS[index], linewidth=2)
+    multipliers = [pick(rows, "noise_multiplier", noise=kind)[0] for kind in kinds]
+    axes.set_xticks(
+        range(len(kinds)),
+        [f"{kind}\nσ = {sigma:.3g}" for kind, sigma in zip(kinds, multipliers, strict=True)],
+    )
+    label(axes, "", "test accuracy (%)")
+    axes.legend(frameon=False, loc="lower left")
+    figure.suptitle(
+        "Digits at ε = 1, δ = $10^{-4}$; a point a seed, the bar their mean", fontsize="large"
+    )
+    return figure
+
+
+def release_cosines(rows: list[Row]) -> Figure:
+    """Cosine over noise, a line a geometry."""
+    figure = Figure(figsize=(6.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for index, name in enumerate(dict.fromkeys(pick(rows, "geometry"))):
+        x, cosines = over(rows, "noise_multiplier", "cosine", geometry=name)
+        band(
+            axes,
+            x,
+            cosines,
+            {"color": COLOURS[index], "marker": MARKERS[index], "label": name},
+        )
+    axes.set_xscale("symlog", linthresh=0.5)
+    axes.set_xticks([0, 0.5, 1, 2, 4, 8], ["0", "0.5", "1", "2", "4", "8"])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.axhline(0, color="#666666", linewidth=0.8)
+    label(axes, "noise multiplier σ", "cosine with the true direction")
+    figure.legend(
+        *axes.get_legend_handles_labels(), frameon=False, loc="outside right center", title="clip"
+    )
+    figure.suptitle(f"256 gradients of 500 coordinates; {_spread(rows)}", fontsize="medium")
+    return figure
+
+
+def band(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) -> None:
+    """The mean over the first axis (seeds), in a band from the least to the largest."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    axes.plot(x, finite.mean(0), **{"markersize": 4, "linewidth": 1.4, **style})
+    axes.fill_between(
+        x, finite.min(0), finite.max(0), color=style["color"], alpha=0.18, linewidth=0
+    )
+
+
+def _spread(rows: list[Row]) -> str:
+    seeds = np.unique(pick(rows, "seed")).size
+    return f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"

@@ -1,0 +1,112 @@
+"""Sampling in turns: groups of records that become eligible one after the other."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dp_accounting as dpa
+import numpy as np
+
+from dpoptax._privacy import events
+from dpoptax._privacy.checks import integer
+from dpoptax.sampling import Sample, Sampler, _largest_usual_draw, _permuted
+
+
+@dataclass(frozen=True)
+class CyclicPoissonSampler(Sampler):
+    """Poisson sampling from one of `cycle_length` groups at a time, the groups in turns.
+
+    The records are cut into groups of g = ⌊N/cycle_length⌋ by a keyed permutation; step t draws
+    from group t mod cycle_length, each of its records with probability B/g, independently. Between
+    two steps in which a record can take part lie cycle_length − 1 others: that is what correlated
+    noise needs, see `dpoptax.matrix`. With B = g every record takes part in every turn of its
+    group: batches in a fixed order, without amplification. With cycle_length = 1 it is Poisson
+    sampling.
+
+    Up to cycle_length − 1 records that are left over are never drawn. A draw larger than
+    `padded_size` is cut to a uniformly random subset, which happens with probability 10^-12 a step
+    and is accounted for.
+
+    Privacy: "replace-special", a record is replaced by one that contributes zero; N is public. Of
+    `steps` steps a record can be in ⌈steps/cycle_length⌉, each drawn with probability B/g.
+
+    Attributes:
+      cycle_length: how many groups there are.
+
+    Raises:
+      ValueError: an argument is out of range, or `batch_size` is above g.
+
+    >>> sampler = CyclicPoissonSampler(dataset_size=12, batch_size=3, seed=0, cycle_length=4)
+    >>> sampler.participation_probability
+    1.0
+    >>> sorted(int(i) for s in sampler.samples(0, 4) for i in s.indices)
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    """
+
+    cycle_length: int = 1
+
+    neighbouring_relation: ClassVar[str] = "replace-special"
+
+    def __post_init__(self):
+        super().__post_init__()
+        length = integer("cycle_length", self.cycle_length, 1, "1 is Poisson sampling")
+        object.__setattr__(self, "cycle_length", length)
+        if self.batch_size > self.group_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} is above the {self.group_size} records of a group; "
+                f"lower it, or lower cycle_length={length}"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """g, the number of records in a group."""
+        return self.dataset_size // self.cycle_length
+
+    @property
+    def participation_probability(self) -> float:
+        """B/g, the probability that a record is in a given step of its group's turn."""
+        return self.batch_size / self.group_size
+
+    @property
+    def padded_size(self) -> int:
+        """The length of every sample, and the size that larger draws are cut to."""
+        return self._padded(_largest_usual_draw(self.group_size, self.participation_probability))
+
+    def sample(self, step: int) -> Sample:
+        """The records of a step, from the group whose turn it is."""
+        rng = self._generator(step)
+        count = int(rng.binomial(self.group_size, self.participation_probability))
+        count = min(count, self.padded_size)
+        drawn = rng.choice(self.group_size, size=count, replace=False, shuffle=False)
+        first = (step % self.cycle_length) * self.group_size
+        return self._pad(np.sort(_permuted(first + drawn, self.dataset_size, self._order())))
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+        """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
+        rounds = math.ceil(steps / self.cycle_length)
+        probability = self.participation_probability
+        if self.padded_size >= self.group_size:
+            return events.poisson_event(noise_multiplier, probability, rounds)
+        return events.noisy_sum_event(
+            noise_multiplier,
+            rounds,
+            lambda gaussian: dpa.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=self.group_size,
+                sampling_probability=probability,
+                truncated_batch_size=self.padded_size,
+                noise_multiplier=gaussian.noise_multiplier,
+            ),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """As for every sampler, with the cycle and the probability within a turn."""
+        return {
+            **super().describe(),
+            "cycle_length": self.cycle_length,
+            "participation_probability": self.participation_probability,
+        }
+
+    def _order(self) -> np.random.Generator:
+        # Apart from every step's generator, whose spawn keys have one number after the name.
+        key = (*type(self).__name__.encode(), 0, 0)
+        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))

@@ -1,0 +1,5 @@
+"""Data sets: by name, from files, streamed; what is private is read here alone."""
+
+from dpoptax.training.data.dataset import Dataset as Dataset
+from dpoptax.training.data.dataset import load_dataset as load_dataset
+from dpoptax.training.data.dataset import register_dataset as register_dataset

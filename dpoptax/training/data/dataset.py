@@ -1,0 +1,164 @@
+"""Data sets by name: a train and a test split, each a dict of equally long arrays or a source."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import numpy as np
+
+from dpoptax.training.data import streaming
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.language.tokens import Tokens
+
+Kind = Literal["images", "sentences", "generation"]
+"""What an example is: an image and its class, a row of tokens and its class, or a row of tokens and
+as many labels, the token to come at each position or `NO_LABEL`."""
+
+Split = dict[str, np.ndarray]
+"""`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
+
+TrainSplit = streaming.Source
+"""A split of which a step reads its batch only: arrays as in `Split`, memory-mapped ones, or a
+source of records `{"inputs": ..., "labels": ...}`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A data set for classification, or for the generation of text.
+
+    Attributes:
+        name: The name it is registered under.
+        train: The private examples; they may be larger than memory.
+        test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
+        num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
+        kind: What an example is.
+        texts: For generation: each source of the test split with all of its references.
+    """
+
+    name: str
+    train: TrainSplit
+    test: TrainSplit
+    num_classes: int
+    kind: Kind = "images"
+    texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def train_size(self) -> int:
+        """Number of training examples."""
+        return streaming.source_size(self.train)
+
+    def for_selection(self, stride: int = 5) -> "Dataset":
+        """Training split only: every `stride`-th example becomes the test split.
+
+        What is selected on it, such as a learning rate, has not seen the real test split.
+        """
+        if not streaming.in_memory(self.train):
+            raise ConfigError(
+                f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
+            )
+        train = cast(Split, self.train)
+        held_out = np.arange(self.train_size) % stride == stride - 1
+        return dataclasses.replace(
+            self,
+            train={name: values[~held_out] for name, values in train.items()},
+            test={name: values[held_out] for name, values in train.items()},
+            texts=(),
+        )
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {}
+
+
+def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
+    """Decorator: makes `load` available as a config's `dataset` under its function name."""
+    DATASETS[load.__name__] = load
+    return load
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDataset:
+    """A data set that is read from files in a directory of the user's.
+
+    Attributes:
+        load: From that directory to the data set; where examples are texts, with `Tokens`.
+        train_size: Number of training examples as published.
+        input_shape: Shape of one image.
+        num_classes: Number of classes; 0 for generation.
+        kind: What an example is.
+        in_memory: Whether its training split is read whole, and not a batch at a time.
+        find: Raises `formats.MissingFilesError` if that directory lacks a file; reads none.
+    """
+
+    load: Callable[..., Dataset]
+    train_size: int
+    input_shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    kind: Kind = "images"
+    in_memory: bool = True
+    find: Callable[[Path], object] = lambda data_dir: None
+
+    def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of one example, of `length` tokens if it is a text."""
+        if self.kind == "images":
+            inputs = jax.ShapeDtypeStruct(self.input_shape, np.float32)
+        else:
+            inputs = jax.ShapeDtypeStruct((length,), np.int32)
+        labels = (length,) if self.kind == "generation" else ()
+        return {"inputs": inputs, "labels": jax.ShapeDtypeStruct(labels, np.int32)}
+
+
+FILE_DATASETS: dict[str, FileDataset] = {}
+
+
+def register_file_dataset(name: str, dataset: FileDataset) -> None:
+    """Makes `dataset` available as a config's `dataset`, with its `data_dir`."""
+    FILE_DATASETS[name] = dataset
+
+
+def load_dataset(
+    name: str,
+    data_dir: str | Path | None = None,
+    tokens: Tokens = Tokens(None, 128),  # noqa: B008
+) -> Dataset:
+    """The data set registered under `name`; one of files is read from `data_dir`.
+
+    Args:
+        name: Of the data set.
+        data_dir: Directory of its files as they are published.
+        tokens: How its texts become arrays, if it has texts.
+
+    Raises:
+        ConfigError: No such name, no directory for one of files, or a file missing or damaged.
+    """
+    if name in DATASETS:
+        return DATASETS[name]()
+    if name not in FILE_DATASETS:
+        raise unknown_name("dataset", name, (*DATASETS, *FILE_DATASETS))
+    if data_dir is None:
+        raise ConfigError(
+            f"data_dir=None, and dataset={name!r} is read from files; give --data-dir, the "
+            "directory that holds them as they are published"
+        )
+    if not Path(data_dir).is_dir():
+        raise ConfigError(f"data_dir={str(data_dir)!r} is not a directory; give an existing one")
+    published = FILE_DATASETS[name]
+    if published.kind == "images":
+        return published.load(Path(data_dir))
+    return published.load(Path(data_dir), tokens)
+
+
+@register_dataset
+def digits() -> Dataset:
+    """Handwritten digits, 8x8 grey values in [0, 1]: 1438 for training, 359 for testing.
+
+    They come with scikit-learn. Every fifth image is for testing, so that both splits have all
+    the writers. The scaling by 16, the largest value of the format, reveals nothing of the data.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    whole = Dataset("digits", {"inputs": inputs, "labels": labels.astype(np.int32)}, {}, 10)
+    return whole.for_selection()

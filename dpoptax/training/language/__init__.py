@@ -1,0 +1,1 @@
+"""Texts: tokens, sentences, generation."""

@@ -1,0 +1,127 @@
+"""Methods whose releases are DP-SGD's: gradient points, and filters behind the noise."""
+
+import dataclasses
+from typing import ClassVar
+
+import optax
+
+import dpoptax
+from dpoptax.training.methods.method import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Doppler(Method):
+    """DP-SGD with a low-pass filter on the noisy gradient (Zhang et al., 2024)."""
+
+    name: ClassVar[str] = "DOPPLER"
+
+    preset: str = "doppler-first-order-1"
+    """Name of the filter, see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The bias-corrected filter."""
+        del stddev
+        return dpoptax.doppler(*coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk(Method):
+    """A look-ahead along the last step, and a Kalman filter on the noisy gradient (DiSK, 2024)."""
+
+    name: ClassVar[str] = "DiSK"
+
+    kappa: float = 0.7
+    """Gain of the filter, in (0, 1]; 1 is DP-SGD."""
+    gamma: float | None = 0.5
+    """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
+    is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Its gradient points and its filter."""
+        del stddev
+        return dpoptax.disk(self.kappa, self.gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class PMLF(Method):
+    """Per-example momentum over the last iterates, and a low-pass filter (DP-PMLF)."""
+
+    name: ClassVar[str] = "DP-PMLF"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = 0.1
+    """Weight of each iterate relative to the next newer one, in [0, 1]."""
+    preset: str = "pmlf-mnist"
+    """Name of the filter, see dpoptax.filters.presets."""
+    b: tuple[float, ...] = ()
+    """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
+    a: tuple[float, ...] = ()
+    """Its feedback coefficients a_1, a_2, ... (a_0 = 1 is left out)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Its gradient points and its bias-corrected filter."""
+        del stddev
+        return dpoptax.pmlf(self.length, self.beta, *coefficients(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerOuter(Method):
+    """Per-example momentum and outer momentum, neither normalised (Xiao et al., 2023)."""
+
+    name: ClassVar[str] = "Inner-outer"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = 0.1
+    """Inner momentum, in [0, 1]."""
+    momentum: float = 0.9
+    """Outer momentum, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Its gradient points and its momentum."""
+        del stddev
+        return dpoptax.inner_outer(self.length, self.beta, self.momentum)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveKalman(Method):
+    """A Kalman filter that finds its gain from the released gradients and the known noise."""
+
+    name: ClassVar[str] = "Adaptive Kalman"
+
+    decay: float = 0.95
+    """Of the running mean that estimates the gradient's drift, in [0, 1)."""
+    per_leaf: bool = False
+    """Whether every array of parameters has a gain of its own."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The filter, told the noise."""
+        return dpoptax.adaptive_kalman(stddev, decay=self.decay, per_leaf=self.per_leaf)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveFir(Method):
+    """DOPPLER's finite filter, its coefficients estimated from the released gradients."""
+
+    name: ClassVar[str] = "Adaptive FIR"
+
+    length: int = 4
+    """Number of coefficients, at least 2."""
+    decay: float = 0.95
+    """Of the running means that estimate the gradients' correlation, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The filter, told the noise."""
+        return dpoptax.adaptive_fir(self.length, stddev, decay=self.decay)
+
+
+def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The method's own coefficients, or those of its preset."""
+    if method.b or method.a:
+        return method.b, method.a
+    return dpoptax.filters.preset(method.preset)

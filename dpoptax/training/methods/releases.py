@@ -1,0 +1,197 @@
+"""Methods with a clip, a noise, a loss or an optimizer of their own."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import optax
+import optax.contrib
+
+import dpoptax
+from dpoptax.matrix import Strategy, optimal_banded_toeplitz
+from dpoptax.training.data.augmentations import flipped, shifted
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods.filters import Disk, Doppler, coefficients
+from dpoptax.training.methods.method import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class GeoDP(Method):
+    """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
+
+    name: ClassVar[str] = "GeoDP"
+
+    beta: float = 0.1
+    """Factor of the noise on the angles, in (0, 1]."""
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
+        del clip, steps
+        return dpoptax.geodp(self.beta, **release)
+
+
+@dataclasses.dataclass(frozen=True)
+class HypersphericalClip(Method):
+    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
+
+    name: ClassVar[str] = "Hyperspherical"
+
+    angle_norm: float = 2.0
+    """Bound on the l2 norm of one example's angles from the equator, in radians."""
+    magnitude_weight: float = 0.1
+    """Share of the magnitude in the bounded vector, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """The geometry, whatever clip the config names."""
+        return dpoptax.hyperspherical_clip(
+            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(Method):
+    """A clip norm that follows a quantile of the gradient norms (Andrew et al., 2021).
+
+    The config's clip norm is where it starts; the count that it follows is part of each release.
+    """
+
+    name: ClassVar[str] = "Adaptive clip"
+
+    quantile: float = 0.5
+    """Share of the examples to leave unclipped, in [0, 1]."""
+    clip_rate: float = 0.2
+    """A step changes the clip norm by a factor of about exp(clip_rate) at most."""
+    count_share: float = 0.01
+    """Share of the privacy cost that the count takes, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """The geometry, whatever clip the config names."""
+        return dpoptax.adaptive_clip(
+            l2_clip_norm,
+            quantile=self.quantile,
+            learning_rate=self.clip_rate,
+            count_share=self.count_share,
+        )
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """Noise on gradient and count together; it keeps the clip norm."""
+        del steps
+        return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrelatedNoise(Doppler):
+    """Noise that later steps take back in part, and DOPPLER's filter behind it.
+
+    It wants `sampling="cyclic"`: as many groups as bands take turns.
+    """
+
+    name: ClassVar[str] = "Correlated noise"
+
+    preset: str = "none"
+    """Name of the filter, see dpoptax.filters.presets."""
+    bands: int = 4
+    """Number of successive steps over which noise is correlated; 1 is independent noise."""
+
+    @property
+    def cycle_length(self) -> int:
+        """The bands: no example takes part twice within them."""
+        return self.bands
+
+    def strategy(self, steps: int) -> Strategy:
+        """The one of least error in the sum of all gradients."""
+        try:
+            return _optimal_strategy(steps, self.bands)
+        except ImportError as error:
+            raise ConfigError(f"method={self.name}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Augmented(Method):
+    """Gradients that are means over altered copies of an example, then clipped (De et al., 2022).
+
+    Copies are shifted, and flipped if asked for. For inputs that are images.
+    """
+
+    name: ClassVar[str] = "Augmented"
+    random: ClassVar[bool] = True
+
+    multiplicity: int = 4
+    """Number of copies; each costs a gradient."""
+    shift: int = 1
+    """Largest shift of a copy along each axis, in pixels."""
+    mirrored: bool = False
+    """Whether a shift brings in the image's mirror at its edges, not zeros."""
+    flip: bool = False
+    """Whether every other copy, at random, is the mirror image, left for right."""
+
+    @property
+    def copies(self) -> int:
+        """The multiplicity."""
+        return self.multiplicity
+
+    def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The mean loss of the copies."""
+        augment = shifted(self.shift, mirrored=self.mirrored)
+        if self.flip:
+            augment = flipped(augment)
+        return dpoptax.augmented(loss_fn, augment, self.multiplicity)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentedDisk(Augmented, Disk):
+    """DiSK on gradients that are means over copies, the same ones at both of its points."""
+
+    name: ClassVar[str] = "DiSK, augmented"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamBC(Method):
+    """Adam that takes the known noise off its second moment (DP-AdamBC, Tang et al., 2024)."""
+
+    name: ClassVar[str] = "DP-AdamBC"
+
+    b1: float = 0.9
+    """Decay of the first moment, in [0, 1)."""
+    b2: float = 0.999
+    """Decay of the second moment, in [0, 1)."""
+    eps: float | None = None
+    """Least denominator; None: what noise alone leaves of the second moment."""
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Its Adam, whatever optimizer the config names."""
+        momentum = (1.0 - self.b1,), (-self.b1,)
+        return dpoptax.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
+
+
+@dataclasses.dataclass(frozen=True)
+class LPAdam(Doppler):
+    """Adam with DOPPLER's filter as first moment (LP-Adam, Zhang et al., 2024, Algorithm 3)."""
+
+    name: ClassVar[str] = "LP-Adam"
+
+    b2: float = 0.999
+    """Decay of the second moment, of the unfiltered gradient, in [0, 1)."""
+    noise_corrected: bool = False
+    """Whether the noise's known variance is taken off the second moment, as DP-AdamBC does."""
+    rank: int | None = None
+    """Rank of GaLore's projection of each matrix; None: no projection."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """None: the filter is in its Adam."""
+        del stddev
+        return optax.identity()
+
+    def direction(self, stddev: float) -> optax.GradientTransformation:
+        """Its Adam, whatever optimizer the config names, in the projected space if there is one."""
+        known = stddev if self.noise_corrected else 0.0
+        adam = dpoptax.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
+        if self.rank is None:
+            return adam
+        return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)
+
+
+@functools.cache
+def _optimal_strategy(steps: int, bands: int) -> Strategy:
+    return optimal_banded_toeplitz(steps, min(bands, steps))

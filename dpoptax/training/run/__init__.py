@@ -1,0 +1,1 @@
+"""What a run is made of: its step, its state, its files."""

@@ -1,0 +1,245 @@
+"""Checkpoints of a run: all that its rest depends on, in one atomic unit, and how it goes on.
+
+A checkpoint holds parameters, optimizer state with the ledger and the noise key, the sampler with
+its seed, the config and the metrics so far. It is written aside and renamed when it is whole, by
+orbax, while training goes on. Whoever reads it can subtract the noise: the directory is made
+readable for its owner only.
+
+A run that goes on from any of its checkpoints repeats its steps bit for bit: batches are functions
+of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
+"""
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from dpoptax.training.run.records import to_json
+
+FORMAT = 2
+
+
+class CheckpointError(OSError):
+    """A checkpoint cannot be written, or none can be read; the message says what to do."""
+
+
+class Checkpoints:
+    """The checkpoints in one directory; a context manager.
+
+    Attributes:
+        directory: Where they are, a subdirectory for each, named by its step.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        """Opens `directory` and makes it if missing; the last `keep` checkpoints stay.
+
+        Raises:
+            CheckpointError: The directory cannot be made.
+        """
+        self.directory = directory.absolute()
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
+        policies = ocp.checkpoint_managers.preservation_policy
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.LatestN(keep),
+                cleanup_tmp_directories=True,  # what a killed run was about to write
+            ),
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Waits for the last save. Its failure does not hide an error that ended the run."""
+        try:
+            with self._clear_errors():
+                self._manager.close()
+        except CheckpointError:
+            if error is None:
+                raise
+
+    def steps(self) -> list[int]:
+        """The steps that have a complete checkpoint, newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
+        """Writes a checkpoint, in the background.
+
+        Args:
+            step: The number of finished steps.
+            state: A tree of arrays, random keys included; it may be donated after the call.
+            record: JSON values, stored in the same unit.
+            wait: Whether to return only when it is complete.
+
+        Raises:
+            CheckpointError: This one, or with `wait=False` the one before, could not be written.
+        """
+        arrays = _arrays(state)
+        if jax.default_backend() == "cpu":
+            # There "to the host" is no copy, and the next step may overwrite what it is given.
+            arrays = jax.tree.map(jnp.copy, arrays)
+        whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
+        with self._clear_errors():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays),
+                    record=ocp.args.JsonSave(json.loads(to_json(whole))),
+                ),
+                force=True,
+            )
+            if wait:
+                self._manager.wait_until_finished()
+                self._manager.check_for_errors()
+
+    def newest_record(self) -> dict[str, Any] | None:
+        """The record of the newest checkpoint that can be read; `None` where there is none at all.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none can be read.
+        """
+        found = self._first_readable(lambda step: self._read_record(step))
+        return None if found is None else found[1]
+
+    def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """State and record of the newest checkpoint that can be read; `None` where there is none.
+
+        One that cannot be read is moved out of the way, with a warning, and the one before is
+        taken: its run repeats the lost steps exactly.
+
+        Args:
+            like: A state of the same structure; the result has its shapes, types and shardings,
+                whatever devices the checkpoint was written from.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none can be read.
+        """
+
+        def read(step: int) -> tuple[Any, dict[str, Any]]:
+            record = self._read_record(step)
+            if record["leaves"] != _names(like):
+                raise ValueError("it holds other arrays than this model and method have")
+            target = {
+                name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+                for name, x in _arrays(like).items()
+            }
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+            return _rebuild(like, self._manager.restore(step, args=args)["state"]), record
+
+        found = self._first_readable(read)
+        if found is None:
+            return None
+        step, result = found
+        self._set_aside([other for other in self.steps() if other > step])
+        return result
+
+    def _read_record(self, step: int) -> dict[str, Any]:
+        args = ocp.args.Composite(record=ocp.args.JsonRestore())
+        record = self._manager.restore(step, args=args)["record"]
+        if record["format"] != FORMAT or record["step"] != step:
+            raise ValueError(
+                f"format {record['format']} of step {record['step']}, not {FORMAT} of {step}; a "
+                "run is finished by the version that began it"
+            )
+        return record
+
+    def _first_readable(self, read: Any) -> tuple[int, Any] | None:
+        failures: list[str] = []
+        for step in self.steps():
+            try:
+                result = read(step)
+            except Exception as error:  # every layer below has errors of its own for bad files
+                failures.append(f"step {step}: {_first_line(error)}")
+                if jax.process_count() > 1:
+                    break  # the other hosts may have read it: all must take the same one
+                continue
+            if failures:
+                warnings.warn(
+                    f"unreadable checkpoints in {self.directory} ({'; '.join(failures)}); going on "
+                    f"from step {step}",
+                    stacklevel=3,
+                )
+            return step, result
+        if failures:
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be read ({'; '.join(failures)}). A fresh "
+                "start would forget what was already released: restore the directory from a "
+                "backup, or give another workdir and count both runs"
+            )
+        return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        for step in steps:
+            target = self.directory.parent / f"unreadable-checkpoint-{step}"
+            number = 1
+            while target.exists():
+                number += 1
+                target = target.with_name(f"unreadable-checkpoint-{step}-{number}")
+            (self.directory / str(step)).rename(target)
+        if steps:
+            self._manager.reload()
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            kept = self.steps()
+            last = f"step {kept[0]}" if kept else "nothing: not even the start was saved"
+            raise CheckpointError(
+                f"cannot write a checkpoint to {self.directory}: {_first_line(error)}. Free space "
+                f"or mend the directory and run the same command again; it goes on from {last}"
+            ) from error
+
+
+def _arrays(state: Any) -> dict[str, jax.Array]:
+    """The leaves by their number, keys as their data: what a checkpoint stores of them.
+
+    Empty arrays, which the library refuses, are left out: their shape says it all.
+    """
+    return {
+        f"{index:05d}": jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for index, leaf in enumerate(jax.tree.leaves(state))
+        if leaf.size
+    }
+
+
+def _names(state: Any) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [f"{jax.tree_util.keystr(path)}: {x.dtype}{list(x.shape)}" for path, x in leaves]
+
+
+def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
+    old, structure = jax.tree.flatten(like)
+    new = [arrays[f"{index:05d}"] if leaf.size else leaf for index, leaf in enumerate(old)]
+    leaves = [
+        jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
+        for leaf, x in zip(old, new, strict=True)
+    ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

@@ -1,0 +1,109 @@
+"""Metrics of parameters on a split that is on the device, or streamed."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
+from dpoptax.training.language.tokens import NO_LABEL
+from dpoptax.training.models import models
+from dpoptax.training.run.sharing import once
+
+
+class Totals(NamedTuple):
+    """Sums over all labels: one of an image or a sentence, many of a row to generate."""
+
+    loss: Any
+    correct: Any
+    labels: Any
+
+
+def evaluated_steps(config: TrainConfig, last: int) -> tuple[int, ...]:
+    """After how many of `last` steps a run evaluates: before any, every so many, after the last."""
+    return (*range(0, last, config.eval_every), last)
+
+
+@functools.lru_cache
+def evaluate_split(
+    model: nn.Module, chunk: int = 1024
+) -> Callable[[models.Params, Any, models.Params], Totals]:
+    """`evaluate(params, split, frozen)`: sums over its labels, `chunk` examples at a time."""
+
+    def evaluate(params: models.Params, split: Any, frozen: models.Params) -> Totals:
+        def one(example: Any) -> Totals:
+            logits = models.apply(model, models.Variables(params, frozen), example["inputs"])
+            labels = example["labels"]
+            used = labels >= 0
+            loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+            correct = used & (jnp.argmax(logits, axis=-1) == labels)
+            return Totals(jnp.sum(jnp.where(used, loss, 0.0)), jnp.sum(correct), jnp.sum(used))
+
+        return jax.tree.map(jnp.sum, jax.lax.map(one, split, batch_size=chunk))
+
+    return jax.jit(evaluate)
+
+
+@once(maxsize=64)
+def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Callable[..., Totals]:
+    arguments = jax.tree.unflatten(structure, leaves)
+    return jax.jit(evaluate_split(model, chunk)).lower(*arguments).compile()
+
+
+class Evaluation:
+    """Loss (nats per label), accuracy, and for generation perplexity, of parameters on a split.
+
+    Args:
+        config: The run; its microbatches are those of the evaluation too.
+        model: Maps one example's inputs to logits.
+        splits: By name, on the device or streamed.
+        frozen: What the model computes with and does not train.
+    """
+
+    def __init__(
+        self, config: TrainConfig, model: nn.Module, splits: Mapping[str, Any], frozen: Any
+    ) -> None:
+        self._chunk = min(1024, config.microbatch_size or 1024)
+        self._model, self._splits, self._frozen = model, splits, frozen
+
+    def compile(self, params: Any, name: str) -> None:
+        """Compiles for parameters like `params`, by their shapes alone, on one device."""
+        split = self._splits[name]
+        if not isinstance(split, Mapping):
+            split = next(self._chunks(split))
+        self._executable(params, split)
+
+    def _chunks(self, split: Any) -> Any:
+        return streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
+
+    def _executable(self, params: Any, part: Any) -> Callable[..., Totals]:
+        arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
+        leaves, structure = jax.tree.flatten(arguments)
+        return _compiled(self._model, self._chunk, tuple(leaves), structure)
+
+    def _totals(self, params: Any, part: Any) -> Totals:
+        if all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params)):
+            return self._executable(params, part)(params, part, self._frozen)
+        return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
+
+    def __call__(self, params: Any, name: str) -> dict[str, float]:
+        """The metrics, each with the split's name before it."""
+        split = self._splits[name]
+        parts = [split] if isinstance(split, Mapping) else self._chunks(split)
+        sums = [self._totals(params, part) for part in parts]
+        loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
+        metrics = {
+            f"{name}_loss": loss / max(labels, 1),
+            f"{name}_accuracy": correct / max(labels, 1),
+        }
+        if isinstance(split, Mapping) and np.ndim(split["labels"]) == 2:
+            mean = metrics[f"{name}_loss"]
+            metrics[f"{name}_perplexity"] = math.exp(mean) if mean < 700 else math.inf
+        return metrics

@@ -1,0 +1,51 @@
+"""The files of a run, but for its checkpoints and the summary, which comes last."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from dpoptax import spectrum
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods.chain import noise_stddev
+from dpoptax.training.run import recording, records
+
+if TYPE_CHECKING:
+    from dpoptax.training.loop import RunResult
+
+Record = dict[str, Any]
+
+
+@contextlib.contextmanager
+def metrics_file(path: Path | None) -> Iterator[Callable[[Record], object]]:
+    """A function that writes records; the file is replaced when the first one comes."""
+    with contextlib.ExitStack() as stack:
+        file: TextIO | None = None
+
+        def observe(record: Record) -> None:
+            nonlocal file
+            if path is None:
+                return
+            if file is None:
+                opened = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+                file = stack.enter_context(opened)
+            file.write(records.to_json(record) + "\n")
+
+        yield observe
+
+
+def write(config: TrainConfig, result: "RunResult", workdir: Path) -> None:
+    """Everything that a finished run leaves next to its metrics, but for the summary."""
+    from dpoptax.training.run import (
+        plots,  # with matplotlib, which the first step need not wait for
+    )
+
+    records.save_params(workdir / "params.msgpack", result.params)
+    plots.plot_run(result.summary, result.history, workdir / "training.png")
+    if result.recorded:
+        stddev = noise_stddev(config, result.summary["noise_multiplier"] or 0.0)
+        recording.write(workdir / "recording.npz", result.recorded, stddev)
+        if len(result.recorded["released"]) > 1:
+            spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
+    if result.generated:
+        records.write_lines(workdir / "generated.jsonl", result.generated)

@@ -1,0 +1,243 @@
+"""What a run would cost, before anything is trained: noise, ε, memory and arithmetic."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax import accounting
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import FILE_DATASETS, Kind, load_dataset
+from dpoptax.training.methods.chain import build_optimizer
+from dpoptax.training.models import models
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.step import Loaded, build_step
+
+_SAME = 0.01
+"""Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCost:
+    """What `plan_run` found; every size is of one device that holds everything.
+
+    Attributes:
+        config: The run.
+        dataset_size: Number of training examples.
+        sampling_probability: q, expected batch over data; None where nothing is accounted.
+        steps: Number of steps that will run, at most those of the config.
+        noise_multiplier: σ relative to the clip norm; 0 without privacy.
+        epsilon: ε after `steps`; None where nothing is promised.
+        promise: "add-or-remove-one" or another neighbouring relation, or why there is no promise.
+        stated: Where a config gives σ and ε and they disagree: the ε of its σ after all its steps,
+            and the σ that its ε needs; else None.
+        num_params: Number of parameters that are trained.
+        num_frozen: Number of those that are not.
+        params_bytes: Memory of both.
+        state_bytes: Memory of the optimizer's state, with filter, iterates and ledger.
+        batch_bytes: Memory of one batch of inputs and labels.
+        flops: Floating-point operations of one step, on the largest batch, of two branches those of
+            the longer; None if not counted.
+        working_bytes: Temporary memory of the compiled step; None if it was not compiled.
+    """
+
+    config: TrainConfig
+    dataset_size: int
+    sampling_probability: float | None
+    steps: int
+    noise_multiplier: float
+    epsilon: float | None
+    promise: str
+    stated: tuple[float, float] | None
+    num_params: int
+    num_frozen: int
+    params_bytes: int
+    state_bytes: int
+    batch_bytes: int
+    flops: float | None
+    working_bytes: int | None
+
+
+def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = False) -> RunCost:
+    """What a run of `config` would cost.
+
+    Data are read where `data_dir` is given or none is needed; else the published sizes count.
+    Memory is that of shapes, no array is made. FLOPs are those of the traced step before the
+    compiler improves it, with the whole padded batch in one piece.
+
+    Args:
+        config: The run.
+        count_flops: Whether to trace the step.
+        compiled: Whether to compile it too, for its working memory, in the config's microbatches.
+
+    Raises:
+        ValueError: A config that cannot be trained, as `dpoptax train` says it.
+    """
+    size, example, num_classes, kind = _data(config)
+    plan = make_plan(config, size)
+    model = models.build_model(config, num_classes, kind)
+    optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+    init = functools.partial(models.init_variables, model)
+    params, frozen = jax.eval_shape(init, example["inputs"], jax.random.key(0))
+    state = jax.eval_shape(optimizer.init, params)
+    rows = plan.sampler.padded_size
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
+    loaded = Loaded(batch, jax.ShapeDtypeStruct((rows,), jnp.int32))
+    arguments = (params, state, loaded, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
+
+    def lower(config: TrainConfig) -> Any:
+        return jax.jit(build_step(config, plan.noise_multiplier, model)).lower(*arguments)
+
+    flops = working = None
+    if count_flops:
+        # A loop's body is counted once: microbatches would hide all examples but the first few.
+        whole = lower(dataclasses.replace(config, microbatch_size=None))
+        flops = float(whole.cost_analysis()["flops"])
+    if compiled:
+        working = lower(config).compile().memory_analysis().temp_size_in_bytes
+    promise = plan.sampler.neighbouring_relation if config.method.private else "not private"
+    return RunCost(
+        config=config,
+        dataset_size=size,
+        sampling_probability=config.batch_size / size if config.method.private else None,
+        steps=plan.permitted_steps,
+        noise_multiplier=plan.noise_multiplier,
+        epsilon=plan.epsilon(plan.permitted_steps),
+        promise=plan.unproven or promise,
+        stated=_disagreement(config, plan),
+        num_params=_count(params),
+        num_frozen=_count(frozen),
+        params_bytes=_bytes((params, frozen)),
+        state_bytes=_bytes(state),
+        batch_bytes=_bytes(batch),
+        flops=flops,
+        working_bytes=working,
+    )
+
+
+def text(name: str, cost: RunCost) -> str:
+    """One run's cost, a line for each number."""
+    config = cost.config
+    optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
+    lines = [
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
+        ("steps", f"{cost.steps:,} of {config.steps:,}, {_epochs(cost):.4g} epochs"),
+        ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}"),
+    ]
+    if config.method.private:
+        lines += [
+            ("q", f"{cost.sampling_probability:.4g}"),
+            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
+            ("ε", _epsilon(cost)),
+        ]
+    if cost.stated is not None:
+        spent, needed = cost.stated
+        lines.append(
+            (
+                "stated",
+                f"σ = {config.noise_multiplier:g} and ε = {config.epsilon:g} disagree: this σ "
+                f"spends ε = {spent:.4g} in {config.steps:,} steps, this ε needs σ = {needed:.4g}",
+            )
+        )
+    lines += [
+        ("parameters", _parameters(cost)),
+        ("optimizer", f"{_size(cost.state_bytes)} of state"),
+        ("one batch", f"{_size(cost.batch_bytes)} of inputs"),
+    ]
+    if cost.flops is not None:
+        lines.append(
+            ("FLOPs", f"{cost.flops:.3g} a step, {cost.flops * cost.steps:.3g} in all, about")
+        )
+    if cost.working_bytes is not None:
+        lines.append(("working", f"{_size(cost.working_bytes)} of temporaries in a step"))
+    width = max(len(label) for label, _ in lines)
+    return "\n".join([name, *(f"  {label:<{width}}  {value}" for label, value in lines)])
+
+
+def table(configs: dict[str, TrainConfig]) -> str:
+    """The costs of several runs, a row for each, without FLOPs."""
+    rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
+    for name, config in configs.items():
+        cost = plan_run(config, count_flops=False)
+        private = config.method.private
+        epsilon = "none proven" if private and cost.epsilon is None else "not private"
+        rows.append(
+            (
+                name,
+                f"{cost.steps:,}",
+                f"{cost.sampling_probability:.4g}" if private else "",
+                f"{cost.noise_multiplier:.4g}" if private else "",
+                epsilon if cost.epsilon is None else f"{cost.epsilon:.4g}",
+                f"{cost.num_params:,}",
+                _size(cost.state_bytes),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _data(config: TrainConfig) -> tuple[int, dict[str, jax.ShapeDtypeStruct], int, Kind]:
+    """Number of training examples, shapes and types of one, number of classes, kind."""
+    published = FILE_DATASETS.get(config.dataset)
+    if published is not None and config.data_dir is None:
+        example = published.example(config.sequence_length)
+        return published.train_size, example, published.num_classes, published.kind
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    record = streaming.read(dataset.train, np.zeros(1, np.int64))
+    example = {
+        name: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for name, value in record.items()
+    }
+    return dataset.train_size, example, dataset.num_classes, dataset.kind
+
+
+def _disagreement(config: TrainConfig, plan: Any) -> tuple[float, float] | None:
+    if plan.delta is None or config.epsilon is None or not config.noise_multiplier:
+        return None
+    spent = plan.epsilon(config.steps)
+    needed = accounting.calibrate_noise_multiplier(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        steps=config.steps,
+        sampler=plan.priced,
+        accountant=config.accountant,
+    )
+    pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))
+    if any(math.isclose(found, stated, rel_tol=_SAME) for found, stated in pairs):
+        return None
+    return spent, needed
+
+
+def _epochs(cost: RunCost) -> float:
+    return cost.steps * cost.config.batch_size / cost.dataset_size
+
+
+def _epsilon(cost: RunCost) -> str:
+    if cost.epsilon is None:
+        return f"none: {cost.promise}" if cost.noise_multiplier else "none: no noise"
+    return (
+        f"{cost.epsilon:.4g} at δ = {cost.config.delta:.3g} ({cost.config.accountant}, "
+        f"{cost.promise}, {cost.config.sampling} sampling)"
+    )
+
+
+def _parameters(cost: RunCost) -> str:
+    frozen = f" trained, {cost.num_frozen:,} frozen" if cost.num_frozen else ""
+    return f"{cost.num_params:,}{frozen}, {_size(cost.params_bytes)}"
+
+
+def _count(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _size(count: int) -> str:
+    power = min(3, max(0, len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.4g} {('B', 'kB', 'MB', 'GB')[power]}"

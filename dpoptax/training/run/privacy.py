@@ -1,0 +1,192 @@
+"""How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from dpoptax import accounting, matrix, sampling
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.run import devices
+from dpoptax.training.run.sharing import once
+
+SAMPLERS: dict[str, type[sampling.Sampler]] = {
+    "poisson": sampling.PoissonSampler,
+    "fixed_size": sampling.FixedSizeSampler,
+    "shuffled": sampling.ShuffledSampler,
+    "cyclic": matrix.CyclicPoissonSampler,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """What is fixed about privacy before the first step.
+
+    Attributes:
+        sampler: Draws the batches and owns the matching accounting event; holds the run's seed.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
+        permitted_steps: Number of steps that the budget allows, at most those of the config.
+        delta: Failure probability; None if not private.
+        accountant: "pld" or "rdp".
+        unproven: Why no ε may be stated although there is noise; None where one may.
+        strategy: How the noise is correlated over the steps; None where it is independent.
+    """
+
+    sampler: sampling.Sampler
+    noise_multiplier: float
+    permitted_steps: int
+    delta: float | None
+    accountant: accounting.Accountant
+    unproven: str | None = None
+    strategy: matrix.Strategy | None = None
+
+    @property
+    def priced(self) -> Any:
+        """What the accounting takes for the sampler: noise that is correlated has its share."""
+        return _priced(self.sampler, self.strategy)
+
+    def epsilon(self, steps: int) -> float | None:
+        """ε after `steps` steps; None where nothing is promised."""
+        if self.delta is None or self.noise_multiplier == 0:
+            return None
+        return _epsilon(self.priced, self.noise_multiplier, steps, self.delta, self.accountant)
+
+    def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
+        """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
+
+        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        """
+        if self.delta is None or self.noise_multiplier == 0:
+            return dict.fromkeys(steps)
+        release = self.noise_multiplier, self.delta, self.accountant
+        curve = _curve(_without_seed(self.priced), *release, tuple(steps))
+        return dict(zip(steps, curve, strict=True))
+
+
+def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
+    """Sampler, noise and number of steps of a run on `dataset_size` training examples.
+
+    Raises:
+        ConfigError: A batch larger than the data, or an unknown sampling.
+        ValueError: From the accounting: private training on shuffled batches, a target ε that no
+            noise reaches, a budget that not even one step fits into.
+    """
+    if config.batch_size > dataset_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} exceeds the {dataset_size} training examples of "
+            f"dataset={config.dataset!r}; give at most {dataset_size}"
+        )
+    if config.sampling not in SAMPLERS:
+        raise unknown_name("sampling", config.sampling, SAMPLERS)
+    kind = SAMPLERS[config.sampling]
+    turns = (
+        {"cycle_length": config.method.cycle_length} if kind is matrix.CyclicPoissonSampler else {}
+    )
+    sampler = kind(
+        dataset_size,
+        config.batch_size,
+        seed=devices.fresh_seed() if config.seed is None else config.seed,
+        multiple_of=config.microbatch_size or 1,
+        **turns,
+    )
+    if not config.method.private:
+        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
+    if (unproven := config.method.unproven()) is not None:
+        if config.noise_multiplier is None:
+            raise ConfigError(
+                f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
+                f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
+            )
+        return PrivacyPlan(
+            sampler, config.noise_multiplier, config.steps, None, config.accountant, unproven
+        )
+    strategy = config.method.strategy(config.steps)
+    priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
+    priced.dp_event(1.0, 1)  # or where the sampling has no guarantee
+    noise_multiplier, permitted = _noise_and_steps(
+        _without_seed(priced),
+        epsilon=config.epsilon,
+        delta=config.delta,
+        noise_multiplier=config.noise_multiplier,
+        steps=config.steps,
+        accountant=config.accountant,
+    )
+    return PrivacyPlan(
+        sampler, noise_multiplier, permitted, config.delta, config.accountant, strategy=strategy
+    )
+
+
+@once(maxsize=256)
+def _noise_and_steps(
+    sampler: Any,
+    *,
+    epsilon: float | None,
+    delta: float,
+    noise_multiplier: float | None,
+    steps: int,
+    accountant: accounting.Accountant,
+) -> tuple[float, int]:
+    """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
+    budget: Any = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
+    if noise_multiplier is None:
+        noise_multiplier = accounting.calibrate_noise_multiplier(
+            **budget, steps=steps, sampler=sampler
+        )
+    # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
+    # without a budget too: what the accounting objects to shows before the first step.
+    spent = _epsilon(sampler, noise_multiplier, steps, delta, accountant)
+    if epsilon is not None and spent > epsilon:
+        steps = accounting.calibrate_steps(
+            **budget, noise_multiplier=noise_multiplier, sampler=sampler
+        )
+    return noise_multiplier, steps
+
+
+@once(maxsize=4096)
+def _cached_epsilon(
+    sampler: Any,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    accountant: accounting.Accountant,
+) -> float:
+    return accounting.epsilon(
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        steps=steps,
+        sampler=sampler,
+        accountant=accountant,
+    )
+
+
+@once(maxsize=256)
+def _curve(
+    sampler: Any,
+    noise_multiplier: float,
+    delta: float,
+    accountant: accounting.Accountant,
+    steps: tuple[int, ...],
+) -> tuple[float, ...]:
+    curve = accounting.epsilon_curve(
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        steps=steps,
+        sampler=sampler,
+        accountant=accountant,
+    )
+    return tuple(curve.tolist())
+
+
+def _epsilon(sampler: Any, *release: Any) -> float:
+    return _cached_epsilon(_without_seed(sampler), *release)
+
+
+def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
+    return sampler if strategy is None else strategy.under(sampler)
+
+
+def _without_seed(sampler: Any) -> Any:
+    """The guarantee does not depend on the seed: without it, runs over many share the caches."""
+    if isinstance(sampler, matrix.Participation):
+        return dataclasses.replace(sampler, sampler=_without_seed(sampler.sampler))
+    return dataclasses.replace(sampler, seed=0)

@@ -1,0 +1,115 @@
+"""Whether a config may go on with a run that was begun: same mechanism, sampler and data."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import dpoptax
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run.privacy import PrivacyPlan
+
+FREE = frozenset(
+    (
+        "steps",
+        "epsilon",
+        "delta",
+        "accountant",
+        "eval_every",
+        "record_training_metrics",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "parallel",
+        "data_dir",
+        "beams",
+        "length_penalty",
+        "max_new_tokens",
+    )
+)
+"""What may change between two parts of a run: nothing here changes what a step releases."""
+
+_IN_PLAN = frozenset(("seed", "noise_multiplier", "batch_size", "sampling"))
+
+
+def describe(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> dict[str, Any]:
+    """What a checkpoint records of its run, the ledger included."""
+    return {
+        "run": _identity(config, plan),
+        "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
+        "seed": plan.sampler.seed,
+    }
+
+
+def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
+    """`config`, and with `seed=None` the seed that the begun run drew."""
+    if record is None or config.seed is not None:
+        return config
+    return dataclasses.replace(config, seed=record["seed"])
+
+
+def check_same_run(
+    config: TrainConfig, plan: PrivacyPlan, record: dict[str, Any], workdir: Path
+) -> None:
+    """Raises a `ConfigError` that names the first field in which the begun run differs."""
+    if plan.sampler.seed != record["seed"]:
+        raise ConfigError(
+            f"seed differs from that of the run in {workdir}: it would go on with other noise on "
+            "the same data; give the old one, or another workdir for a new run"
+        )
+    old, new = record["run"], _identity(config, plan)
+    for field in [*new, *(name for name in old if name not in new)]:
+        before, now = old.get(field), new.get(field)
+        if before != now:
+            raise ConfigError(
+                f"{field}={now!r} differs from {before!r}, with which the run in {workdir} made "
+                f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
+                "another workdir for a new run"
+            )
+    spent = plan.epsilon(record["step"])
+    if config.epsilon is not None and spent is not None and spent > config.epsilon:
+        raise ConfigError(
+            f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
+            f"has spent in {record['step']} steps; a budget cannot be taken back"
+        )
+
+
+def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
+    """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
+    for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
+        restored = _ledger(ledger)
+        if restored != stored or ledger.releases != record["step"]:
+            raise ConfigError(
+                f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
+                f"{stored}: it is damaged; remove it, and the run goes on from the one before"
+            )
+
+
+def _identity(config: TrainConfig, plan: PrivacyPlan) -> dict[str, Any]:
+    """What must not change, data and sampling first; JSON values, and no seed."""
+    sampler = dataclasses.asdict(plan.sampler)
+    del sampler["seed"]
+    fields = config.to_dict()
+    return _json(
+        {
+            "dataset_size": sampler.pop("dataset_size"),
+            "sampling": config.sampling,
+            "batch_size": sampler.pop("batch_size"),
+            "microbatch_size": fields.pop("microbatch_size"),
+            **sampler,
+            "method": fields.pop("method"),
+            "noise_multiplier": plan.noise_multiplier,
+            **{name: fields[name] for name in fields if name not in FREE | _IN_PLAN},
+            # A record has room for so many, and correlated noise was made for so many.
+            **({"steps": config.steps} if config.record or plan.strategy is not None else {}),
+        }
+    )
+
+
+def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:
+    return _json({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    return [_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,208 @@
+"""One compiled training step, shared by all seeds and learning rates of a config."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpoptax
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.augmentations import step_key
+from dpoptax.training.methods.chain import build_clip, build_optimizer
+from dpoptax.training.models.models import example_loss
+from dpoptax.training.run.sharing import once
+
+_COMPILED_IN = (
+    "method",
+    "steps",
+    "batch_size",
+    "microbatch_size",
+    "optimizer",
+    "schedule",
+    "parameter_ema",
+    "clip",
+    "l2_clip_norm",
+    "record",
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Resident:
+    """A batch as rows of a split that is on the device already.
+
+    Attributes:
+        split: Leaves (N, ...).
+        indices: (B,), int32.
+    """
+
+    split: Any
+    indices: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A batch that was read for the step.
+
+    Attributes:
+        batch: Leaves (B, ...).
+        indices: (B,), int32: which record of the split each example is.
+    """
+
+    batch: Any
+    indices: Any
+
+
+def compile_step(
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    example_args: tuple[Any, ...],
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`, compiled.
+
+    `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with
+    and does not train. The arrays of `params` and `opt_state` are donated. Key and learning rate
+    are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
+    executable.
+
+    Args:
+        config: The run.
+        noise_multiplier: Noise standard deviation relative to the clip norm.
+        model: Maps one example's inputs to logits.
+        example_args: Arguments of the step; only their shapes and types are used.
+        mesh: Devices along an axis "data" that share the examples; None: one device.
+    """
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
+    # Fields that the step does not depend on, such as the data set, do not split the cache.
+    shared = TrainConfig(**{name: getattr(config, name) for name in _COMPILED_IN})
+    return _compile(shared, noise_multiplier, model, tuple(leaves), structure, mesh)
+
+
+@once(maxsize=64)
+def _compile(
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    leaves: Any,
+    structure: Any,
+    mesh: jax.sharding.Mesh | None,
+) -> Callable[..., tuple[Any, Any]]:
+    step = build_step(config, noise_multiplier, model, mesh)
+    shardings: dict[str, Any] = {}
+    if mesh is not None:
+        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        shardings = {"in_shardings": (whole, whole, rows, rows, whole), "out_shardings": whole}
+    args = jax.tree.unflatten(structure, leaves)
+    return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
+
+
+def build_step(
+    config: TrainConfig,
+    noise_multiplier: float,
+    model: nn.Module,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """The step of `compile_step` as a function to trace."""
+    optimizer = build_optimizer(config, noise_multiplier, jax.random.key(0))
+    build_gradient = _private_gradient if config.method.private else _plain_gradient
+    gradient = build_gradient(config, model, mesh)
+
+    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any):
+        indices = batch.indices
+        if isinstance(batch, Resident):
+            examples = jax.tree.map(lambda values: values[indices], batch.split)
+        else:
+            examples = batch.batch
+        grads = gradient(frozen)(params, opt_state, examples, mask, indices)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    return step
+
+
+def _private_gradient(
+    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+) -> Callable[..., Any]:
+    clip = build_clip(config)
+
+    def with_frozen(frozen: Any) -> Callable[..., Any]:
+        clipped_grad = dpoptax.clipped_grad(
+            config.method.loss(example_loss(model, frozen)),
+            clip,
+            microbatch_size=config.microbatch_size,
+            mesh=mesh,
+        )
+
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
+            points = dpoptax.gradient_points(opt_state, params)
+            key = step_key(opt_state)
+            return clipped_grad(points, batch, mask, key=key, ids=None if key is None else indices)
+
+        return gradient
+
+    return with_frozen
+
+
+def _plain_gradient(
+    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+) -> Callable[..., Any]:
+    def with_frozen(frozen: Any) -> Callable[..., Any]:
+        loss = example_loss(model, frozen)
+
+        def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+            return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
+
+        whole = _in_microbatches(jax.grad(total_loss), config.microbatch_size)
+        if mesh is not None:
+            local = whole
+            whole = jax.shard_map(
+                lambda *args: jax.lax.psum(local(*args), "data"),
+                mesh=mesh,
+                in_specs=(P(), P("data"), P("data")),
+                out_specs=P(),
+                check_vma=False,
+            )
+
+        def gradient(
+            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+        ) -> Any:
+            total = whole(params, batch, mask)
+            # Divided by the expected size like the private gradient, not by the realised one.
+            return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
+
+        return gradient
+
+    return with_frozen
+
+
+def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
+    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time.
+
+    The samplers pad every batch to a multiple of `size`; a device's share of it need not be one.
+    """
+
+    def run(params: Any, batch: Any, mask: jax.Array) -> Any:
+        if size is None or size >= len(mask):
+            return function(params, batch, mask)
+        missing = -len(mask) % size
+        if missing:
+            batch, mask = jax.tree.map(
+                lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), (batch, mask)
+            )
+        kind = optax.microbatching.AccumulationType.SUM
+        return optax.microbatching.microbatch(
+            function, argnums=(1, 2), microbatch_size=size, accumulator=kind
+        )(params, batch, mask)
+
+    return run

@@ -1,0 +1,1 @@
+"""Many runs: comparisons at one ε, and sweeps with their price."""

@@ -1,0 +1,237 @@
+"""Several configs at one ε: the same tuning budget for each, then the same seeds."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.search.trials import Runner, Trial, dataset_of
+
+_SHARED = ("steps", "batch_size", "l2_clip_norm", "optimizer", "schedule", "model")
+"""The fields of every config that a comparison can set."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `dpoptax compare` does.
+
+    For every config, each learning rate is first tried on every seed with a fifth of the training
+    split held out; the best mean accuracy on that fifth selects. The selected rate is then trained
+    on the whole training split, once per seed, and these runs alone touch the test split. The
+    stated ε is that of one such run: neither the repetitions nor the selection are part of it.
+    """
+
+    workdir: Path
+    """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
+    that the same code finished with the same settings is not trained again: the same command goes
+    on where it was stopped, and one with more configs trains those alone. After a change of a
+    method outside the package, whose code is not seen, give another."""
+    seeds: int = 5
+    """Number of seeds; seed s is the same for all configs."""
+    epsilon: float | None = None
+    """Privacy of every private config; None: the one that the configs agree on."""
+    learning_rates: tuple[float, ...] | None = None
+    """Grid of learning rates for every config; None: multiples of the config's own."""
+    factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
+    """These multiples, the same for every config; without effect next to learning_rates."""
+    steps: int | None = None
+    """Number of steps of every config; None: the configs' own, as for all that follow."""
+    batch_size: int | None = None
+    """Expected batch size of every config."""
+    l2_clip_norm: float | None = None
+    """Clip norm of every private config."""
+    optimizer: str | None = None
+    """Optimizer of every config: sgd, momentum or adam."""
+    schedule: str | None = None
+    """Course of the learning rate of every config."""
+    model: str | None = None
+    """Model of every config."""
+    processes: int = 1
+    """Number of runs at a time; several share the cores, so that their seconds do not compare."""
+
+    def __post_init__(self) -> None:
+        records.check_count("seeds", self.seeds)
+        for name in ("learning_rates", "factors"):
+            grid = getattr(self, name)
+            if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
+                raise ConfigError(f"{name}={grid} is not allowed; give positive finite numbers")
+
+
+def compare(
+    configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
+) -> dict[str, Any]:
+    """Run `comparison` over named configs, write its files, return what results.json holds.
+
+    Raises:
+        ConfigError: Configs whose results do not belong into one table.
+    """
+    configs, epsilon, delta = _on_one_footing(configs, comparison)
+    first = next(iter(configs.values()))
+    dataset = dataset_of(first, held_out=False)
+    names = _names(configs)
+    plans = [_grid(config, comparison) for config in configs.values()]
+    for config in configs.values():  # every bad value shows before the first long run
+        make_plan(config, dataset.train_size)
+    comparison.workdir.mkdir(parents=True, exist_ok=True)
+
+    seeds = range(comparison.seeds)
+    path, versions = comparison.workdir / "results.json", records.versions()
+    header = {"dataset": dataset.name, "epsilon": epsilon, "delta": delta, "seeds": list(seeds)}
+    methods: list[dict[str, Any]] = []
+
+    def results() -> dict[str, Any]:
+        return {**header, "notes": _notes(methods), "methods": methods, "versions": versions}
+
+    total = sum((len(plan) * (len(plan) > 1) + 1) * len(seeds) for plan in plans)
+    made_by = records.to_json({"code": records.source_sha256(), **versions})
+    with (
+        Runner(
+            comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
+        ) as runner,
+        tqdm(total=total, unit="run", disable=not progress) as bar,
+    ):
+        for name, config, plan in zip(names, configs.values(), plans, strict=True):
+            bar.set_description(name)
+            methods.append({"name": name, **_one_method(config, plan, seeds, runner, bar)})
+            records.write_json(path, results())
+    from dpoptax.training.run import plots  # with matplotlib, for which no other command need wait
+
+    final = results()
+    (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
+    plots.plot_comparison(final, comparison.workdir / "comparison.png")
+    records.write_json(path, final)
+    return final
+
+
+def _one_method(
+    config: TrainConfig, rates: Sequence[float], seeds: range, runner: Runner, bar: tqdm
+) -> dict[str, Any]:
+    def trials(rate: float, held_out: bool) -> list[Trial]:
+        return [
+            Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out)
+            for seed in seeds
+        ]
+
+    grid: list[dict[str, Any]] = [
+        {"learning_rate": rate, "validation_accuracies": []} for rate in rates
+    ]
+    best = grid[0]
+    if len(rates) > 1:
+        tried = [trial for rate in rates for trial in trials(rate, held_out=True)]
+        accuracies = [run["test_accuracy"] for run in runner.run(tried, bar.update)]
+        for index, point in enumerate(grid):
+            point["validation_accuracies"] = accuracies[index * len(seeds) :][: len(seeds)]
+        best = max(grid, key=lambda point: statistics.fmean(point["validation_accuracies"]))
+    runs = runner.run(trials(best["learning_rate"], held_out=False), bar.update)
+    accuracies = [run["test_accuracy"] for run in runs]
+    return {
+        "private": runs[0]["private"],
+        "unproven": runs[0]["unproven"],
+        "epsilon": runs[0]["epsilon"],
+        "learning_rate": best["learning_rate"],
+        "test_accuracy_mean": statistics.fmean(accuracies),
+        "test_accuracy_std": statistics.stdev(accuracies) if len(runs) > 1 else None,
+        "seconds_per_run": statistics.fmean(run["train_seconds"] for run in runs),
+        "grid": grid,
+        "runs": runs,
+    }
+
+
+def _on_one_footing(
+    configs: dict[str, TrainConfig], comparison: Comparison
+) -> tuple[dict[str, TrainConfig], float | None, float | None]:
+    """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
+    if not configs:
+        raise ConfigError("no config given; give the path of at least one")
+    private = {
+        name: config
+        for name, config in configs.items()
+        if config.method.private and config.method.unproven() is None
+    }
+    epsilon = comparison.epsilon
+    if epsilon is None and private:
+        epsilon = _common("epsilon", private, "--epsilon")
+    delta = _common("delta", private, "the same delta in each config") if private else None
+    if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
+        _common("dataset", configs, "configs of one data set")
+        raise ConfigError("the configs have several data_dir; give --data-dir")
+    changes: dict[str, Any] = {"record_training_metrics": False}
+    for field in _SHARED:
+        if getattr(comparison, field) is not None:
+            changes[field] = getattr(comparison, field)
+    calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
+    configs = {
+        name: dataclasses.replace(config, **changes, **(calibrated if name in private else {}))
+        for name, config in configs.items()
+    }
+    return configs, epsilon, delta
+
+
+def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:
+    values = {name: getattr(config, field) for name, config in configs.items()}
+    if len(set(values.values())) > 1 or None in values.values():
+        listed = ", ".join(f"{name}: {value}" for name, value in values.items())
+        raise ConfigError(f"the configs state no common {field} ({listed}); give {remedy}")
+    return next(iter(values.values()))
+
+
+def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
+    if comparison.learning_rates is not None:
+        return tuple(sorted(set(comparison.learning_rates)))
+    return tuple(factor * config.learning_rate for factor in sorted(set(comparison.factors)))
+
+
+def _names(configs: dict[str, TrainConfig]) -> list[str]:
+    """The methods' names, with the config's name where two configs have one method."""
+    names = [config.method.name for config in configs.values()]
+    return [
+        name if names.count(name) == 1 else f"{name} ({label})"
+        for name, label in zip(names, configs, strict=True)
+    ]
+
+
+def _notes(methods: list[dict[str, Any]]) -> list[str]:
+    notes = []
+    if any(len(method["grid"]) > 1 for method in methods):
+        notes.append(
+            "Each learning rate was selected on a fifth of the training split, held out for it; "
+            "the test split was used for the reported accuracy alone."
+        )
+    if any(method["private"] for method in methods):
+        notes.append(
+            "ε is that of one run at the selected learning rate. It covers neither the runs that "
+            "selected the rate nor the repetitions over seeds."
+        )
+    notes += [f"{m['name']}: {m['unproven']}." for m in methods if m["unproven"]]
+    for method in methods:
+        rates = [point["learning_rate"] for point in method["grid"]]
+        if len(rates) > 1 and method["learning_rate"] in (min(rates), max(rates)):
+            notes.append(
+                f"{method['name']}: the selected learning rate {method['learning_rate']:g} is at "
+                "the edge of its grid; a wider grid may give a better one."
+            )
+    return notes
+
+
+def table(results: dict[str, Any]) -> str:
+    """The comparison as a Markdown table, the notes below it."""
+    rows = [("method", "ε", "best learning rate", "test accuracy (%)", "seconds")]
+    for method in results["methods"]:
+        accuracy = f"{100 * method['test_accuracy_mean']:.2f}"
+        if method["test_accuracy_std"] is not None:
+            accuracy += f" ± {100 * method['test_accuracy_std']:.2f}"
+        epsilon = "none proven" if method["unproven"] else "∞ (not private)"
+        if method["private"]:
+            epsilon = f"{method['epsilon']:.3f}"
+        seconds = f"{method['seconds_per_run']:.2f}"
+        rows.append((method["name"], epsilon, f"{method['learning_rate']:g}", accuracy, seconds))
+    lines = records.markdown_table(rows[0], rows[1:])
+    return "\n".join([lines, "", *(f"- {note}" for note in results["notes"])])

@@ -1,0 +1,172 @@
+"""What a sweep is told, and what choosing the best of its trials costs."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpoptax import accounting, selection
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.run import records
+from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.search import settings
+
+REPETITIONS = ("fixed", *selection.SHAPES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What `dpoptax sweep` does.
+
+    Each trial trains on the training split without a fifth, and is scored on that fifth. The best
+    one is the result, as trained: nothing is trained again, and the test split sees it alone. Its
+    ε covers the selection, as --repetitions and --held-out say.
+    """
+
+    workdir: Path
+    """Directory for best/ (may be published), and trials/, trials.md, sweep.png and sweep.json
+    (see trials.md for what may be). The same command goes on with a sweep that was stopped."""
+    grid: tuple[str, ...] = ()
+    """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD reaches the method's."""
+    random: tuple[str, ...] = ()
+    """FIELD=log:LOW:HIGH, FIELD=uniform:LOW:HIGH, FIELD=int:LOW:HIGH, or FIELD=VALUE,VALUE,..."""
+    trials: int | None = None
+    """Number of random trials, or its mean where --repetitions is random; with --grid and fixed
+    repetitions, all combinations."""
+    repetitions: str = "fixed"
+    """fixed: ε of all trials together. geometric, poisson or logarithmic: a secret random number of
+    trials, of which the best alone is published, at a smaller ε; with --grid each draws a
+    combination."""
+    held_out: str = "private"
+    """private: scores get noise, and ε covers the held-out fifth too. public: its examples are
+    nobody's secret, and scores are exact."""
+    seed: int | None = None
+    """Secret. None: a fresh one, which sweep.json keeps."""
+    processes: int | None = None
+    """Number of trials at a time; None: one a core."""
+
+    def __post_init__(self) -> None:
+        if bool(self.grid) == bool(self.random):
+            raise ConfigError("give the settings to try, either as --grid or as --random")
+        if self.repetitions not in REPETITIONS:
+            raise unknown_name("repetitions", self.repetitions, REPETITIONS)
+        if self.held_out not in ("private", "public"):
+            raise unknown_name("held_out", self.held_out, ("private", "public"))
+        if self.trials is not None:
+            records.check_count("trials", self.trials)
+        elif self.random or self.repetitions != "fixed":
+            raise ConfigError("trials=None; give --trials, how many to run (on average)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What publishing the result costs; None where nothing is promised.
+
+    Attributes:
+        epsilon: Of the result, selection included.
+        of_one_trial: The largest ε of a single trial.
+        delta: Of both.
+        score_stddev: Standard deviation of the noise on the number of right answers.
+        held_out_size: Number of examples that trials are scored on.
+        reason: Why there is no ε; None where there is one.
+    """
+
+    epsilon: float | None = None
+    of_one_trial: float | None = None
+    delta: float | None = None
+    score_stddev: float = 0.0
+    held_out_size: int = 0
+    reason: str | None = None
+
+
+def price(
+    candidates: list[settings.Candidate],
+    plans: list[PrivacyPlan],
+    sweep: Sweep,
+    chosen: list[int],
+) -> Price:
+    """What the result of a sweep costs.
+
+    A record is either trained on or held out. The first kind is protected by each trial's noisy
+    gradients, the second by the noise on its scores: as little as keeps its ε within the first's.
+    """
+    for candidate, plan in zip(candidates, plans, strict=True):
+        if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
+            why = plan.unproven or f"{candidate.name} trains without privacy"
+            return Price(reason=why)
+    delta, relation = plans[0].delta, plans[0].priced.neighbouring_relation
+    assert delta is not None
+    relations = sorted({plan.priced.neighbouring_relation for plan in plans})
+    if len(relations) > 1:
+        raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
+    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
+    singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
+
+    def selected(trials: list[Any], relation: str) -> float:
+        if sweep.repetitions == "fixed":
+            return accounting.event_epsilon(
+                selection.all_of([trials[which] for which in chosen]),
+                delta,
+                accountant=plans[0].accountant,
+                neighbouring_relation=relation,
+            )
+        event = selection.best_of_random(
+            trials, mean=sweep.trials or 1, distribution=sweep.repetitions
+        )
+        try:
+            return accounting.event_epsilon(
+                event, delta, accountant="rdp", neighbouring_relation=relation
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "
+                "these ε: so many batches may be cut that it uses up δ. Give fewer trials, a "
+                "smaller epsilon, or repetitions of another kind"
+            ) from error
+
+    epsilon, stddev = selected(events, relation), 0.0
+    if sweep.held_out == "private":
+        # One record changes the number of right answers by at most 1, added, removed or replaced.
+        least = min(spent for spent in singles if spent is not None)
+        stddev = accounting.calibrate_noise_multiplier(
+            epsilon=least, delta=delta, steps=1, sampling_probability=1.0
+        )
+        scores = [dpa.GaussianDpEvent(stddev)] * len(events)
+        while selected(scores, "add-or-remove-one") > epsilon:
+            stddev *= 1.02
+            scores = [dpa.GaussianDpEvent(stddev)] * len(events)
+    return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
+
+
+def notes(sweep: Sweep, cost: Price) -> list[str]:
+    """What is promised of the result, and what of it may be published."""
+    if cost.epsilon is None:
+        return [f"No ε is stated for the result: {cost.reason}."]
+    said = [
+        f"The result is ({cost.epsilon:.3f}, {cost.delta:g})-differentially private, its selection "
+        f"included; one trial alone is ε = {cost.of_one_trial:.3f}."
+    ]
+    if sweep.repetitions == "fixed":
+        said.append(
+            "This holds for all trials together: this table and best/ may be published; trials/ "
+            "and sweep.json, with exact scores and the seed, may not."
+        )
+    else:
+        said.append(
+            f"This holds for best/ alone, the best of a {sweep.repetitions} number of trials of "
+            f"mean {sweep.trials}; all else here, the number of trials and how long they took "
+            "must stay secret."
+        )
+    if sweep.held_out == "private":
+        said.append(
+            f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "
+            "right answers, so that ε covers the held-out examples too. Which examples are held "
+            "out is taken to be public."
+        )
+    else:
+        said.append(
+            "Scores are exact: ε covers the examples that were trained on. The held-out fifth is "
+            "taken to be public."
+        )
+    return said

@@ -1,0 +1,237 @@
+"""A sweep over settings of a config: trials, the best of them, and what choosing it cost."""
+
+import dataclasses
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import serialization
+from tqdm import tqdm
+
+from dpoptax import selection
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.models import models
+from dpoptax.training.run import records
+from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.search import settings
+from dpoptax.training.search.price import Price, Sweep, notes, price
+from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
+
+
+def run_sweep(
+    configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True
+) -> dict[str, Any]:
+    """Runs `sweep` over named configs, writes its files, and returns what sweep.json holds.
+
+    Raises:
+        ConfigError: Settings that no config has, configs whose results do not compare, or a
+            working directory of another sweep.
+    """
+    begun = _begun(configs, sweep)
+    seed = begun["seed"]
+    candidates, chosen, cost = prepare(configs, sweep, seed)
+    sweep.workdir.mkdir(parents=True, exist_ok=True)
+    if not (sweep.workdir / "sweep.json").is_file():
+        # Before the first trial, and not before all is known to be allowed: a second start has to
+        # use the same seeds.
+        records.write_json(sweep.workdir / "sweep.json", begun)
+    trials = [
+        Trial(
+            dataclasses.replace(
+                candidates[which].config,
+                seed=_seed(seed, index),
+                eval_every=candidates[which].config.steps,  # the last score is the only one read
+            ),
+            held_out=True,
+            keep_params=True,
+        )
+        for index, which in enumerate(chosen)
+    ]
+    processes = sweep.processes or default_processes()
+    with (
+        Runner(sweep.workdir / "trials", processes=processes) as runner,
+        tqdm(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
+    ):
+        found = runner.run(trials, bar.update)
+        scores = _scores(found, cost, seed)
+        rows = [
+            {
+                "config": candidates[which].name,
+                **candidates[which].changes,
+                "score": score,
+                "record": runner.path(trial).name,
+            }
+            for which, trial, score in zip(chosen, trials, scores, strict=True)
+        ]
+        results = {
+            **begun,
+            "price": dataclasses.asdict(cost),
+            "notes": notes(sweep, cost),
+            "best": int(np.argmax(scores)) if scores else None,
+            "trials": rows,
+            "versions": records.versions(),
+        }
+        _publish(results, trials, found, runner, sweep.workdir)
+    (sweep.workdir / "trials.md").write_text(table(results) + "\n", encoding="utf-8")
+    if rows:
+        from dpoptax.training.run import (
+            plots,  # with matplotlib, for which no other command need wait
+        )
+
+        plots.plot_sweep(results, sweep.workdir / "sweep.png")
+    records.write_json(sweep.workdir / "sweep.json", results)
+    return results
+
+
+def prepare(
+    configs: dict[str, TrainConfig], sweep: Sweep, seed: int
+) -> tuple[list[settings.Candidate], list[int], Price]:
+    """The settings, the index of the setting of each trial, and the price; nothing is trained.
+
+    Raises:
+        ConfigError: As for `run_sweep`.
+    """
+    if not configs:
+        raise ConfigError("no config given; give the path of at least one")
+    candidates, chosen = _drawn(configs, sweep, seed)
+    priced = candidates
+    if sweep.random and sweep.repetitions != "fixed":
+        priced = settings.costs(configs, sweep.random)  # not of what was drawn, but of what can be
+    _check_one_data_set(priced)
+    dataset = dataset_of(priced[0].config, held_out=True)
+    plans = [make_plan(candidate.config, dataset.train_size) for candidate in priced]
+    cost = price(priced, plans, sweep, chosen)
+    if dataset.num_classes == 0:
+        raise ConfigError(
+            f"dataset={dataset.name!r} is for generation: a text counts with all of its tokens, so "
+            "the accuracy on held-out texts is no score whose sensitivity is known"
+        )
+    size = streaming.source_size(dataset.test)
+    return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The trials as a Markdown table, the best first, and what may be published of it."""
+    rows = sorted(results["trials"], key=lambda row: -row["score"])
+    fields = [name for name in (rows[0] if rows else ()) if name not in ("score", "record")]
+    lines = [
+        records.markdown_table(
+            ("held-out accuracy (%)", *fields),
+            [(f"{100 * row['score']:.2f}", *(str(row[field]) for field in fields)) for row in rows],
+        )
+        if rows
+        else "No trial was drawn.",
+        "",
+        *(f"- {note}" for note in results["notes"]),
+    ]
+    return "\n".join(lines)
+
+
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
+    """The identity of this sweep, or of the same one that was begun in the working directory."""
+    given = {
+        name: value
+        for name, value in dataclasses.asdict(sweep).items()
+        if name not in ("workdir", "processes", "seed")
+    }
+    identity = {
+        "sweep": given,
+        "configs": {name: config.to_dict() for name, config in configs.items()},
+    }
+    path = sweep.workdir / "sweep.json"
+    begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    identity = json.loads(records.to_json(identity))
+    same = begun is not None and all(begun[name] == identity[name] for name in identity)
+    if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
+        raise ConfigError(
+            f"{path} is of a sweep over other settings: its trials have been released already, and "
+            "are not part of this one's ε; give another workdir"
+        )
+    seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
+    if begun is not None:
+        seed = begun["seed"]
+    return {**identity, "seed": seed}
+
+
+def _drawn(
+    configs: dict[str, TrainConfig], sweep: Sweep, seed: int
+) -> tuple[list[settings.Candidate], list[int]]:
+    """The candidates, and the index of the candidate of each trial."""
+    count = sweep.trials or 0
+    if sweep.repetitions != "fixed":
+        count = selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
+    rng = np.random.default_rng(_seed(seed, "settings"))
+    if sweep.random:
+        candidates = settings.random_candidates(configs, sweep.random, count, rng)
+        return candidates, list(range(count))
+    candidates = settings.grid_candidates(configs, sweep.grid)
+    if sweep.repetitions == "fixed" and sweep.trials is None:
+        return candidates, list(range(len(candidates)))
+    return candidates, [int(which) for which in rng.integers(len(candidates), size=count)]
+
+
+def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
+    for field in ("dataset", "data_dir", "delta"):
+        values = {getattr(candidate.config, field) for candidate in candidates}
+        if len(values) > 1:
+            listed = ", ".join(sorted(map(str, values)))
+            raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
+
+
+def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
+    """Held-out accuracies, with noise on the number of right answers."""
+    size = cost.held_out_size
+    noise = [
+        np.random.default_rng(_seed(seed, f"score {index}")).normal() for index in range(len(found))
+    ]
+    return [
+        (size * record["test_accuracy"] + cost.score_stddev * z) / size
+        for record, z in zip(found, noise, strict=True)
+    ]
+
+
+def _publish(
+    results: dict[str, Any],
+    trials: list[Trial],
+    found: list[dict[str, Any]],
+    runner: Runner,
+    workdir: Path,
+) -> None:
+    """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
+    if results["best"] is None:
+        return
+    best = trials[results["best"]]
+    params = runner.path(best).with_suffix(".msgpack").read_bytes()
+    dataset = dataset_of(best.config, held_out=False)
+    model = models.build_model(best.config, dataset.num_classes, dataset.kind)
+    example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
+    _, frozen = models.start_variables(best.config, model, example, jax.random.key(0))
+    evaluate = Evaluation(best.config, model, {"test": dataset.test}, frozen)
+    metrics = evaluate(serialization.msgpack_restore(params), "test")
+    directory = workdir / "best"
+    directory.mkdir(exist_ok=True)
+    (directory / "params.msgpack").write_bytes(params)
+    config = {name: value for name, value in best.config.to_dict().items() if name != "seed"}
+    row = results["trials"][results["best"]]
+    results["result"] = {
+        "config": config,
+        "changes": {name: row[name] for name in row if name not in ("record", "score")},
+        "score": row["score"],
+        **metrics,
+        "epsilon": results["price"]["epsilon"],
+        "delta": found[results["best"]]["delta"],
+        "params_sha256": found[results["best"]]["params_sha256"],
+    }
+    records.write_json(directory / "summary.json", results["result"])
+
+
+def _seed(seed: int, use: int | str) -> int:
+    """A seed of its own for each use of a sweep's."""
+    words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
+    return (int(words[0]) << 31) ^ int(words[1])
