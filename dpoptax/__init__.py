@@ -15,7 +15,6 @@ from dpoptax._clipped_grad.augmentation import augmented as augmented
 from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
 from dpoptax._clipped_grad.tuning import tune_microbatch_size as tune_microbatch_size
 from dpoptax._clips.base import Clip as Clip
-from dpoptax._clips.base import clip_per_example as clip_per_example
 from dpoptax._clips.base import l2_clip as l2_clip
 from dpoptax._clips.clipped_sum import ClippedSum as ClippedSum
 from dpoptax._clips.clipped_sum import accumulate as accumulate
@@ -24,6 +23,7 @@ from dpoptax._clips.curves import automatic_clip as automatic_clip
 from dpoptax._clips.curves import normalized_clip as normalized_clip
 from dpoptax._clips.curves import per_layer_clip as per_layer_clip
 from dpoptax._clips.curves import psac_clip as psac_clip
+from dpoptax._clips.per_example import clip_per_example as clip_per_example
 from dpoptax._clips.reference import track_reference as track_reference
 from dpoptax._methods.disk import disk as disk
 from dpoptax._methods.doppler import doppler as doppler

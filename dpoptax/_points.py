@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._noise.serialization import serializable
+from dpoptax._serialization import serializable
+from dpoptax._trees import find_state, is_masked
 
 
 @jax.tree_util.register_dataclass
@@ -200,19 +201,6 @@ def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
     return GradientPoints(points, tuple(state.weights), tangent, reference)
 
 
-def find_state(opt_state: Any, kind: type) -> Any:
-    """Returns the one state of type `kind` in `opt_state`, or None; raises where there are two."""
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=lambda x: isinstance(x, kind))
-    found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, kind)]
-    if len(found) > 1:
-        places = ", ".join(f"opt_state{jax.tree_util.keystr(path)}" for path, _ in found)
-        raise ValueError(
-            f"two {kind.__name__} in the optimizer's state, at {places}: only one stage of a chain "
-            "can choose the gradient points; remove the other"
-        )
-    return found[0][1] if found else None
-
-
 def _combine(row, iterates, scale=None):
     """Mixes iterates: scale · Σ_i row[i] · iterates[i], leaf by leaf."""
     if row[0] == 1.0 and not any(row[1:]) and scale is None:
@@ -230,8 +218,3 @@ def _combine(row, iterates, scale=None):
 
     newest, *older = iterates
     return jax.tree.map(node, *older, newest, is_leaf=is_masked)
-
-
-def is_masked(x: Any) -> bool:
-    """Whether `x` is what `optax.masked` leaves in place of a parameter."""
-    return isinstance(x, optax.MaskedNode)

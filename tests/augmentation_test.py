@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clips.base import sum_clipped
+from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
 KEY = jax.random.key(0)

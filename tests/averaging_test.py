@@ -10,9 +10,9 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models import models
 from dpoptax.training.run.averaging import average_params, averaged
+from dpoptax.training.run.chain import build_optimizer
 from dpoptax.training.run.evaluation import Evaluation
 from tests import resume_test
 from tests.trainer_methods_test import run, tiny

@@ -8,7 +8,7 @@ import pytest
 from jax_privacy import clipping as peer
 
 import dpoptax
-from dpoptax._clips.base import sum_clipped
+from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._clips.base import sum_clipped
+from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
 FLAT = {

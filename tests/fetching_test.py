@@ -13,8 +13,8 @@ import pytest
 from dpoptax.cli.main import main
 from dpoptax.training.data import fetching
 from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
+from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language.tokens import Tokens
 from tests.data_files_test import TRAIN_CONFIG
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dpoptax.cli import commands
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models.models import build_model
+from dpoptax.training.run.chain import build_optimizer
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "tables_2_3.py"

@@ -14,13 +14,13 @@ import pytest
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.data.tokens import NO_LABEL, Tokens
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language import generation
-from dpoptax.training.language.decoding import beam_search
-from dpoptax.training.language.language import Gpt2
-from dpoptax.training.language.tokens import NO_LABEL, Tokens
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.models import models
+from dpoptax.training.models.language import Gpt2
+from dpoptax.training.run import generation
+from dpoptax.training.run.decoding import beam_search
 from tests.published_texts import write_dart, write_e2e, write_published_model
 
 END = 0

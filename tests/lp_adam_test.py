@@ -10,7 +10,7 @@ import pytest
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import LPAdam
-from dpoptax.training.methods.chain import noise_stddev
+from dpoptax.training.run.chain import noise_stddev
 
 
 def test_with_adams_momentum_it_is_adam():

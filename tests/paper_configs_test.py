@@ -19,8 +19,8 @@ from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, GeoDP, HypersphericalClip
-from dpoptax.training.methods.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.models.models import MODELS, PUBLISHED_MODELS, build_model, start_variables
+from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import build_step

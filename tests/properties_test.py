@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptax
-from dpoptax._clips.base import sum_clipped
+from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
 EXAMPLES = 5

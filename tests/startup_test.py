@@ -21,7 +21,7 @@ from dpoptax.training.run import foresight, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.sharing import once
+from dpoptax.training.sharing import once
 from tests.runs import CONFIG
 
 

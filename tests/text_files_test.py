@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
+from dpoptax.training.data.tokens import NO_LABEL, Tokens
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language.tokens import NO_LABEL, Tokens
 from tests.published_texts import (
     GLUE_FILES,
     write_dart,

@@ -24,9 +24,9 @@ from dpoptax.training.methods import (
     Disk,
     GeoDP,
     LPAdam,
-    chain,
 )
 from dpoptax.training.models import models
+from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from tests import resume_test

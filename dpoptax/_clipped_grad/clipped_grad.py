@@ -12,14 +12,10 @@ from optax import microbatching
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.reading import check_parameters
 from dpoptax._clipped_grad.sharding import check_one_device, make_layout, sum_over_devices
-from dpoptax._clips.base import (
-    Clip,
-    batch_axis,
-    check_clip,
-    sum_clipped,
-)
+from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import assert_clipped
-from dpoptax._noise.fixed_point import check_capacity
+from dpoptax._clips.grid import check_capacity
+from dpoptax._clips.per_example import batch_axis, sum_clipped
 from dpoptax._points import GradientPoints
 
 

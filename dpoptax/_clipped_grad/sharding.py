@@ -127,15 +127,6 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
     return run
 
 
-def out_sharding(x: Any) -> Any:
-    """The sharding that an array drawn to be added to `x` needs; `None` where XLA finds it.
-
-    Under explicit axes, what is drawn without it is drawn whole on every device.
-    """
-    sharding = jax.typeof(x).sharding
-    return sharding if any(axis is not None for axis in sharding.spec) else None
-
-
 def check_one_device(batch: Any) -> None:
     """Raises where the examples of `batch` are split over devices and no mesh was given."""
     for leaf in jax.tree.leaves(batch):

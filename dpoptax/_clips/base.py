@@ -1,17 +1,12 @@
-"""Clip geometries, and the sum of clipped per-example gradients: what bounds the sensitivity."""
+"""Clip geometries: what bounds the sensitivity of a sum, and the plainest of them."""
 
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
-
-from dpoptax._clips import bounds
-from dpoptax._clips.clipped_sum import ClippedSum as ClippedSum
-from dpoptax._clips.clipped_sum import assert_clipped
 
 
 class Clip(abc.ABC):
@@ -138,130 +133,8 @@ def positive(name: str, value: Any) -> float:
     return value
 
 
-def clip_per_example(clip: Clip) -> optax.GradientTransformation:
-    """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
-
-    The first half of `clip_and_noise`, for who wants to look between the two. Privacy: none yet;
-    the sum is private data until noise is added.
-
-    Args:
-      clip: the geometry, such as `l2_clip(1.0)`.
-
-    Returns:
-      A stateless `optax.GradientTransformation`.
-
-    Raises:
-      TypeError: `clip` is no geometry.
-      ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
-        leaves whose leading axes, the examples, disagree.
-
-    >>> import jax.numpy as jnp
-    >>> tx = clip_per_example(l2_clip(1.0))
-    >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
-    >>> clipped, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
-    >>> clipped.sum["w"]
-    Array([0.899..., 1.199...], dtype=float32)
-    """
-    if check_clip(clip).followed:
-        raise ValueError(
-            f"clip={clip} follows a threshold that only its own noise stage knows: take gradients "
-            "with dpoptax.clipped_grad, and dpoptax.adaptive_gaussian_noise behind it"
-        )
-
-    def init_fn(params):
-        del params
-        return optax.EmptyState()
-
-    def update_fn(updates, state, params=None):
-        del params
-        return assert_clipped(sum_clipped(clip, updates), clip), state
-
-    return optax.GradientTransformation(init_fn, update_fn)
-
-
 def check_clip(clip: Any) -> Clip:
     """Returns `clip`, or raises where it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")
     return clip
-
-
-def sum_clipped(
-    clip: Clip,
-    grads: Any,
-    mask: jax.Array | None = None,
-    reference: Any = None,
-    *,
-    grid: float | None = None,
-) -> Any:
-    """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
-
-    By formed gradients: what is summed is what was measured. With a grid, a power of two, each
-    summand is rounded to whole multiples of it, and the sum is of these integers: it is exact.
-    """
-
-    def summed(coefficient, unit):
-        if grid is None:
-            return jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
-        clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
-        return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
-
-    grads = clip.encode(grads, reference)
-    clipped = clip_each(clip, grads, mask)
-    sums = list(map(summed, clipped.coefficients, clipped.units))
-    return jax.tree.unflatten(jax.tree.structure(grads), sums)
-
-
-class ClippedUnits(NamedTuple):
-    """Per-example gradients, apart from what they are multiplied by.
-
-    Attributes:
-      units: leaves (B, …) of gradients over powers of two, float32 at least.
-      coefficients: (leaves, B); their products with the units are the clipped gradients.
-      norms: (B,), of whole gradients where the geometry has one group.
-      used: (B,), which examples are finite and not masked.
-    """
-
-    units: list[jax.Array]
-    coefficients: jax.Array
-    norms: jax.Array
-    used: jax.Array
-
-
-def clip_each(clip: Clip, grads: Any, mask: jax.Array | None = None) -> ClippedUnits:
-    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `_bounds`."""
-    batch = batch_axis(grads)
-    check_real(grads)
-    mask = jnp.ones(batch, bool) if mask is None else mask
-    pieces = [bounds.formed_size(leaf) for leaf in jax.tree.leaves(grads)]
-    coefficients, norms, used = bounds.coefficients(
-        clip,
-        bounds.stack([size for _, size in pieces]),
-        clip.groups(grads),
-        mask,
-        sum_error=0.0,
-    )
-    return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
-
-
-def check_real(tree: Any) -> None:
-    """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            raise TypeError(
-                f"leaf {jax.tree_util.keystr(path) or 'the gradient'} is {jnp.result_type(leaf)}: "
-                "gradients are clipped and noised in real coordinates; hold real and imaginary "
-                "part as two real arrays and combine them in the loss"
-            )
-
-
-def batch_axis(tree: Any) -> int:
-    """The length of the leading axis that all leaves share; raises where they do not."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
-    if len(set(sizes.values())) != 1 or () in sizes.values():
-        raise ValueError(
-            "every leaf must have the examples as its leading axis, of one length; got "
-            + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
-        )
-    return next(iter(sizes.values()))[0]

@@ -24,15 +24,13 @@ The rounding errors are bounded as usual: γ_k = k u/(1 − k u) for k operation
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-if TYPE_CHECKING:
-    from dpoptax._clips.base import Clip
+from dpoptax._clips.base import Clip
 
 # M. Training does not reach it: docs/bound.md has what was measured on several models.
 LARGEST_RATIO = 2.0**5
@@ -150,7 +148,7 @@ def stack(sizes: list[Size]) -> Size:
 
 
 def coefficients(
-    clip: "Clip", sizes: Size, groups: list[int], mask: jax.Array, *, sum_error: float
+    clip: Clip, sizes: Size, groups: list[int], mask: jax.Array, *, sum_error: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What each piece of each gradient is multiplied by: the one place where examples are clipped.
 

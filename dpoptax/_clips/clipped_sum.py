@@ -3,18 +3,15 @@
 import dataclasses
 import math
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._clipped_grad.sharding import out_sharding
-from dpoptax._points import is_masked
-
-if TYPE_CHECKING:
-    from dpoptax._clips.base import Clip
+from dpoptax._clips.base import Clip, check_clip
+from dpoptax._trees import is_masked, out_sharding
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -54,7 +51,7 @@ class ClippedSum(metaclass=_Named):
     """
 
     sum: Any
-    clip: "Clip" = dataclasses.field(metadata={"static": True})
+    clip: Clip = dataclasses.field(metadata={"static": True})
     reference: Any = None
     seal: jax.Array | None = None
     grid: float | None = dataclasses.field(default=None, metadata={"static": True})
@@ -65,7 +62,7 @@ class ClippedSum(metaclass=_Named):
 
 
 def assert_clipped(
-    total: Any, clip: "Clip", reference: Any = None, *, grid: float | None = None
+    total: Any, clip: Clip, reference: Any = None, *, grid: float | None = None
 ) -> ClippedSum:
     """Vouches for a sum that was clipped elsewhere: a `ClippedSum` with a seal.
 
@@ -87,8 +84,6 @@ def assert_clipped(
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
-    from dpoptax._clips.base import check_clip
-
     check_clip(clip)
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = lax.optimization_barrier(total)
@@ -187,7 +182,7 @@ def is_intact(clipped: ClippedSum) -> jax.Array:
     return jnp.equal(jnp.asarray(clipped.seal), found)
 
 
-def checksum(total: Any, clip: "Clip", reference: Any, grid: float | None) -> jax.Array:
+def checksum(total: Any, clip: Clip, reference: Any, grid: float | None = None) -> jax.Array:
     """A uint32 that depends on every bit of the arrays, on their places and on the geometry.
 
     One entry of another value, or entries or leaves that change places, give another checksum; of

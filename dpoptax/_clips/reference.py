@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from dpoptax._clips.base import ClippedSum
+from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._points import ReferenceState
 
 

@@ -8,17 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import (
-    Clip,
-    UnitClip,
-    clip_each,
-    positive,
-)
+from dpoptax._clips.base import Clip, UnitClip, positive
+from dpoptax._clips.per_example import clip_each
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import GaussianNoiseState, release
 from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
-from dpoptax._noise.serialization import serializable
 from dpoptax._points import ReferenceState
+from dpoptax._serialization import serializable
 
 # The threshold stays a number whose reciprocal is a normal float32.
 _THRESHOLDS = (1e-9, 1e9)

@@ -10,7 +10,7 @@ import optax
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import release
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_key, check_mechanism
-from dpoptax._noise.serialization import serializable
+from dpoptax._serialization import serializable
 from dpoptax.matrix._strategies import Strategy
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._clipped_grad.sharding import out_sharding
 from dpoptax._noise import normal
+from dpoptax._trees import out_sharding
 
 # Leaves of at most this many entries may be drawn in a loop with others of their shape.
 _SMALL = 2**16

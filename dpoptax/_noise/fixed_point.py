@@ -6,17 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clipped_grad.sharding import out_sharding
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import normal
 from dpoptax._noise.ledger import check_mechanism
+from dpoptax._trees import out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the rougher is the noise's distribution on it.
 _STEPS_PER_STDDEV = 2.0**18
-# A clamped sum and the noise on it, at most 11 standard deviations, stay within int32.
-_LARGEST = 2**30
 _DRAWS = 4
 
 
@@ -25,7 +24,7 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
 
     Fine against the noise, and so coarse that four times the largest expected sum fits in an int32.
     """
-    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / _LARGEST)
+    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST)
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
@@ -68,17 +67,6 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     return clipped.clip.sensitivity + share * math.sqrt(size) * step
 
 
-def check_capacity(clip: Clip, step: float, examples: int) -> None:
-    """Raises where so many clipped gradients on a grid may leave the integers."""
-    largest = examples * (clip.sensitivity / step + 1.0)
-    if largest > _LARGEST:
-        raise ValueError(
-            f"grid={step}: the sum of {examples} examples of sensitivity {clip.sensitivity} may be "
-            f"{largest:.3g} of its steps, and int32 with room for noise holds {_LARGEST:.3g}; take "
-            "dpoptax.fixed_point_grid with the batch size that a step really has, padding included"
-        )
-
-
 def add_noise(tree: Any, stddev: float, key: jax.Array, step: float) -> Any:
     """Returns g · (round(tree/g) + N) with N integer noise of standard deviation stddev/g.
 
@@ -106,7 +94,7 @@ def add_noise(tree: Any, stddev: float, key: jax.Array, step: float) -> Any:
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         if not jnp.issubdtype(leaf.dtype, jnp.integer):
             leaf = jnp.rint(leaf.astype(dtype) / step)
-        total = jnp.clip(leaf, -_LARGEST, _LARGEST).astype(jnp.int32)
+        total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32)
         for i in range(_DRAWS):
             draw = normal.normal(keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf))
             total += jnp.rint(scale * draw).astype(jnp.int32)

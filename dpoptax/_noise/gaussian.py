@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, check_clip, clip_per_example
+from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._clips.per_example import clip_per_example
 from dpoptax._noise import fixed_point as _fixed_point
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.ledger import (
@@ -22,7 +23,7 @@ from dpoptax._noise.ledger import (
     check_state,
     refusals,
 )
-from dpoptax._noise.serialization import serializable
+from dpoptax._serialization import serializable
 
 
 @serializable

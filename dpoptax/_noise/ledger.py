@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from dpoptax._clips.clipped_sum import mixed
-from dpoptax._noise.serialization import register, serializable
+from dpoptax._serialization import register, serializable
 
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8

@@ -13,9 +13,9 @@ from tqdm import tqdm
 import dpoptax
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models import models
 from dpoptax.training.run import records
+from dpoptax.training.run.chain import build_optimizer
 from dpoptax.training.run.planning import plan_run
 
 CLAIMS = {

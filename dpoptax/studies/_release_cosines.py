@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 
 import dpoptax
-from dpoptax._clips.base import Clip, sum_clipped
+from dpoptax._clips.base import Clip
+from dpoptax._clips.per_example import sum_clipped
 
 
 def direction_clips(

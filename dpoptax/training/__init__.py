@@ -2,4 +2,4 @@
 
 from dpoptax.training.data import folders as folders  # they register their data sets
 from dpoptax.training.data import images as images
-from dpoptax.training.language import sentences as sentences
+from dpoptax.training.data import sentences as sentences

@@ -14,8 +14,8 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.chain import build_clip, build_optimizer, build_release
 from dpoptax.training.models import models
+from dpoptax.training.run.chain import build_clip, build_optimizer, build_release
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.

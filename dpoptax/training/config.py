@@ -7,8 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal
 
+from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.language.tokens import Tokens
 from dpoptax.training.methods import DPSGD, Method
 
 

@@ -16,15 +16,15 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language.generation import Generation
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.averaging import averaged
+from dpoptax.training.run.chain import build_optimizer
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.foresight import preparing, published_shapes, shapes_of
+from dpoptax.training.run.generation import Generation
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.step import compile_step

@@ -9,7 +9,7 @@ The trainer reports the perplexity of the references. The "Val. Perp." of Table 
 no perplexity is; the cross-entropy in nats can be. BLEU and ROUGE-L are of texts by beam search as
 in that script: 5 beams, length penalty 1, at most 100 tokens; but line breaks are not forbidden.
 They are of the development sets, by sacrebleu and rouge-score: BLEU is counted as the E2E
-challenge's tool does, ROUGE-L is not (see `dpoptax.training.language.generation.scores`). METEOR,
+challenge's tool does, ROUGE-L is not (see `dpoptax.training.run.generation.scores`). METEOR,
 NIST and CIDEr need that tool; generated.jsonl has the texts.
 """
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from dpoptax.training.data import streaming
+from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.language.tokens import Tokens
 
 Kind = Literal["images", "sentences", "generation"]
 """What an example is: an image and its class, a row of tokens and its class, or a row of tokens and

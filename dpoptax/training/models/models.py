@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax.training.data.dataset import Kind
-from dpoptax.training.data.published import FORMATS
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.language.language import Gpt2, RobertaClassifier
 from dpoptax.training.models import large_networks, networks, pretrained
+from dpoptax.training.models.language import Gpt2, RobertaClassifier
+from dpoptax.training.models.published import FORMATS
 from dpoptax.training.models.transformer import Lora
 from dpoptax.training.models.vision import VitClassifier
-from dpoptax.training.run.sharing import once
+from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.data.published import FORMATS, Format
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.models.published import FORMATS, Format
 from dpoptax.training.models.transformer import ACTIVATIONS
 
 Params = Any

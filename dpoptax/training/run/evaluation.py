@@ -13,9 +13,9 @@ import optax
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.language.tokens import NO_LABEL
+from dpoptax.training.data.tokens import NO_LABEL
 from dpoptax.training.models import models
-from dpoptax.training.run.sharing import once
+from dpoptax.training.sharing import once
 
 
 class Totals(NamedTuple):

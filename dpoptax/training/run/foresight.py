@@ -18,8 +18,8 @@ import numpy as np
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind
 from dpoptax.training.data.streaming import in_memory, read
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models import models
+from dpoptax.training.run.chain import build_optimizer
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, Resident, compile_step

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from dpoptax import spectrum
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods.chain import noise_stddev
 from dpoptax.training.run import recording, records
+from dpoptax.training.run.chain import noise_stddev
 
 if TYPE_CHECKING:
     from dpoptax.training.loop import RunResult

@@ -13,8 +13,8 @@ from dpoptax import accounting
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import FILE_DATASETS, Kind, load_dataset
-from dpoptax.training.methods.chain import build_optimizer
 from dpoptax.training.models import models
+from dpoptax.training.run.chain import build_optimizer
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, build_step
 

@@ -8,7 +8,7 @@ from dpoptax import accounting, matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import devices
-from dpoptax.training.run.sharing import once
+from dpoptax.training.sharing import once
 
 SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_key
-from dpoptax.training.methods.chain import build_clip, build_optimizer
 from dpoptax.training.models.models import example_loss
-from dpoptax.training.run.sharing import once
+from dpoptax.training.run.chain import build_clip, build_optimizer
+from dpoptax.training.sharing import once
 
 _COMPILED_IN = (
     "method",

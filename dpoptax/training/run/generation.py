@@ -12,8 +12,8 @@ from tqdm import tqdm
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.language.decoding import beam_search
 from dpoptax.training.models import models
+from dpoptax.training.run.decoding import beam_search
 
 _CHUNK = 16  # sources at a time, where the config has no microbatches
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpoptax.training.data.dataset import Dataset, FileDataset, Split, register_file_dataset
 from dpoptax.training.data.formats import damaged, find, members, missing
-from dpoptax.training.language.tokens import Tokens
+from dpoptax.training.data.tokens import Tokens
 
 ENTAILMENT = ("entailment", "not_entailment")
 

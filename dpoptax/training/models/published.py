@@ -5,7 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 
-from dpoptax.training.language.language import Gpt2, RobertaClassifier
+from dpoptax.training.models.language import Gpt2, RobertaClassifier
 from dpoptax.training.models.vision import VitClassifier
 
 

@@ -1,0 +1,33 @@
+"""States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
+
+from typing import Any
+
+import jax
+import optax
+
+
+def find_state(opt_state: Any, kind: type) -> Any:
+    """Returns the one state of type `kind` in `opt_state`, or None; raises where there are two."""
+    leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, kind)]
+    if len(found) > 1:
+        places = ", ".join(f"opt_state{jax.tree_util.keystr(path)}" for path, _ in found)
+        raise ValueError(
+            f"two {kind.__name__} in the optimizer's state, at {places}: only one stage of a chain "
+            "can choose the gradient points; remove the other"
+        )
+    return found[0][1] if found else None
+
+
+def is_masked(x: Any) -> bool:
+    """Whether `x` is what `optax.masked` leaves in place of a parameter."""
+    return isinstance(x, optax.MaskedNode)
+
+
+def out_sharding(x: Any) -> Any:
+    """The sharding that an array drawn to be added to `x` needs; `None` where XLA finds it.
+
+    Under explicit axes, what is drawn without it is drawn whole on every device.
+    """
+    sharding = jax.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None

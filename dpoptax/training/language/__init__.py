@@ -1,1 +1,0 @@
-"""Texts: tokens, sentences, generation."""

@@ -1,0 +1,140 @@
+"""Imports run one way: each wing knows those below it, and none above."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
+# From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
+ORDER = (
+    "_serialization", "_trees", "_points", "_clips", "_bookkeeping", "_clipped_grad",
+    "_privacy", "sampling", "filters", "matrix", "_noise", "_methods",
+    "accounting", "selection", "spectrum", "auditing", "dpoptax",
+    "training.errors", "training.sharing", "training.data", "training",
+    "training.methods", "training.models", "training.config", "training.run",
+    "training.loop", "training.search", "training.audit",
+    "studies", "papers", "cli",
+)  # fmt: skip
+# What is above the public names uses these and nothing private; the studies look inside.
+PUBLIC_ONLY = ("training", "papers", "cli")
+
+
+def modules(root=ROOT):
+    """Source by dotted name, without the package's own: `_clips.base`, `filters`, ``."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(p for p in parts if p != "__init__")] = path.read_text()
+    return found
+
+
+def wing(module):
+    """The room that a module is in."""
+    first, *rest = module.split(".")
+    if first == "training" and rest:
+        return f"training.{rest[0]}"
+    return first or "dpoptax"
+
+
+def imports(sources):
+    """Pairs (module, imported module) within the package, those for types alone left out."""
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        for_types = {
+            id(inner)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if id(node) in for_types:
+                continue
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                if name.split(".")[0] == "dpoptax":
+                    inside = name.partition(".")[2]
+                    while inside and inside not in sources:
+                        inside = inside.rpartition(".")[0]
+                    yield module, inside
+
+
+def arrows_up(sources):
+    """Imports of a wing by one that is not above it."""
+    rank = {name: i for i, name in enumerate(ORDER)}
+    return [
+        f"{a or 'dpoptax'} imports {b or 'dpoptax'}"
+        for a, b in imports(sources)
+        if wing(a) != wing(b) and rank[wing(b)] >= rank[wing(a)]
+    ]
+
+
+def circle(sources):
+    """Modules that import each other in a circle, or None."""
+    below = {}
+    for a, b in imports(sources):
+        if a and b and a != b and not a.startswith(f"{b}."):
+            below.setdefault(a, set()).add(b)
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return None
+        path.append(module)
+        for other in sorted(below.get(module, ())):
+            if found := visit(other):
+                return found
+        path.pop()
+        done.add(module)
+        return None
+
+    return next(filter(None, map(visit, sorted(below))), None)
+
+
+def test_every_module_has_its_place():
+    assert {wing(module) for module in modules()} == set(ORDER)
+
+
+def test_no_import_runs_back_up():
+    assert arrows_up(modules()) == []
+
+
+def test_no_circle():
+    assert circle(modules()) is None
+
+
+def test_above_the_public_names_nothing_private_is_used():
+    private = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.split(".")[0] in PUBLIC_ONLY and b.startswith("_")
+    ]
+    assert private == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("_clips.base", "from dpoptax._noise.gaussian import gaussian_noise"),
+        ("_points", "from dpoptax import accounting"),
+        ("accounting", "def later():\n    from dpoptax.training import loop"),
+        ("sampling", "import dpoptax.matrix"),
+    ],
+)
+def test_an_arrow_that_runs_up_is_found(module, line):
+    sources = modules()
+    sources[module] += f"\n{line}\n"
+    assert len(arrows_up(sources)) == 1
+
+
+def test_a_circle_is_found():
+    sources = modules()
+    sources["_clips.base"] += "\nfrom dpoptax._clips.curves import AutomaticClip\n"
+    assert {"_clips.base", "_clips.curves"} <= set(circle(sources))
