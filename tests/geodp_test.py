@@ -8,14 +8,14 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax._clips import base
+from dpoptax._clips import per_example
 from dpoptax._noise.ledger import with_key
 from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem
 
 KEY = jax.random.key(3)
-sum_clipped = jax.jit(base.sum_clipped, static_argnums=0)
+sum_clipped = jax.jit(per_example.sum_clipped, static_argnums=0)
 
 
 def make_sum(total, l2_clip_norm=1.0):
@@ -235,7 +235,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
         sum_clipped(clip, rows, np.ones(7, bool), reference),
         sum_clipped(clip, rows, good, reference),
     )
-    assert (base.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
+    assert (per_example.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -311,8 +311,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
     total = size * jnp.array([0.6, 0.8 * 0.1 / 0.5, 0.8 * -0.2 / 0.5])
 
     def release(key):
-        noisy = state.__class__(state.count, key, state.mechanism)
-        return tx.update(dpoptax.assert_clipped(total, clip), noisy)[0]
+        return tx.update(dpoptax.assert_clipped(total, clip), with_key(state, key))[0]
 
     x = np.asarray(jax.vmap(release)(jax.random.split(KEY, 4000)), np.float64)
     norm = np.linalg.norm(x, axis=1)
