@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 _NOT_PRIVATE = {"color": "#666666", "linestyle": "--"}
 _BASELINE = "DP-SGD"
 # So many methods can share a panel of a comparison, with their names beside their lines.
@@ -64,7 +65,7 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     rows = 1 if few else math.ceil(len(methods) / columns)
     size = (4.6 + 3.6 * kinds, 3.8) if few else (14.5, 0.9 + 1.45 * rows * kinds)
     figure = Figure(figsize=size, layout="constrained")
-    parts: Any = figure.subfigures(1, 2, width_ratios=[1.35, kinds] if few else [1, 2.3])
+    parts: Any = figure.subfigures(1, 2, width_ratios=[1.35, kinds] if few else [1, 1.9])
     left, right = parts
     _plot_accuracies(left.subplots(), results)
     floor = _floor(methods)
@@ -124,7 +125,7 @@ def _plot_accuracies(axes: Axes, results: dict[str, Any]) -> None:
         elif row != baseline:
             text += f"   {_signed(values.mean() - first.mean())}"
         axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
-    axes.set_yticks(range(len(methods)), [method["name"] for method in methods])
+    axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
     for row, name in enumerate(axes.get_yticklabels()):
         name.set_color(_style(methods, row)["color"])
     axes.set_ylim(len(methods) - 0.4, -0.6)
@@ -154,7 +155,7 @@ def _small_multiples(
         if index != baseline:
             _curve(axes, methods[baseline], behind, curves)
         _curve(axes, methods[index], _style(methods, index), curves)
-        axes.set_title(methods[index]["name"], fontsize="small", pad=2)
+        axes.set_title(_short(methods[index]), fontsize="x-small", pad=2)
         axes.set_ylim(bottom=floor, top=100)
         label(axes, "", "")
     over_rates = curves is _over_rates
@@ -240,6 +241,11 @@ def _style(methods: list[dict[str, Any]], index: int) -> dict[str, Any]:
 def _baseline(methods: list[dict[str, Any]]) -> int:
     names = [method["name"] for method in methods]
     return names.index(_BASELINE) if _BASELINE in names else 0
+
+
+def _short(method: dict[str, Any]) -> str:
+    """The name, with what is in brackets on a line of its own."""
+    return str(method["name"]).replace(" (", "\n(")
 
 
 def _signed(value: float) -> str:
