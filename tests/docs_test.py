@@ -8,6 +8,7 @@ import inspect
 import io
 import re
 import runpy
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,13 @@ MODULES = (
     "dpoptax.sampling",
     "dpoptax.selection",
     "dpoptax.spectrum",
-    "dpoptax.studies",
 )
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
 def _blocks(text):
     """The fenced blocks of a page: pairs of language and contents."""
-    return [(language, inspect.cleandoc(body)) for _, language, body in _FENCE.findall(text)]
+    return [(language, textwrap.dedent(body).strip("\n")) for _, language, body in _FENCE.findall(text)]
 
 
 def _run(text, name):
