@@ -22,14 +22,14 @@ def samplers():
     """Each way of drawing batches, by the name that the table has for it."""
     common = {"dataset_size": _N, "batch_size": _B, "seed": 0}
     return {
-        "`PoissonSampler`": sampling.PoissonSampler(**common),
-        "`PoissonSampler`, few padded": sampling.PoissonSampler(**common, max_batch_size=50),
-        "`FixedSizeSampler`": sampling.FixedSizeSampler(**common),
-        "`CyclicPoissonSampler`": matrix.CyclicPoissonSampler(**common, cycle_length=4),
-        "`CyclicPoissonSampler`, full groups": matrix.CyclicPoissonSampler(
+        "Poisson": sampling.PoissonSampler(**common),
+        "Poisson, few padded": sampling.PoissonSampler(**common, max_batch_size=50),
+        "fixed size": sampling.FixedSizeSampler(**common),
+        "cyclic": matrix.CyclicPoissonSampler(**common, cycle_length=4),
+        "cyclic, full groups": matrix.CyclicPoissonSampler(
             **common, cycle_length=_N // _B
         ),
-        "`ShuffledSampler`": sampling.ShuffledSampler(**common),
+        "shuffled": sampling.ShuffledSampler(**common),
     }
 
 
@@ -46,7 +46,7 @@ def methods():
     adaptive = dpoptax.adaptive_clip(1.0)
     return {
         "DP-SGD": (clip, white),
-        "DP-SGD, `fixed_point=True`": (
+        "DP-SGD, `fixed_point`": (
             clip,
             dpoptax.gaussian_noise(**release, key=key, fixed_point=True),
         ),

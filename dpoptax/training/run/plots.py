@@ -63,9 +63,9 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
     kinds = 1 + bool(grids)
     columns = min(5, len(methods))
     rows = 1 if few else math.ceil(len(methods) / columns)
-    size = (4.6 + 3.6 * kinds, 3.8) if few else (14.5, 0.9 + 1.45 * rows * kinds)
+    size = (4.1 + 2.6 * kinds, 3.4) if few else (14.5, 0.9 + 1.45 * rows * kinds)
     figure = Figure(figsize=size, layout="constrained")
-    parts: Any = figure.subfigures(1, 2, width_ratios=[1.35, kinds] if few else [1, 1.9])
+    parts: Any = figure.subfigures(1, 2, width_ratios=[1.55, kinds] if few else [1, 1.9])
     left, right = parts
     _plot_accuracies(left.subplots(), results)
     floor = _floor(methods)
@@ -74,13 +74,13 @@ def plot_comparison(results: dict[str, Any], path: Path) -> None:
         for index in range(len(methods)):
             _curve(panels[0], methods[index], _style(methods, index), _over_steps)
         label(panels[0], "step", "test accuracy (%)")
-        panels[0].set_title("At the selected learning rate", fontsize="medium")
+        panels[0].set_title("At the selected rate", fontsize="medium")
         if grids:
             for index in grids:
                 _curve(panels[1], methods[index], _style(methods, index), _over_rates)
             _rate_axis(panels[1], methods)
             label(panels[1], "learning rate", "validation accuracy (%)")
-            panels[1].set_title("Selection of the learning rate", fontsize="medium")
+            panels[1].set_title("Selection of the rate", fontsize="medium")
         for axes in panels:  # what has not learnt, or has diverged, leaves it at the lower edge
             axes.set_ylim(bottom=floor, top=100)
         _name_lines(panels[0])
