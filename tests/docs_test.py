@@ -31,7 +31,9 @@ _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILIN
 
 def _blocks(text):
     """The fenced blocks of a page: pairs of language and contents."""
-    return [(language, textwrap.dedent(body).strip("\n")) for _, language, body in _FENCE.findall(text)]
+    return [
+        (language, textwrap.dedent(body).strip("\n")) for _, language, body in _FENCE.findall(text)
+    ]
 
 
 def _run(text, name):
@@ -103,6 +105,7 @@ def support():
     return runpy.run_path(str(DOCS / "_hooks" / "support.py"))
 
 
+@pytest.mark.slow
 def test_the_table_of_what_is_supported(support):
     page = (DOCS / "privacy" / "support.md").read_text("utf-8")
     assert support["MARK"] in page

@@ -19,6 +19,11 @@ def on_page_content(content, page, config, files):
 def _mathml(match):
     inline, block = match.group(2), match.group(3)
     if inline is not None:
-        return convert(html.unescape(inline.strip()))
-    formula = convert(html.unescape(block.strip()), display="block")
-    return f'<div class="formula">{formula}</div>'
+        return _converted(inline)
+    return f'<div class="formula">{_converted(block, display="block")}</div>'
+
+
+def _converted(formula, **options):
+    # Browsers ignore mathvariant="script" since MathML Core: the letter itself has to be one.
+    made = convert(html.unescape(formula.strip()), **options)
+    return made.replace('<mi mathvariant="script">N</mi>', "<mi>𝒩</mi>")

@@ -26,9 +26,7 @@ def samplers():
         "Poisson, few padded": sampling.PoissonSampler(**common, max_batch_size=50),
         "fixed size": sampling.FixedSizeSampler(**common),
         "cyclic": matrix.CyclicPoissonSampler(**common, cycle_length=4),
-        "cyclic, full groups": matrix.CyclicPoissonSampler(
-            **common, cycle_length=_N // _B
-        ),
+        "cyclic, full groups": matrix.CyclicPoissonSampler(**common, cycle_length=_N // _B),
         "shuffled": sampling.ShuffledSampler(**common),
     }
 
@@ -122,7 +120,9 @@ def support_table():
             refused = sorted({reasons.index(r) + 1 for r in told.values() if r})
             marks = ", ".join(f"[{number}](#refusals)" for number in refused)
             refusal = f"✗ {marks}" if refused else ""
-            cells.append(", ".join([" and ".join(stated)] * bool(stated) + [refusal] * bool(refused)))
+            cells.append(
+                ", ".join([" and ".join(stated)] * bool(stated) + [refusal] * bool(refused))
+            )
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     lines += ["", "## Refusals", ""]
     lines += [f"{number}. {_plain(reason)}" for number, reason in enumerate(reasons, 1)]
