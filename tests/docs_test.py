@@ -71,7 +71,7 @@ def test_the_readme_is_short():
 
 
 def _public_names(module):
-    """The names that a module offers: `__all__`, or what it defines or imports under its own name."""
+    """What a module offers: `__all__`, or what it defines or imports under its own name."""
     if hasattr(module, "__all__"):
         return {name for name in module.__all__ if not inspect.ismodule(getattr(module, name))}
     names = set()

@@ -1,4 +1,4 @@
-"""The table sampler × accountant × method: every entry is asked of the code when the site is built."""
+"""The table sampler × accountant × method: the code is asked every entry when the site is built."""
 
 import jax
 import jax.numpy as jnp
