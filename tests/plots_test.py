@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpoptax.training import plots
+from dpoptax.training.run import plots
 
 
 def _results(names, seeds=3, rates=(0.5, 1.0)):
