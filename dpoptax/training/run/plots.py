@@ -1,6 +1,7 @@
 """Figures of one run and of a comparison, as PNG files."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
-_NOT_PRIVATE = {"color": "#666666", "linestyle": "--", "marker": "x"}
+_NOT_PRIVATE = {"color": "#666666", "linestyle": "--"}
+_BASELINE = "DP-SGD"
+# So many methods can share a panel of a comparison, with their names beside their lines.
+_TOGETHER = 6
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
@@ -46,53 +50,206 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
 
 
 def plot_comparison(results: dict[str, Any], path: Path) -> None:
-    """Accuracy over steps and over learning rates, each mean in a band of ± one deviation."""
+    """Test accuracy of each method with its difference from a baseline, and its curves.
+
+    On the left a row a method: every seed, the mean, and the mean difference from the baseline over
+    equal seeds with its standard error. On the right accuracy over steps and over learning rates:
+    all methods in one panel, or, where they are more than `_TOGETHER`, a panel a method with the
+    baseline in grey behind it. The baseline is DP-SGD, or without it the first method.
+    """
     methods = results["methods"]
-    has_grid = any(len(method["grid"]) > 1 for method in methods)
-    figure = Figure(figsize=(9.5 if has_grid else 5.5, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2 if has_grid else 1, squeeze=False)[0]
-    for index, method in enumerate(methods):
-        style: dict[str, Any] = {
-            "color": COLOURS[index % len(COLOURS)],
-            "marker": MARKERS[index % len(MARKERS)],
-            "linestyle": ("-", ":")[index // len(COLOURS) % 2],
-        }
-        if not method["private"]:
-            style = dict(_NOT_PRIVATE)
-        style |= {"markersize": 4.5, "linewidth": 1.4, "label": method["name"]}
-        curves = [[record["test_accuracy"] for record in run["history"]] for run in method["runs"]]
-        steps = [record["step"] for record in method["runs"][0]["history"]]
-        _band(axes[0], steps, np.array(curves), {**style, "markevery": max(1, len(steps) // 6)})
-        if has_grid:
-            points = sorted(method["grid"], key=lambda point: point["learning_rate"])
-            _band(
-                axes[1],
-                [point["learning_rate"] for point in points],
-                np.array([point["validation_accuracies"] for point in points]).T,
-                style,
-            )
-    for panel in axes:  # what has not learnt, or has diverged, leaves the panel at its lower edge
-        panel.set_ylim(bottom=_floor(methods), top=100)
-    seeds = len(results["seeds"])
-    label(axes[0], "step", "test accuracy (%)")
-    axes[0].set_title("At the selected learning rate", fontsize="medium")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
-    if has_grid:
-        axes[1].set_xscale("log")
-        rates = [point["learning_rate"] for method in methods for point in method["grid"]]
-        between = (1.0,) if max(rates) > 100 * min(rates) else (1.0, 2.0, 5.0)
-        axes[1].xaxis.set_major_locator(LogLocator(subs=between))
-        axes[1].xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
-        axes[1].xaxis.set_minor_locator(NullLocator())
-        label(axes[1], "learning rate", "validation accuracy (%)")
-        axes[1].set_title("Selection of the learning rate", fontsize="medium")
+    grids = [index for index, method in enumerate(methods) if len(method["grid"]) > 1]
+    few = len(methods) <= _TOGETHER
+    kinds = 1 + bool(grids)
+    columns = min(5, len(methods))
+    rows = 1 if few else math.ceil(len(methods) / columns)
+    size = (4.1 + 2.6 * kinds, 3.4) if few else (14.5, 0.9 + 1.45 * rows * kinds)
+    figure = Figure(figsize=size, layout="constrained")
+    parts: Any = figure.subfigures(1, 2, width_ratios=[1.55, kinds] if few else [1, 1.9])
+    left, right = parts
+    _plot_accuracies(left.subplots(), results)
+    floor = _floor(methods)
+    if few:
+        panels = np.atleast_1d(right.subplots(1, kinds))
+        for index in range(len(methods)):
+            _curve(panels[0], methods[index], _style(methods, index), _over_steps)
+        label(panels[0], "step", "test accuracy (%)")
+        panels[0].set_title("At the selected rate", fontsize="medium")
+        if grids:
+            for index in grids:
+                _curve(panels[1], methods[index], _style(methods, index), _over_rates)
+            _rate_axis(panels[1], methods)
+            label(panels[1], "learning rate", "validation accuracy (%)")
+            panels[1].set_title("Selection of the rate", fontsize="medium")
+        for axes in panels:  # what has not learnt, or has diverged, leaves it at the lower edge
+            axes.set_ylim(bottom=floor, top=100)
+        _name_lines(panels[0])
+    else:
+        blocks = np.atleast_1d(right.subfigures(kinds, 1))
+        _small_multiples(blocks[0], results, _over_steps, (rows, columns), floor)
+        if grids:
+            _small_multiples(blocks[1], results, _over_rates, (rows, columns), floor)
     privacy = "without privacy"
     if results["epsilon"] is not None:
         privacy = f"ε = {results['epsilon']:g}, δ = {scientific(results['delta'])}"
-    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+    seeds = len(results["seeds"])
+    spread = f"bands: ± a standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{results['dataset']}, {privacy}; {spread}", fontsize="large")
     figure.savefig(path, dpi=200)
+
+
+def _plot_accuracies(axes: Axes, results: dict[str, Any]) -> None:
+    """A row a method: its seeds, their mean, and the difference from the baseline."""
+    methods = results["methods"]
+    accuracies = [
+        100 * np.array([run["test_accuracy"] for run in method["runs"]]) for method in methods
+    ]
+    baseline = _baseline(methods)
+    first = accuracies[baseline]
+    axes.axvline(first.mean(), color="#BBBBBB", linewidth=1, zorder=0)
+    # One method that hardly learns would press all others together: it is put at the edge.
+    low = min(float(np.median([values.mean() for values in accuracies])) - 15, first.min() - 2)
+    low = max(low, min(float(values.min()) for values in accuracies) - 1)
+    for row, values in enumerate(accuracies):
+        style = _style(methods, row)
+        shown = np.maximum(values, low)
+        axes.plot(shown, [row] * len(values), "o", color=style["color"], alpha=0.35, markersize=4)
+        axes.plot(
+            max(values.mean(), low), row, marker="|", color=style["color"], markersize=15, mew=2.4
+        )
+        text = f"{values.mean():.1f}"
+        if row != baseline and len(values) > 1:
+            difference = values - first
+            error = difference.std(ddof=1) / math.sqrt(len(values))
+            text += f"   {_signed(difference.mean())} ± {error:.1f}"
+        elif row != baseline:
+            text += f"   {_signed(values.mean() - first.mean())}"
+        axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_yticks(range(len(methods)), [_short(method) for method in methods], fontsize=9)
+    for row, name in enumerate(axes.get_yticklabels()):
+        name.set_color(_style(methods, row)["color"])
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+    axes.set_xlim(left=low - 0.5)
+    label(axes, "test accuracy (%)", "")
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(f"Mean, and difference from {methods[baseline]['name']}", fontsize="medium")
+
+
+def _small_multiples(
+    figure: Any,
+    results: dict[str, Any],
+    curves: Callable[[dict[str, Any]], tuple[list[float], np.ndarray]],
+    shape: tuple[int, int],
+    floor: float,
+) -> None:
+    """A panel a method, the baseline in grey behind each of the others."""
+    methods = results["methods"]
+    baseline = _baseline(methods)
+    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
+    behind = {"color": "#999999", "linestyle": "-", "linewidth": 1.0}
+    for index, axes in enumerate(panels):
+        if index >= len(methods):
+            axes.set_visible(False)
+            continue
+        if index != baseline:
+            _curve(axes, methods[baseline], behind, curves)
+        _curve(axes, methods[index], _style(methods, index), curves)
+        axes.set_title(_short(methods[index]), fontsize="x-small", pad=2)
+        axes.set_ylim(bottom=floor, top=100)
+        label(axes, "", "")
+    over_rates = curves is _over_rates
+    if over_rates:
+        _rate_axis(panels[0], methods)
+    figure.supxlabel("learning rate" if over_rates else "step", fontsize="medium")
+    figure.supylabel(f"{'validation' if over_rates else 'test'} accuracy (%)", fontsize="medium")
+
+
+def _over_steps(method: dict[str, Any]) -> tuple[list[float], np.ndarray]:
+    steps = [record["step"] for record in method["runs"][0]["history"]]
+    accuracies = [[record["test_accuracy"] for record in run["history"]] for run in method["runs"]]
+    return steps, np.array(accuracies)
+
+
+def _over_rates(method: dict[str, Any]) -> tuple[list[float], np.ndarray]:
+    points = sorted(method["grid"], key=lambda point: point["learning_rate"])
+    rates = [point["learning_rate"] for point in points]
+    return rates, np.array([point["validation_accuracies"] for point in points]).T
+
+
+def _curve(
+    axes: Axes,
+    method: dict[str, Any],
+    style: dict[str, Any],
+    curves: Callable[[dict[str, Any]], tuple[list[float], np.ndarray]],
+) -> None:
+    """The mean over seeds, in a band of ± one standard deviation."""
+    x, accuracies = curves(method)
+    if accuracies.size == 0:  # no grid, so nothing was selected
+        return
+    mean = 100 * accuracies.mean(axis=0)
+    axes.plot(x, mean, **style)
+    if len(accuracies) > 1 and "label" in style:
+        spread = 100 * accuracies.std(axis=0, ddof=1)
+        low, high = mean - spread, mean + spread
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.14, linewidth=0)
+
+
+def _name_lines(axes: Axes) -> None:
+    """Writes each line's name beside its right end, moved apart where the ends are close."""
+    low, high = axes.get_ylim()
+    gap = 0.062 * (high - low)
+    ends = [
+        float(np.clip(np.asarray(line.get_ydata(), float)[-1], low, high)) for line in axes.lines
+    ]
+    order = np.argsort(ends, kind="stable")
+    heights = np.array(ends)[order]
+    for _ in range(100):  # neighbours that are too close push each other away, by half each
+        push = np.maximum(gap - np.diff(heights), 0) / 2
+        heights[1:] += push
+        heights[:-1] -= push
+    for index, height in zip(order, heights, strict=True):
+        line = axes.lines[index]
+        axes.text(
+            1.02,
+            height,
+            str(line.get_label()),
+            color=line.get_color(),
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=8,
+        )
+
+
+def _rate_axis(axes: Axes, methods: list[dict[str, Any]]) -> None:
+    axes.set_xscale("log")
+    rates = [point["learning_rate"] for method in methods for point in method["grid"]]
+    between = (1.0,) if max(rates) > 100 * min(rates) else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=between))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _style(methods: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    method = methods[index]
+    style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": "-"}
+    if not method["private"]:
+        style = dict(_NOT_PRIVATE)
+    return {**style, "linewidth": 1.5, "label": method["name"]}
+
+
+def _baseline(methods: list[dict[str, Any]]) -> int:
+    names = [method["name"] for method in methods]
+    return names.index(_BASELINE) if _BASELINE in names else 0
+
+
+def _short(method: dict[str, Any]) -> str:
+    """The name, with what is in brackets on a line of its own."""
+    return str(method["name"]).replace(" (", "\n(")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def plot_sweep(results: dict[str, Any], path: Path) -> None:
@@ -136,20 +293,13 @@ def plot_sweep(results: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=200)
 
 
-def _band(axes: Axes, x: list[float], accuracies: np.ndarray, style: dict[str, Any]) -> None:
-    """Draw the mean over the first axis (seeds) and a band of ± one standard deviation."""
-    mean = 100 * accuracies.mean(axis=0)
-    axes.plot(x, mean, **style)
-    if len(accuracies) > 1:
-        spread = 100 * accuracies.std(axis=0, ddof=1)
-        axes.fill_between(
-            x, mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0
-        )
-
-
 def _floor(methods: list[dict[str, Any]]) -> float:
-    """A lower end of the accuracy axis that leaves room to tell the methods apart."""
-    worst = min(method["test_accuracy_mean"] for method in methods)
+    """A lower end of the accuracy axis that leaves room to tell the methods apart.
+
+    Those far below the usual one do not count: they leave at the lower edge.
+    """
+    means = np.array([method["test_accuracy_mean"] for method in methods])
+    worst = means[means >= np.median(means) - 0.15].min()
     return max(0.0, 10 * np.floor(10 * worst - 1.5))
 
 

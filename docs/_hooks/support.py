@@ -1,0 +1,133 @@
+"""The table sampler × accountant × method: the code is asked every entry when the site is built."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpoptax
+from dpoptax import matrix, sampling
+
+MARK = "<!-- the table of what is supported -->"
+ACCOUNTANTS = ("pld", "rdp")
+_STEPS, _N, _B, _DELTA = 2, 4000, 40, 1e-5
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Puts the table in place of its mark."""
+    del page, config, files
+    return markdown.replace(MARK, support_table()) if MARK in markdown else markdown
+
+
+def samplers():
+    """Each way of drawing batches, by the name that the table has for it."""
+    common = {"dataset_size": _N, "batch_size": _B, "seed": 0}
+    return {
+        "Poisson": sampling.PoissonSampler(**common),
+        "Poisson, few padded": sampling.PoissonSampler(**common, max_batch_size=50),
+        "fixed size": sampling.FixedSizeSampler(**common),
+        "cyclic": matrix.CyclicPoissonSampler(**common, cycle_length=4),
+        "cyclic, full groups": matrix.CyclicPoissonSampler(**common, cycle_length=_N // _B),
+        "shuffled": sampling.ShuffledSampler(**common),
+    }
+
+
+def methods():
+    """Each method's clip and its chain, by the name that the table has for it."""
+    clip, release = dpoptax.l2_clip(1.0), {"noise_multiplier": 2.0, "batch_size": _B}
+    key = jax.random.key(0)
+    white = dpoptax.gaussian_noise(**release, key=key)
+    stddev = dpoptax.release_stddev(clip, **release)
+    low_pass = dpoptax.filters.preset("doppler-first-order-1")
+    banded = dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **release, key=key)
+    buffered = matrix.BufferedToeplitz((0.5,), (0.4,), steps=_STEPS)
+    sphere = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    adaptive = dpoptax.adaptive_clip(1.0)
+    return {
+        "DP-SGD": (clip, white),
+        "DP-SGD, `fixed_point`": (
+            clip,
+            dpoptax.gaussian_noise(**release, key=key, fixed_point=True),
+        ),
+        "DOPPLER, `low_pass`": (clip, optax.chain(white, dpoptax.doppler(*low_pass))),
+        "DiSK": (clip, optax.chain(white, dpoptax.disk(0.7, 0.5))),
+        "DP-PMLF": (clip, optax.chain(white, dpoptax.pmlf(2, 0.1, *low_pass))),
+        "inner-outer momentum": (clip, optax.chain(white, dpoptax.inner_outer(2, 0.5, 0.9))),
+        "`adaptive_kalman`": (clip, optax.chain(white, dpoptax.adaptive_kalman(stddev))),
+        "`adaptive_fir`": (clip, optax.chain(white, dpoptax.adaptive_fir(3, stddev))),
+        "`lp_adam`": (clip, optax.chain(white, dpoptax.lp_adam(0.1, *low_pass))),
+        "`adam_bc`": (clip, optax.chain(white, dpoptax.adam_bc(0.1, stddev=stddev))),
+        "`adaptive_clip`": (
+            adaptive,
+            dpoptax.adaptive_gaussian_noise(adaptive, **release, key=key),
+        ),
+        "`hyperspherical_clip`": (sphere, white),
+        "correlated noise, 2 bands": (clip, banded),
+        "correlated noise, buffered": (
+            clip,
+            dpoptax.correlated_noise(buffered, **release, key=key),
+        ),
+        "two noise stages": (clip, optax.chain(white, optax.identity())),
+        "GeoDP as published": (clip, dpoptax.geodp(0.1, **release, key=key)),
+        "no noise stage": (clip, optax.identity()),
+    }
+
+
+def state_of(clip, transform):
+    """The state of the chain after a few real releases."""
+    params = {"w": jnp.ones(3)}
+    state = transform.init(params)
+    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), clip)
+    for _ in range(_STEPS):
+        clipped = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((2, 3)))
+        _, state = transform.update(clipped, state, params)
+    return state
+
+
+def answers():
+    """{(method, sampler, accountant): None where ε is stated, else why it is refused}."""
+    found = {}
+    for method, (clip, transform) in methods().items():
+        state = () if method == "no noise stage" else state_of(clip, transform)
+        if method == "two noise stages":
+            state = (state, state_of(*methods()["DP-SGD"]))
+        for sampler, drawn in samplers().items():
+            for accountant in ACCOUNTANTS:
+                found[method, sampler, accountant] = _refusal(state, drawn, accountant)
+    return found
+
+
+def _refusal(state, sampler, accountant):
+    try:
+        spent = dpoptax.accounting.epsilon_spent(state, sampler, _DELTA, accountant=accountant)
+    except ValueError as error:
+        return str(error).replace(f", seed={sampler.seed}", "")
+    if not 0 < spent < float("inf"):
+        raise AssertionError(f"{sampler}: ε = {spent} is stated")
+    return None
+
+
+def support_table():
+    """The answers as a Markdown table, and below it the words of each refusal."""
+    found = answers()
+    reasons = list(dict.fromkeys(reason for reason in found.values() if reason))
+    names = list(samplers())
+    lines = ["| | " + " | ".join(names) + " |", "|:--|" + ":--|" * len(names)]
+    for method in methods():
+        cells = []
+        for sampler in names:
+            told = {a: found[method, sampler, a] for a in ACCOUNTANTS}
+            stated = [a.upper() for a in ACCOUNTANTS if told[a] is None]
+            refused = sorted({reasons.index(r) + 1 for r in told.values() if r})
+            marks = ", ".join(f"[{number}](#refusals)" for number in refused)
+            refusal = f"✗ {marks}" if refused else ""
+            cells.append(
+                ", ".join([" and ".join(stated)] * bool(stated) + [refusal] * bool(refused))
+            )
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    lines += ["", "## Refusals", ""]
+    lines += [f"{number}. {_plain(reason)}" for number, reason in enumerate(reasons, 1)]
+    return "\n".join(lines)
+
+
+def _plain(text):
+    return text.replace("*", r"\*").replace("_", r"\_").replace("<", "&lt;")

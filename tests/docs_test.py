@@ -1,0 +1,120 @@
+"""The documentation runs: each page's code, the table of what is supported, every public name."""
+
+import ast
+import contextlib
+import doctest
+import importlib
+import inspect
+import io
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
+MODULES = (
+    "dpoptax",
+    "dpoptax.accounting",
+    "dpoptax.auditing",
+    "dpoptax.filters",
+    "dpoptax.matrix",
+    "dpoptax.sampling",
+    "dpoptax.selection",
+    "dpoptax.spectrum",
+)
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+
+
+def _blocks(text):
+    """The fenced blocks of a page: pairs of language and contents."""
+    return [
+        (language, textwrap.dedent(body).strip("\n")) for _, language, body in _FENCE.findall(text)
+    ]
+
+
+def _run(text, name):
+    """Runs the page's Python in order; a `text` block right behind one is what it prints."""
+    namespace, printed, same = {"__name__": name}, "", doctest.OutputChecker().check_output
+    for language, body in _blocks(text):
+        if language == "text" and printed:
+            flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert same(body + "\n", printed, flags), f"{name} prints\n{printed}not\n{body}"
+        printed = ""
+        if language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(body, name, "exec"), namespace)
+            printed = out.getvalue()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
+def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _run(path.read_text("utf-8"), path.name)
+
+
+def test_a_page_that_prints_something_else_is_found():
+    with pytest.raises(AssertionError, match="prints"):
+        _run("```python\nprint(1)\n```\n\n```text\n2\n```\n", "planted")
+
+
+def test_the_loop_of_the_readme_runs():
+    blocks = _blocks((ROOT / "README.md").read_text("utf-8"))
+    _run("\n".join(f"```{language}\n{body}\n```" for language, body in blocks), "README.md")
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+def _public_names(module):
+    """What a module offers: `__all__`, or what it defines or imports under its own name."""
+    if hasattr(module, "__all__"):
+        return {name for name in module.__all__ if not inspect.ismodule(getattr(module, name))}
+    names = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {a.name for a in node.names if a.asname == a.name}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    public = {name for name in names if not name.startswith("_")}
+    return {name for name in public if not inspect.ismodule(getattr(module, name))}
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = [path.read_text("utf-8") for path in (DOCS / "api").glob("*.md")]
+    found = [name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)]
+    documented = [name for name in found if name not in MODULES]
+    assert len(documented) == len(set(documented))
+    public = {
+        f"{name}.{member}"
+        for name in MODULES
+        for member in _public_names(importlib.import_module(name))
+    }
+    assert set(documented) == public
+
+
+@pytest.fixture(scope="module")
+def support():
+    return runpy.run_path(str(DOCS / "_hooks" / "support.py"))
+
+
+@pytest.mark.slow
+def test_the_table_of_what_is_supported(support):
+    page = (DOCS / "privacy" / "support.md").read_text("utf-8")
+    assert support["MARK"] in page
+    table = support["support_table"]()
+    rows = {row.split(" | ")[0].strip("| "): row for row in table.split("\n") if "|" in row}
+    refused = {name: row.count("✗") for name, row in rows.items()}
+    samplers = len(support["samplers"]())
+    assert refused["GeoDP as published"] == refused["no noise stage"] == samplers
+    assert refused["correlated noise, 2 bands"] == samplers - 2
+    assert refused["correlated noise, buffered"] == samplers - 1
+    assert refused["DP-SGD"] == refused["DiSK"] == 2  # shuffled batches, and truncation by RDP
+    assert all("seed" not in line for line in table.split("\n"))

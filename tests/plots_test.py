@@ -1,0 +1,80 @@
+"""What the figure of a comparison shows: differences from DP-SGD, and a panel a method."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from dpoptax.training.run import plots
+
+
+def _results(names, seeds=3, rates=(0.5, 1.0)):
+    methods = []
+    for index, name in enumerate(names):
+        accuracies = [0.8 + 0.01 * index + 0.02 * seed for seed in range(seeds)]
+        history = [[{"step": s, "test_accuracy": a * s / 10} for s in (0, 10)] for a in accuracies]
+        methods.append(
+            {
+                "name": name,
+                "private": name != "Non-private",
+                "test_accuracy_mean": float(np.mean(accuracies)),
+                "grid": [{"learning_rate": r, "validation_accuracies": accuracies} for r in rates],
+                "runs": [
+                    {"test_accuracy": a, "history": h}
+                    for a, h in zip(accuracies, history, strict=True)
+                ],
+            }
+        )
+    return {
+        "dataset": "digits",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "seeds": list(range(seeds)),
+        "methods": methods,
+    }
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+
+    def draw(results):
+        plots.plot_comparison(results, tmp_path / "comparison.png")
+        return figures[-1]
+
+    return draw
+
+
+def _texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_differences_are_from_dp_sgd_wherever_it_stands(drawn):
+    figure = drawn(_results(["DP-AdamBC", "DP-SGD", "DiSK", "Non-private"]))
+    left, steps, rates = figure.get_axes()
+    assert _texts(left) == ["82.0   −1.0 ± 0.0", "83.0", "84.0   +1.0 ± 0.0", "85.0   +2.0 ± 0.0"]
+    assert left.get_title().endswith("from DP-SGD")
+    assert sorted(_texts(steps)) == ["DP-AdamBC", "DP-SGD", "DiSK", "Non-private"]
+    assert len(rates.lines) == 4
+
+
+def test_names_beside_lines_do_not_cover_each_other(drawn):
+    steps = drawn(_results(["DP-SGD", "A", "B", "C", "D"])).get_axes()[1]
+    low, high = steps.get_ylim()
+    heights = sorted(text.get_position()[1] for text in steps.texts)
+    assert np.diff(heights).min() > 0.05 * (high - low)
+
+
+def test_many_methods_get_a_panel_each(drawn):
+    names = ["DP-SGD", *(f"method {i}" for i in range(9))]
+    axes = drawn(_results(names)).get_axes()
+    assert [a.get_title() for a in axes[1:]] == names + names
+    assert [len(a.lines) for a in axes[1:11]] == [1] + 9 * [2]  # the baseline behind each
+
+
+def test_one_rate_and_one_seed(drawn):
+    results = _results(["A", "B"], seeds=1, rates=(1.0,))
+    left, steps = drawn(results).get_axes()
+    assert left.get_title().endswith("from A")
+    assert _texts(left) == ["80.0", "81.0   +1.0"]
+    assert len(steps.lines) == 2
