@@ -309,3 +309,13 @@ def test_negative_step():
     for kind in KINDS:
         with pytest.raises(ValueError, match="step=-1"):
             kind(30, 20, seed=0).sample(-1)
+
+
+@pytest.mark.parametrize("kind", [PoissonSampler, ShuffledSampler])
+def test_no_message_tells_the_seed(kind):
+    sampler = kind(dataset_size=100, batch_size=10, seed=271828)
+    assert "271828" not in repr(sampler)
+    if kind is ShuffledSampler:
+        with pytest.raises(ValueError, match="no") as caught:
+            sampler.dp_event(1.0, 1)
+        assert "271828" not in str(caught.value)

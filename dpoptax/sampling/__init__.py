@@ -16,7 +16,7 @@ import abc
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import dp_accounting as dpa
@@ -57,7 +57,7 @@ class Sampler(abc.ABC):
 
     dataset_size: int
     batch_size: int
-    seed: int
+    seed: int = field(repr=False)  # secret: it is in no message
     multiple_of: int = 1
 
     neighbouring_relation: ClassVar[str]
