@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import dpoptax
 from dpoptax._clipped_grad.clipped_grad import per_example_sum
 from dpoptax._clips.clipped_sum import is_intact
+from tests import adversary
 from tests.multidevice.problem import (
     CLIP,
     FSDP,
@@ -239,3 +240,22 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
             for shape in re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
         ]
         assert all(size <= max(p.size for p in params.values()) for size in gathered)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
+    """Terms that cancel in the gradient, beside others; see tests/adversary_test.py."""
+    mesh = make_mesh((devices,), ("data",), KINDS[0])
+    params = jnp.zeros((4, 4))
+    grad_fn = dpoptax.clipped_grad(
+        lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2), CLIP, mesh=mesh
+    )
+    points = dpoptax.gradient_points((), params)
+    total = jax.jit(lambda batch, mask: grad_fn(points, batch, mask).sum)
+    shapes = [(16, 4), (16, 4)]
+    keys = jax.random.split(KEY)
+    others = tuple(jax.random.normal(k, (16, *s)) for k, s in zip(keys, shapes, strict=True))
+    found, _ = adversary.worst(
+        total, others, lambda *a: a, shapes, seed=0, starts=2 * adversary.FAMILIES, steps=5
+    )
+    assert found <= CLIP.sensitivity * (1 + 1e-4)
