@@ -79,8 +79,10 @@ class Size:
 
 
 def top(x: jax.Array) -> jax.Array:
-    """max |x| of each example, (B,) in float32: NaN where there is one."""
-    largest = jnp.abs(x)
+    """max |x| of each example, (B,) in float32; infinite where an entry is not finite."""
+    # Not left to the maximum: of some shapes XLA's on CPU loses NaN.
+    magnitude = jnp.abs(x)
+    largest = jnp.where(magnitude <= jnp.finfo(x.dtype).max, magnitude, jnp.inf)
     for _ in range(x.ndim - 1):  # one axis at a time, which CPUs take faster than all at once
         largest = jnp.max(largest, axis=-1, initial=0.0)
     return largest.astype(jnp.float32)
