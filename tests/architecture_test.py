@@ -9,7 +9,8 @@ ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
     "_serialization", "_trees", "_points", "_clips", "_bookkeeping", "_clipped_grad",
-    "_privacy", "sampling", "filters", "matrix", "_noise", "_methods",
+    "_jax_privacy", "_privacy", "sampling", "_coefficients", "_participation", "_strategies",
+    "_noise", "_methods", "filters", "matrix",
     "accounting", "selection", "spectrum", "auditing", "dpoptax",
     "training.errors", "training.sharing", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",

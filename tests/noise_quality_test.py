@@ -104,8 +104,10 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(fixed_point):
         for x in leaves
     ]
     restored = [
-        jax.random.wrap_key_data(jnp.asarray(x)) if x.dtype == np.uint32 else jnp.asarray(x)
-        for x in saved
+        jax.random.wrap_key_data(jnp.asarray(x))
+        if jnp.issubdtype(like.dtype, jax.dtypes.prng_key)
+        else jnp.asarray(x)
+        for x, like in zip(saved, leaves, strict=True)
     ]
     state = jax.tree.unflatten(treedef, restored)
     for want in whole[2:]:
@@ -161,7 +163,8 @@ def test_rounding_moves_a_sum_by_at_most_the_stated_sensitivity():
     rng = np.random.default_rng(0)
     total = rng.normal(size=1_000).astype(np.float32)
     moved = total + 2.0 * np.float32(1 / math.sqrt(1_000))
-    bound = _fixed_point.sensitivity_on_grid(jnp.zeros(1_000), 2.0, step)
+    clipped = dpoptax.assert_clipped(jnp.zeros(1_000), dpoptax.l2_clip(2.0))
+    bound = _fixed_point.sensitivity_on_grid(clipped, step)
     key = jax.random.key(0)
     releases = [_fixed_point.add_noise(jnp.asarray(t), 3.0, key, step) for t in (total, moved)]
     difference = np.asarray(releases[1], np.float64) - np.asarray(releases[0])

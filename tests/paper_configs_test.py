@@ -23,7 +23,7 @@ from dpoptax.training.models.models import MODELS, PUBLISHED_MODELS, build_model
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_clip, build_optimizer
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.step import build_step
+from dpoptax.training.run.step import Loaded, build_step
 from tests.helpers import slow_but
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -172,7 +172,7 @@ def trace(config):
     plan = make_plan(config, dataset.train_size)
     model = build_model(config, dataset.num_classes, dataset.kind)
     sample = plan.sampler.sample(0)
-    batch = streaming.read(dataset.train, sample.indices)
+    batch = Loaded(streaming.read(dataset.train, sample.indices), sample.indices)
     inputs = jax.tree.map(lambda x: x[0], batch)["inputs"]
     params, frozen = start_variables(config, model, inputs, jax.random.key(0))
     optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))

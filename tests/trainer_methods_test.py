@@ -151,7 +151,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(mean)))
         return jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.5 / norm), mean)
 
-    each = clipped(batch, jnp.arange(len(mask)))
+    each = clipped(batch, jnp.asarray(indices))
     want = jax.tree.map(lambda p, g: p - jnp.tensordot(mask * 1.0, g, 1) / 64, params, each)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 

@@ -28,8 +28,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
       ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
         leaves whose leading axes, the examples, disagree.
 
-    >>> import jax.numpy as jnp
-    >>> tx = clip_per_example(l2_clip(1.0))
+    >>> import dpoptax, jax.numpy as jnp
+    >>> tx = clip_per_example(dpoptax.l2_clip(1.0))
     >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
     >>> clipped, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
     >>> clipped.sum["w"]

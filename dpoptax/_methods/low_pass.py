@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax.filters._coefficients import validate
+from dpoptax._coefficients import validate
 
 
 class LowPassState(NamedTuple):

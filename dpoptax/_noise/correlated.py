@@ -11,7 +11,7 @@ from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import release
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_key, check_mechanism
 from dpoptax._serialization import serializable
-from dpoptax.matrix._strategies import Strategy
+from dpoptax._strategies import Strategy
 
 
 @serializable

@@ -89,7 +89,11 @@ class Evaluation:
         return _compiled(self._model, self._chunk, tuple(leaves), structure)
 
     def _totals(self, params: Any, part: Any) -> Totals:
-        if all(len(leaf.devices()) == 1 for leaf in jax.tree.leaves(params)):
+        if all(
+            len(leaf.devices()) == 1
+            for leaf in jax.tree.leaves(params)
+            if isinstance(leaf, jax.Array)
+        ):
             return self._executable(params, part)(params, part, self._frozen)
         return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
 

@@ -2,14 +2,15 @@
 
 import abc
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpoptax._jax_privacy import jax_privacy_module
+
 if TYPE_CHECKING:
-    from dpoptax.matrix import Participation
+    from dpoptax._participation import Participation
     from dpoptax.sampling import Sampler
 
 
@@ -39,7 +40,7 @@ class Strategy(abc.ABC):
           ValueError: the sampler lets an example take part in steps between which the strategy
             correlates noise, so that no ε is known.
         """
-        from dpoptax.matrix import Participation
+        from dpoptax._participation import Participation
 
         return Participation(self, sampler)
 
@@ -240,11 +241,3 @@ def optimal_buffered_toeplitz(
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(np.asarray(values, float).tolist())
-
-
-def jax_privacy_module(name: str) -> Any:
-    """A module of jax_privacy, or an error that says what to install."""
-    try:
-        return importlib.import_module(f"jax_privacy.{name}")
-    except ImportError as error:
-        raise ImportError("correlated noise needs jax_privacy: install dpoptax[matrix]") from error

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, signal
 
-from dpoptax.filters._coefficients import Filter as Filter
-from dpoptax.filters._coefficients import impulse_response as impulse_response
-from dpoptax.filters._coefficients import poles as poles
-from dpoptax.filters._coefficients import preset as preset
-from dpoptax.filters._coefficients import presets as presets
-from dpoptax.filters._coefficients import validate as validate
+from dpoptax._coefficients import Filter as Filter
+from dpoptax._coefficients import impulse_response as impulse_response
+from dpoptax._coefficients import poles as poles
+from dpoptax._coefficients import preset as preset
+from dpoptax._coefficients import presets as presets
+from dpoptax._coefficients import validate as validate
 
 
 def zeros(filt: Filter) -> NDArray[np.complex128]:
