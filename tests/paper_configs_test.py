@@ -173,7 +173,7 @@ def trace(config):
     model = build_model(config, dataset.num_classes, dataset.kind)
     sample = plan.sampler.sample(0)
     batch = Loaded(streaming.read(dataset.train, sample.indices), sample.indices)
-    inputs = jax.tree.map(lambda x: x[0], batch)["inputs"]
+    inputs = jax.tree.map(lambda x: x[0], batch.batch)["inputs"]
     params, frozen = start_variables(config, model, inputs, jax.random.key(0))
     optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
     before = jax.eval_shape(lambda params: (params, optimizer.init(params)), params)

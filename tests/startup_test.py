@@ -198,6 +198,15 @@ class TestSummary:
 
 
 class TestCompilationCache:
+    @pytest.fixture(autouse=True)
+    def no_folder_yet(self, monkeypatch):
+        """The tests' own folder is out of the way: JAX was told of none."""
+        before = jax.config.jax_compilation_cache_dir
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+        compilation_cache._set("jax_compilation_cache_dir", None)
+        yield
+        compilation_cache._set("jax_compilation_cache_dir", before)
+
     def train(self, config, workdir, *options):
         path = workdir.parent / "config.py"
         path.write_text("from tests.runs import CONFIG\ndef get_config():\n    return CONFIG\n")
