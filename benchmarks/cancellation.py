@@ -30,7 +30,6 @@ from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds
 
 STEPS = (0, 50, 300)
-EXAMPLES = 256
 
 
 @dataclass
@@ -153,12 +152,11 @@ def main(config: Config) -> None:
     for name, make in problems.items():
         problem, data = make()
         count = len(jax.tree.leaves(data)[0])
-        slow = name.startswith("text")
-        for method in ("DP-SGD", "DiSK, γ = 0.05") if slow else METHODS:
-            stages = METHODS[method]
+        batch_size = 64 if name.startswith("text") else 256
+        for method, stages in METHODS.items():
             tx = optax.chain(
                 dpoptax.gaussian_noise(
-                    noise_multiplier=1.0, batch_size=EXAMPLES, key=jax.random.key(1)
+                    noise_multiplier=1.0, batch_size=batch_size, key=jax.random.key(1)
                 ),
                 *stages,
                 optax.adam(1e-3),
@@ -175,7 +173,7 @@ def main(config: Config) -> None:
             params, state = problem.params, tx.init(problem.params)
             rng = np.random.default_rng(0)
             for t in tqdm(range(max(STEPS) + 1), desc=f"{name}, {method}", leave=False):
-                index = rng.integers(count, size=EXAMPLES)
+                index = rng.integers(count, size=batch_size)
                 batch = jax.tree.map(lambda x, i=index: jnp.asarray(x[i]), data)
                 if t in STEPS:
                     points = dpoptax.gradient_points(state, params)

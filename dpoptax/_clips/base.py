@@ -34,7 +34,11 @@ class Clip(abc.ABC):
 
     @abc.abstractmethod
     def factors(self, norms: jax.Array) -> jax.Array:
-        """Maps float32 norms of shape (…, groups), all positive, to factors of the same shape."""
+        """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
+
+        For every t ≥ 0, t · factor(t) is at most the group's bound: an example is scaled by the
+        factor of a number that its norm does not exceed, and so stays below the bound too.
+        """
 
     def groups(self, tree: Any) -> list[int]:
         """The group of each leaf of `tree`, in the order of `jax.tree.leaves`; one group here."""
