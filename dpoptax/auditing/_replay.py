@@ -11,7 +11,7 @@ from dpoptax._noise.ledger import is_ledger, with_key
 from dpoptax._points import gradient_points
 from dpoptax.auditing._game import leaf_projections
 
-# Floats that a chunk of runs may hold in per-example gradients.
+# Floats that a chunk of runs may hold in per-example gradients, or in what makes them.
 _CHUNK = 2**24
 
 
@@ -95,9 +95,9 @@ class Runs:
     def __call__(self, included, count):
         game = self.game
         rows = game.sampler.padded_size if self.replayed else game.rows
-        width = (
-            sum(leaf.size for leaf in jax.tree.leaves(game.params)) * (rows + 2) + 2 * game.steps
-        )
+        size = sum(leaf.size for leaf in jax.tree.leaves(game.params))
+        examples = sum(leaf.size for leaf in jax.tree.leaves(game.dataset)) // game.rows
+        width = size * (rows + 2) + max(0, examples - size) * rows + 2 * game.steps
         chunk = max(1, min(count, _CHUNK // width))
         key = jax.random.fold_in(self.key, included)
         chunks = []
