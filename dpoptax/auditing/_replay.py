@@ -24,12 +24,14 @@ def _releases(opt_state):
 
 def _run(game, threat_model, key, indices, masks):
     """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state."""
-    canary = jax.tree.map(lambda x: x[-1:], game.dataset)
+    # A constant to the compiler, which would take its time to compute with it beforehand.
+    dataset = jax.lax.optimization_barrier(game.dataset)
+    canary = jax.tree.map(lambda x: x[-1:], dataset)
 
     def step(carry, draw):
         params, opt_state = carry
         points = gradient_points(opt_state, params)
-        batch = jax.tree.map(lambda x: x[draw[0]], game.dataset)
+        batch = jax.tree.map(lambda x: x[draw[0]], dataset)
         grads = game.grad_fn(points, batch, draw[1])
         updates, opt_state = game.transform.update(grads, opt_state, params)
         seen = None
