@@ -1,20 +1,23 @@
 """States in flax's serialization, which asks for a registration of each class."""
 
 import dataclasses
+import importlib.abc
+import importlib.util
 import sys
 from typing import Any
 
 import jax
 
 _CLASSES: list[type] = []
+_MODULE = "flax.serialization"
 
 
 def serializable(cls: type) -> type:
     """Lets `flax.serialization.to_bytes` and `from_bytes` take states of this dataclass.
 
     Arrays are stored and statics are not: they are those of the target, and `update` compares what
-    was stored with them. Flax is registered with once it is loaded, here or when a noise stage's
-    state is made: importing it would cost who does not use it a second.
+    was stored with them. Flax is registered with now, or when it is imported: to import it here
+    would cost who does not use it a second.
     """
     _CLASSES.append(cls)
     register()
@@ -23,11 +26,36 @@ def serializable(cls: type) -> type:
 
 def register() -> None:
     """Registers the classes that flax, if it is loaded, does not know yet."""
-    serialization: Any = sys.modules.get("flax.serialization")
+    serialization: Any = sys.modules.get(_MODULE)
     if not hasattr(serialization, "register_serialization_state"):
         return
     while _CLASSES:
         serialization.register_serialization_state(_CLASSES.pop(), _to_state_dict, _from_state_dict)
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Registers when flax's module has been executed: a state may be made before flax is there."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """The module's own spec, whose loader registers afterwards; None for any other module."""
+        if fullname != _MODULE or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)  # so that the search below is the others'
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: Any) -> None:
+            execute(module)
+            register()
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if _MODULE not in sys.modules:
+    sys.meta_path.insert(0, _WhenImported())
 
 
 def _stored(x: Any) -> list[str]:

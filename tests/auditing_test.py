@@ -10,6 +10,9 @@ import pytest
 
 import dpoptax
 from dpoptax import auditing, sampling
+from dpoptax._bookkeeping import products
+from dpoptax._clips import bounds
+from dpoptax.auditing import _search
 from tests import games, helpers
 from tests.helpers import slow_but
 
@@ -171,6 +174,55 @@ def test_canary_examples_under_full_batches(examples):
     game = auditing.Game(games.noise(sampler), grad_fn, params, dataset, sampler)
     result = auditing.audit(game, key=KEY, trials=8_000, delta=1e-2)
     _assert_seen(result)
+
+
+def _searched(clip=games.CLIP, noise_multiplier=1.0, **effort):
+    sampler = games.poisson(16)
+    return auditing.searched_canary(games.noise(sampler, noise_multiplier), clip, **effort)
+
+
+@pytest.mark.parametrize("name", slow_but(("automatic_clip",), games.CLIPS))
+def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
+    game, ratio = _searched(games.CLIPS[name](0.5), starts=14, steps=5)
+    assert 0.99 < ratio < 1 + 1e-4
+    _assert_seen(auditing.audit(game, key=KEY, trials=50_000, delta=1e-3))
+
+
+def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
+    """Terms that cancel in the norm, and not in the sum, which is another contraction."""
+
+    def unproven(gradient, *args, **kwargs):
+        square = bounds.upper_square(gradient)
+        return square, jnp.sqrt(square)
+
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "form")
+    monkeypatch.setattr(products, "measure_formed", unproven)
+    game, ratio = _searched(starts=14, steps=10)
+    assert ratio > 2
+    result = auditing.audit(game, key=KEY, trials=20_000, delta=1e-3)
+    assert result.violated, result
+    plain = auditing.canary_gradient(
+        games.noise(games.poisson()), games.CLIP, games.PARAMS, games.poisson()
+    )
+    assert not auditing.audit(plain, key=KEY, trials=20_000, delta=1e-3).violated
+
+
+def test_a_search_among_examples_with_labels():
+    params = helpers.mlp_params(jax.random.key(0))
+    points, batch = dpoptax.gradient_points((), params), helpers.mlp_batch(0, 6)
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP)
+    found = auditing.worst_example(grad_fn, points, batch, np.arange(6) % 2 == 0, starts=7, steps=3)
+    assert 0.9 < found.ratio < 1 + 1e-4
+    assert found.example[1].dtype == batch[1].dtype
+    norm = optax.tree.norm(found.move) / games.CLIP.sensitivity
+    np.testing.assert_allclose(norm, found.ratio, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"leaves of \['int32'\]: want one of floats"):
+        auditing.worst_example(grad_fn, points, (batch[1], batch[1]))
+
+
+def test_a_sum_that_is_not_finite_is_an_infinite_move():
+    total = lambda batch, mask: jnp.where(mask[-1], jnp.inf, 1.0)  # noqa: E731
+    assert _search.moved(total, jnp.ones((2, 1)), np.ones(1)) == np.inf
 
 
 def test_a_violation_is_said():

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -223,6 +225,24 @@ def test_flax_serializes_the_state(name):
     assert dpoptax.ledgers(back) == dpoptax.ledgers(state)
     with pytest.raises(ValueError, match="another mechanism"):
         dpoptax.ledgers(serialization.from_bytes(STAGES[name](5.0).init(PARAMS), stored))
+
+
+IMPORTS = {
+    "dpoptax": "import jax, jax.numpy as jnp, dpoptax",
+    "flax": "from flax import serialization",
+    "state": "state = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, "
+    "key=jax.random.key(0)).init(jnp.zeros(3))",
+}
+
+
+@pytest.mark.parametrize(
+    "order", [("flax", "dpoptax", "state"), ("dpoptax", "state", "flax")], ids=" ".join
+)
+def test_flax_may_be_imported_first_or_last(order):
+    """It is registered with when it is imported, so that a state made before can be stored too."""
+    check = "assert serialization.from_bytes(state, serialization.to_bytes(state)).count == 0"
+    program = "\n".join([*(IMPORTS[name] for name in order), check])
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_what_flax_stored_without_an_imprint_is_refused():

@@ -98,6 +98,14 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
 
 
+@pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
+def test_a_clip_of_the_sum_in_front_is_refused(make):
+    """Of optax's own, by an error of optax's or of the noise stage's: nothing is released."""
+    tx = optax.chain(make(1.0), noise())
+    with pytest.raises(TypeError, match=r"seal of the ClippedSum|uint32"):
+        tx.update(clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
 AROUND = {
     "adam": lambda: optax.chain(optax.scale_by_adam(), noise()),
     "trace": lambda: optax.chain(optax.trace(0.9), noise()),
@@ -131,6 +139,16 @@ def test_another_clip_than_the_one_that_clipped_is_refused():
     assert_refused(*released(other))
     kind = dataclasses.replace(clipped_sum(), clip=dpoptax.automatic_clip(1.0))
     assert_refused(*released(kind))
+
+
+def test_another_grid_is_refused():
+    """The integers count steps of it: twice the grid is twice the sum."""
+    mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
+    grid = dpoptax.fixed_point_grid(CLIP, **mechanism)
+    tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
+    total = jax.tree.map(lambda x: x.astype(jnp.int32), PARAMS)
+    fine = dpoptax.assert_clipped(total, CLIP, grid=grid / 4)
+    assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
 
 
 def test_another_reference_is_refused():

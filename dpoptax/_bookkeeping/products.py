@@ -6,7 +6,7 @@ uses of one parameter, and the gradient points. Its squared norm is
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
 in T²(R + C) operations where forming it takes T R C. Integers stand for one-hot factors. Entries
-are of at most about 1: they come divided by powers of two (`_bounds`).
+are of at most about 1: they come divided by powers of two (`_clips.bounds`).
 """
 
 import math

@@ -41,9 +41,11 @@ def clipped_grad(
     at least.
 
     Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
-    data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero. The
-    sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary outputs,
-    which nothing here protects.
+    data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero.
+    Each summand is bounded for the numbers as the machine computes them; the rounding of the sum
+    over examples is measured, not proved, but with `grid` (docs/bound.md). The sum is private until
+    `dpoptax.gaussian_noise` made it public, and so are the auxiliary outputs, which nothing here
+    protects.
 
     Args:
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned

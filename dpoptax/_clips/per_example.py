@@ -95,7 +95,7 @@ class ClippedUnits(NamedTuple):
 
 
 def clip_each(clip: Clip, grads: Any, mask: jax.Array | None = None) -> ClippedUnits:
-    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `_bounds`."""
+    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `bounds`."""
     batch = batch_axis(grads)
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask

@@ -114,6 +114,11 @@ def gaussian_noise(
     state that is not as the run left it, is not released: the update is NaN, and the state says why
     to `ledgers` and `epsilon_spent`.
 
+    Inside `shard_map` the stage is for whole sums, equal on all devices; a device's part of a sum
+    is refused, as the seal knows the places of the whole. Sums that each device clipped for itself
+    would get the same noise, whose differences have none, which nothing sees: give `clipped_grad`
+    the mesh, and put this stage outside, under `jit`, which splits the noise like the sum.
+
     That is so for real numbers. A float32 normal has only 2²³ values, and the last bits of sum plus
     noise tell which sum they were added to: to who sees every bit of a release, or of parameters
     that were made of it, the noise is no protection (Mironov 2012). `fixed_point` answers that

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from dpoptax._clips.clipped_sum import mixed
-from dpoptax._serialization import register, serializable
+from dpoptax._serialization import serializable
 
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
@@ -81,7 +81,6 @@ class Imprint:
 
 def begin(mechanism: Mechanism, key: jax.Array) -> dict[str, Any]:
     """The fields of a noise stage's state before any release."""
-    register()  # flax may have been imported since
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     return {

@@ -26,6 +26,9 @@ from dpoptax.auditing._game import canary_gradients as canary_gradients
 from dpoptax.auditing._game import leaf_projections as leaf_projections
 from dpoptax.auditing._game import linear_loss as linear_loss
 from dpoptax.auditing._replay import Runs, one_run
+from dpoptax.auditing._search import WorstExample as WorstExample
+from dpoptax.auditing._search import searched_canary as searched_canary
+from dpoptax.auditing._search import worst_example as worst_example
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit

@@ -11,7 +11,7 @@ from dpoptax._noise.ledger import is_ledger, with_key
 from dpoptax._points import gradient_points
 from dpoptax.auditing._game import leaf_projections
 
-# Floats that a chunk of runs may hold in per-example gradients.
+# Floats that a chunk of runs may hold in per-example gradients, or in what makes them.
 _CHUNK = 2**24
 
 
@@ -24,12 +24,14 @@ def _releases(opt_state):
 
 def _run(game, threat_model, key, indices, masks):
     """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state."""
-    canary = jax.tree.map(lambda x: x[-1:], game.dataset)
+    # A constant to the compiler, which would take its time to compute with it beforehand.
+    dataset = jax.lax.optimization_barrier(game.dataset)
+    canary = jax.tree.map(lambda x: x[-1:], dataset)
 
     def step(carry, draw):
         params, opt_state = carry
         points = gradient_points(opt_state, params)
-        batch = jax.tree.map(lambda x: x[draw[0]], game.dataset)
+        batch = jax.tree.map(lambda x: x[draw[0]], dataset)
         grads = game.grad_fn(points, batch, draw[1])
         updates, opt_state = game.transform.update(grads, opt_state, params)
         seen = None
@@ -95,9 +97,9 @@ class Runs:
     def __call__(self, included, count):
         game = self.game
         rows = game.sampler.padded_size if self.replayed else game.rows
-        width = (
-            sum(leaf.size for leaf in jax.tree.leaves(game.params)) * (rows + 2) + 2 * game.steps
-        )
+        size = sum(leaf.size for leaf in jax.tree.leaves(game.params))
+        examples = sum(leaf.size for leaf in jax.tree.leaves(game.dataset)) // game.rows
+        width = size * (rows + 2) + max(0, examples - size) * rows + 2 * game.steps
         chunk = max(1, min(count, _CHUNK // width))
         key = jax.random.fold_in(self.key, included)
         chunks = []

@@ -23,6 +23,8 @@ _SMALL = 2
 # A sampler that cannot leave out the other records is replayed, which takes a hundred times longer.
 _REPLAYED = 50
 _CANARIES = 1000
+# Examples of `auditing.searched_canary`.
+_SEARCHED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +47,11 @@ def audit_config(
 ) -> list[Audited]:
     """Attack a config's training, and bound its ε from below.
 
-    Four audits: one release on a full batch, which shows how well the attack sees; the whole run,
-    with every update of noise and filter shown; the whole run, with the final parameters shown;
-    and one training of the model itself, with training examples as canaries.
+    Five audits: one release on a full batch, which shows how well the attack sees; the same with
+    the example that `auditing.worst_example` found in the place of a plain canary, which attacks
+    the clip; the whole run, with every update of noise and filter shown; the whole run, with the
+    final parameters shown; and one training of the model itself, with training examples as
+    canaries.
 
     Args:
         config: The run; its steps are those that its budget permits.
@@ -78,12 +82,13 @@ def audit_config(
         "key": jax.random.key(seed),
     }
     runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
+    releases = {
+        "one full-batch release": _full_batch(config, plan),
+        "one full-batch release, worst example found": _worst_example(config, plan),
+    }
     rows = [
-        Audited(
-            config.method.name,
-            "one full-batch release",
-            auditing.audit(_full_batch(config, plan), trials=10 * trials, **settings),
-        )
+        Audited(config.method.name, name, auditing.audit(game, trials=10 * trials, **settings))
+        for name, game in releases.items()
     ]
     views: tuple[tuple[auditing.ThreatModel, Any], ...] = (
         ("white-box", build_release),
@@ -126,6 +131,13 @@ def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
     transform = build_release(release, plan.noise_multiplier, jax.random.key(0))
     sampler = sampling.PoissonSampler(records, records, seed=0)
     return auditing.canary_gradient(transform, build_clip(config), jnp.zeros(_SMALL), sampler)
+
+
+def _worst_example(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
+    # Full batches of the search's few examples: epsilon is that of one release, as above.
+    release = dataclasses.replace(config, batch_size=_SEARCHED, steps=1)
+    transform = build_release(release, plan.noise_multiplier, jax.random.key(0))
+    return auditing.searched_canary(transform, build_clip(config))[0]
 
 
 def _whole_run(

@@ -57,6 +57,32 @@ def alone():
     return released(zeros())[0]
 
 
+@pytest.mark.parametrize("spec", [P(), P("data")], ids=["whole", "part"])
+def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
+    """Each device would add the same noise to a part of its own: places are those of the whole."""
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    total = jnp.zeros((8, 4))
+    tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
+    specs = jax.tree.map(lambda _: P(), dpoptax.assert_clipped(total, CLIP))
+    specs = dataclasses.replace(specs, sum=spec)
+    state = tx.init(total)
+    mapped = jax.shard_map(
+        tx.update,
+        mesh=mesh,
+        in_specs=(specs, jax.tree.map(lambda _: P(), state)),
+        out_specs=(spec, jax.tree.map(lambda _: P(), state)),
+        check_vma=False,
+    )
+    mean, state = jax.jit(mapped)(dpoptax.assert_clipped(total, CLIP), state)
+    if spec == P():
+        assert np.isfinite(mean).all()
+        assert dpoptax.ledgers(state)[0].releases == 1
+        return
+    assert np.isnan(mean).all()
+    with pytest.raises(ValueError, match="clipped sum was changed"):
+        dpoptax.ledgers(state)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_fixed_point_noise_is_the_same_but_for_single_steps_of_the_grid(kind):
     """Where the compiler scales a draw otherwise, it may round to the next integer."""
