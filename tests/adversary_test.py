@@ -80,6 +80,12 @@ def _tied(params, example):
     return jnp.sum((params[0][token] * x) * d) + jnp.sum((x @ params[0].T) ** 2)
 
 
+def _token(params, example):
+    x, d = example
+    x = jnp.concatenate([params[0][:1], x]) + params[0][2:3]
+    return jnp.sum(jnp.concatenate([x, params[1]]) * d)
+
+
 PROGRAMS = {
     "regression": (_regression, [(4, 4)], [(16, 4), (16, 4)]),
     "short": (_linear, [(40, 40)], [(4, 40), (4, 40)]),
@@ -91,6 +97,7 @@ PROGRAMS = {
     "scanned": (_scanned, [(3, 4, 2)], [(3, 5, 4), (3, 5, 2)]),
     "elementwise": (_elementwise, [(4,), (4,)], [(6, 4), (6, 4)]),
     "opaque": (_opaque, [(3, 3)], [(4, 3), (4, 3)]),
+    "token": (_token, [(3, 4), (1, 4)], [(4, 4), (6, 4)]),
     "tied": (_tied, [(3, 5)], [(4, 5), (4, 5)]),
 }
 CLIPS = {

@@ -11,7 +11,6 @@ from tests.networks import NETWORKS
 
 # The parameters that need per-example gradients because no rule covers how they are used.
 FALLBACKS = {
-    "vit": {"e": "meets data in concatenate, add"},
     "lstm": {"h": "meets data in the carry of scan"},
     "nested_scans": {"h": "meets data in the carry of scan"},
     "weight_standardisation": {

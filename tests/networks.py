@@ -360,3 +360,18 @@ def _parts_added(p, x):
 
     x, sums = lax.scan(step, x[0], p["b"][1:4])
     return jnp.sum(x) + jnp.sum(jnp.sin(sums))
+
+
+@_network(_normal(t=(7, 4), u=(2, 4), p=(2, 2, 4), s=(3, 1, 4), w=(4, 4)), _vectors(3, 4))
+def _tokens_beside(p, x):
+    x = jnp.concatenate([x, -2.0 * p["t"][1:3], x @ p["w"]])  # a part, between data
+    x = jnp.concatenate([p["u"], x @ p["w"], p["u"][:1]])  # a whole, and a part of it
+    y = jnp.concatenate([x[:4].T, p["t"][3:].T], axis=1)  # along another axis
+    for prompt in p["p"]:
+        x = jnp.concatenate([prompt, x])
+
+    def step(x, token):  # one token for each layer
+        return jnp.tanh(jnp.concatenate([token, x]) @ p["w"])[1:], None
+
+    x, _ = lax.scan(step, x, p["s"])
+    return jnp.sum(jnp.sin(x)) + jnp.sum(y**2)

@@ -115,7 +115,8 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
     named = ", ".join([*filter(None, [describe_uses(uses)]), *program.opaque.get(leaf, ())])
     size = math.prod(shape)
     if leaf in plan.formed:
-        elementwise = leaf in program.elementwise and not uses
+        # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
+        elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
         rule = "elementwise" if elementwise else "per-example gradient"
         cost = 2 * size + sum(math.prod(u.layout.sizes) * u.positions for u in uses)
         return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])

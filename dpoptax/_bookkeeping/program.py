@@ -157,8 +157,9 @@ class Program:
       uses: where they meet data under a rule.
       opaque: the parameters that meet data elsewhere, with the operations. Their per-example
         gradients come from automatic differentiation.
-      elementwise: those among them that only scale and shift data of at least their own size
-        (biases, scales, positions): nothing is cheaper than their per-example gradients.
+      elementwise: those among them that only scale, shift or stand beside data in values of at
+        least their own size (biases, scales, positions, tokens): nothing is cheaper than their
+        per-example gradients.
       result_tree: the structure of (loss, aux).
     """
 

@@ -31,7 +31,8 @@ from dpoptax._bookkeeping.program import (
 )
 
 _INLINE = {"jit", "pjit", "closed_call", "core_call"}
-_ELEMENTWISE = {"add", "sub", "mul", "div"}
+# What a parameter gets there is of the size of a part of the output at most, for each example.
+_ELEMENTWISE = {"add", "sub", "mul", "div", "concatenate"}
 _REMAT = {"checkpoint", "remat", "remat2"}
 # The derivatives of these are what a user wrote: linear in the cotangent or not.
 _CUSTOM = {

@@ -263,6 +263,30 @@ class Shift(Rule):
         return jnp.full((1, 1, 1), self.sign, cotangent.dtype), columns
 
 
+@dataclasses.dataclass(frozen=True)
+class Beside(Rule):
+    """A part of a parameter side by side with data: its gradient is its share of the cotangent."""
+
+    layout: Layout
+    axis: int
+    start: int
+    positions: int = 1
+    reads_data: bool = False
+    name: str = "concatenate"
+
+    @classmethod
+    def build(cls, eqn: Any, parameter: int) -> "Beside":
+        axis = eqn.params["dimension"]
+        before = sum(_shape(v.aval)[axis] for v in eqn.invars[:parameter])
+        shape = _shape(eqn.invars[parameter].aval)
+        return cls(Layout(shape, (), (), tuple(range(len(shape)))), axis, before)
+
+    def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+        stop = self.start + self.layout.split[self.axis]
+        share = lax.slice_in_dim(cotangent, self.start, stop, axis=self.axis)
+        return jnp.ones((1, 1, 1), cotangent.dtype), share.reshape(1, 1, -1)
+
+
 def find_rule(eqn: Any, private: list[bool], parts: list[bool]) -> tuple[Rule, int, int] | None:
     """The rule of a use, with the positions of the parameter and of the recorded data operand.
 
@@ -293,4 +317,7 @@ def find_rule(eqn: Any, private: list[bool], parts: list[bool]) -> tuple[Rule, i
         parameter = parts.index(True)
         data = 1 - parameter
         rule = Shift.build(eqn, parameter)
+    elif name == "concatenate" and any(parts):
+        parameter, data = parts.index(True), private.index(True)
+        rule = Beside.build(eqn, parameter)
     return None if rule is None else (rule, parameter, data)
