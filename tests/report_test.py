@@ -46,6 +46,7 @@ def configs(tmp_path):
     return tmp_path / "configs"
 
 
+@pytest.mark.slow
 def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     configs, tmp_path, monkeypatch, capsys
 ):
