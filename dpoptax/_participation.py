@@ -33,7 +33,7 @@ class Participation:
     strategy: "Strategy"
     sampler: Sampler
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
         if strategy.bands == 1 or self._amplified or self._fixed:
             return

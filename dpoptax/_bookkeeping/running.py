@@ -51,7 +51,7 @@ def _value(derived: Derived, leaves: list[jax.Array], memo: dict[Any, Any]) -> j
 
 
 def _materialise(derived: Derived) -> Any:
-    if jax.dtypes.issubdtype(derived.aval.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(derived.aval.dtype, jax.dtypes.extended):
         return derived.constant
     return jnp.asarray(derived.constant, derived.aval.dtype)
 
