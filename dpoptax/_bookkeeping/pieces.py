@@ -144,18 +144,18 @@ def _pairs(use: Use, passes: Passes, differences: bool) -> list[tuple[Any, Any, 
     cotangents = [c[u] for c in passes.cotangents]
     pairs = list(zip(operands, cotangents, weights, strict=True))
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
-    if len(pairs) > 1 and (not use.touched or (differences and not lookup)):
+    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
         total = _weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += _weigh(cotangent, weight)
-        first = _widen(operands[0]) if use.touched else operands[0]
-        others = pairs[1:] if use.touched else []
+        first = _widen(operands[0]) if use.operand_varies else operands[0]
+        others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((_widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
         _, changed, changes, _ = passes.tangent
         operand, cotangent, weight = pairs[0]
         pairs[0] = (operand, _weigh(cotangent, weight) + changes[u], 1.0)
-        if use.touched and not lookup:
+        if use.operand_varies and not lookup:
             pairs.append((changed[u], cotangents[0], 1.0))
     return pairs
 

@@ -175,7 +175,7 @@ def _method(members: list[Member], batch: int, points: int) -> str:
 
 def segments_of(use: Use, points: int) -> int:
     """How many segments a use gives: operands that no point changes are shared by all."""
-    return points if use.touched else 1
+    return points if use.operand_varies else 1
 
 
 def describe_uses(uses: Any) -> str:
