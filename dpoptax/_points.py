@@ -1,6 +1,7 @@
 """Where gradients are taken: the points, and the transform whose state remembers iterates."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -205,6 +206,16 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
     return GradientPoints(points, tuple(state.weights), tangent, reference)
+
+
+def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
+    """A gradient times weights of points: itself for 1.0, else in float32 at least.
+
+    In bfloat16 weights that are far above 1 and cancel, such as DiSK's, would leave nothing.
+    """
+    if all(isinstance(w, float) and w == 1.0 for w in weights):
+        return value
+    return value.astype(jnp.promote_types(value.dtype, jnp.float32)) * math.prod(weights)
 
 
 def _combine(
