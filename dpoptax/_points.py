@@ -104,7 +104,8 @@ def track_iterates(
     only.
 
     Args:
-      rows: one row of k coefficients a point. A row sums to 1 for an affine combination.
+      rows: the mixing weights, k a point: rows[j][i] is how much of x_{t−i} is in point j. Where a
+        row sums to 1, the point is an affine combination of iterates.
       weights: one weight a point, or a function of the step count that returns them (JAX scalars).
       tangent_row: k coefficients, for the Hessian-vector product.
       tangent_weight: its weight, or a function of the step count.

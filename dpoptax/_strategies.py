@@ -82,7 +82,7 @@ class BandedToeplitz(Strategy):
 
     @property
     def bands(self) -> int:
-        """b."""
+        """b, the number of coefficients."""
         return len(self.coefficients)
 
     def column(self, steps: int) -> np.ndarray:

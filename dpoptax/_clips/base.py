@@ -98,7 +98,7 @@ class L2Clip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
     def factors(self, norms: jax.Array) -> jax.Array:

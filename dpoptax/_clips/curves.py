@@ -23,7 +23,7 @@ class AutomaticClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
     def factors(self, norms: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ class PsacClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
     def factors(self, norms: jax.Array) -> jax.Array:
@@ -110,7 +110,7 @@ class NormalizedClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """1."""
+        """1: the sum is in units of C."""
         return 1.0
 
     def factors(self, norms: jax.Array) -> jax.Array:

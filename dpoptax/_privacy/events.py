@@ -44,7 +44,7 @@ class WorstOfDpEvent(dpa.DpEvent):
     divergence (quasi-convexity).
 
     Attributes:
-        events: The events, a tuple.
+      events: The events, a tuple.
     """
 
     events: tuple[Event, ...]

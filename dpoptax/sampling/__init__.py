@@ -272,7 +272,7 @@ class ShuffledSampler(Sampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """ceil(N / B)."""
+        """⌈N/B⌉, how many batches it takes to see each record once."""
         return -(-self.dataset_size // self.batch_size)
 
     def sample(self, step: int) -> Sample:
