@@ -1,10 +1,10 @@
 """jax_privacy, which is optional, where it is asked for."""
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 
-def jax_privacy_module(name: str) -> Any:
+def jax_privacy_module(name: str) -> ModuleType:
     """A module of jax_privacy, or an error that says what to install."""
     try:
         return importlib.import_module(f"jax_privacy.{name}")

@@ -33,7 +33,7 @@ class Participation:
     strategy: "Strategy"
     sampler: Sampler
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
         if strategy.bands == 1 or self._amplified or self._fixed:
             return
@@ -67,17 +67,17 @@ class Participation:
 
     @property
     def dataset_size(self) -> int:
-        """The sampler's."""
+        """N, the number of records that the sampler draws from."""
         return self.sampler.dataset_size
 
     @property
     def batch_size(self) -> int:
-        """The sampler's."""
+        """B, the expected number of examples in one of the sampler's batches."""
         return self.sampler.batch_size
 
     @property
     def neighbouring_relation(self) -> str:
-        """The sampler's."""
+        """Which data sets the guarantee compares: what the sampler states."""
         return self.sampler.neighbouring_relation
 
     def sensitivity(self, steps: int) -> float:

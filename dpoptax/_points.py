@@ -1,15 +1,19 @@
 """Where gradients are taken: the points, and the transform whose state remembers iterates."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from dpoptax._serialization import serializable
-from dpoptax._trees import find_state, is_masked
+from dpoptax._trees import PyTree, find_state, is_masked
+
+# A fixed weight or several, or a function of the step count that returns them.
+Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
 
 
 @jax.tree_util.register_dataclass
@@ -35,10 +39,10 @@ class GradientPoints:
         `ReferenceState`.
     """
 
-    points: tuple[Any, ...]
-    weights: tuple[Any, ...]
-    tangent: Any = None
-    reference: Any = None
+    points: tuple[PyTree, ...]
+    weights: tuple[float | jax.Array, ...]
+    tangent: PyTree = None
+    reference: PyTree = None
 
 
 @serializable
@@ -57,7 +61,7 @@ class TrackIteratesState:
     """
 
     count: jax.Array
-    iterates: tuple[Any, ...]
+    iterates: tuple[PyTree, ...]
     weights: jax.Array
     tangent_weight: jax.Array | None
     rows: tuple[tuple[float, ...], ...] = dataclasses.field(metadata={"static": True})
@@ -76,15 +80,15 @@ class ReferenceState:
       reference: public data: computed from releases, never from data.
     """
 
-    reference: Any
+    reference: PyTree
 
 
 def track_iterates(
     rows: Sequence[Sequence[float]],
-    weights: Sequence[float] | Callable[[jax.Array], Any],
+    weights: Sequence[float] | Callable[[jax.Array], ArrayLike],
     *,
     tangent_row: Sequence[float] | None = None,
-    tangent_weight: float | Callable[[jax.Array], Any] | None = None,
+    tangent_weight: float | Callable[[jax.Array], ArrayLike] | None = None,
 ) -> optax.GradientTransformation:
     """Passes updates through and remembers the iterates that the gradient points are made of.
 
@@ -100,7 +104,8 @@ def track_iterates(
     only.
 
     Args:
-      rows: one row of k coefficients a point. A row sums to 1 for an affine combination.
+      rows: the mixing weights, k a point: rows[j][i] is how much of x_{t−i} is in point j. Where a
+        row sums to 1, the point is an affine combination of iterates.
       weights: one weight a point, or a function of the step count that returns them (JAX scalars).
       tangent_row: k coefficients, for the Hessian-vector product.
       tangent_weight: its weight, or a function of the step count.
@@ -127,13 +132,14 @@ def track_iterates(
     if direction is not None and len(direction) != len(mixing[0]):
         raise ValueError(f"tangent_row={tangent_row}: want {len(mixing[0])} coefficients")
 
-    def scheduled(value, count):
-        if value is None:
-            return None
-        value = value(count) if callable(value) else value
-        return jnp.asarray(value, jnp.float32)
+    def scheduled(value: Weight, count: jax.Array) -> jax.Array:
+        now = value(count) if callable(value) else value
+        return jnp.asarray(now, jnp.float32)
 
-    def init_fn(params):
+    def scheduled_tangent(count: jax.Array) -> jax.Array | None:
+        return None if tangent_weight is None else scheduled(tangent_weight, count)
+
+    def init_fn(params: PyTree) -> TrackIteratesState:
         count = jnp.zeros([], jnp.int32)
         # Copies, because a donated state must not share buffers with the parameters.
         iterates = tuple(
@@ -143,12 +149,14 @@ def track_iterates(
             count,
             iterates,
             scheduled(weights, count),
-            scheduled(tangent_weight, count),
+            scheduled_tangent(count),
             mixing,
             direction,
         )
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: TrackIteratesState, params: PyTree = None
+    ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise ValueError(optax.NO_PARAMS_MSG)
         count = optax.safe_increment(state.count)
@@ -157,14 +165,14 @@ def track_iterates(
             count=count,
             iterates=(params, *state.iterates)[: len(state.iterates)],
             weights=scheduled(weights, count),
-            tangent_weight=scheduled(tangent_weight, count),
+            tangent_weight=scheduled_tangent(count),
         )
         return updates, state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
+def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     """Returns the points at which this step's per-example gradients are to be taken.
 
     Finds the states of `track_iterates` and `track_reference` in `opt_state` by their types,
@@ -201,16 +209,29 @@ def gradient_points(opt_state: Any, params: Any) -> GradientPoints:
     return GradientPoints(points, tuple(state.weights), tangent, reference)
 
 
-def _combine(row, iterates, scale=None):
+def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
+    """A gradient times weights of points: itself for 1.0, else in float32 at least.
+
+    In bfloat16 weights that are far above 1 and cancel, such as DiSK's, would leave nothing.
+    """
+    if all(isinstance(w, float) and w == 1.0 for w in weights):
+        return value
+    return value.astype(jnp.promote_types(value.dtype, jnp.float32)) * math.prod(weights)
+
+
+def _combine(
+    row: tuple[float, ...], iterates: tuple[PyTree, ...], scale: jax.Array | None = None
+) -> PyTree:
     """Mixes iterates: scale · Σ_i row[i] · iterates[i], leaf by leaf."""
     if row[0] == 1.0 and not any(row[1:]) and scale is None:
         return iterates[0]
 
-    def mix(*history):
+    def mix(*history: jax.Array) -> jax.Array:
         total = sum(c * x for c, x in zip(row, history, strict=True) if c)
-        return (total if scale is None else scale * total).astype(history[0].dtype)
+        scaled = jnp.asarray(total if scale is None else scale * total)
+        return scaled.astype(history[0].dtype)
 
-    def node(*nodes):
+    def node(*nodes: PyTree) -> PyTree:
         *older, newest = nodes
         # Under optax.masked, a parameter that is not trained does not move: x_{t−1} = x_t.
         older = [newest if is_masked(x) else x for x in older]

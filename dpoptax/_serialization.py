@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 _CLASSES: list[type] = []
 _MODULE = "flax.serialization"
@@ -63,7 +64,7 @@ def _stored(x: Any) -> list[str]:
 
 
 def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _to_state_dict(state: Any) -> dict[str, Any]:

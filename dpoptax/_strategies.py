@@ -3,13 +3,15 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpoptax._jax_privacy import jax_privacy_module
 
 if TYPE_CHECKING:
+    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
     from dpoptax._participation import Participation
     from dpoptax.sampling import Sampler
 
@@ -30,7 +32,7 @@ class Strategy(abc.ABC):
         """The first column of C over that many steps, float64; the others are it, moved down."""
 
     @abc.abstractmethod
-    def noising_matrix(self) -> Any:
+    def noising_matrix(self) -> "StreamingMatrix":
         """C⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
 
     def under(self, sampler: "Sampler") -> "Participation":
@@ -65,7 +67,7 @@ class BandedToeplitz(Strategy):
 
     coefficients: tuple[float, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         c = np.asarray(self.coefficients, float).ravel()
         if not (c.size and np.isfinite(c).all() and c[0] > 0):
             raise ValueError(
@@ -80,7 +82,7 @@ class BandedToeplitz(Strategy):
 
     @property
     def bands(self) -> int:
-        """b."""
+        """b, the number of coefficients."""
         return len(self.coefficients)
 
     def column(self, steps: int) -> np.ndarray:
@@ -89,7 +91,7 @@ class BandedToeplitz(Strategy):
         column[: self.bands] = self.coefficients
         return column[:steps]
 
-    def noising_matrix(self) -> Any:
+    def noising_matrix(self) -> "StreamingMatrix":
         """The recursion x_t = (z_t − Σ c_i x_{t−i})/c_0, with b − 1 buffers."""
         toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
         return toeplitz.inverse_as_streaming_matrix(np.asarray(self.coefficients, np.float32))
@@ -120,7 +122,7 @@ class BufferedToeplitz(Strategy):
     scale: tuple[float, ...]
     steps: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         decay, scale = np.asarray(self.decay, float), np.asarray(self.scale, float)
         if decay.ndim != 1 or decay.shape != scale.shape or not decay.size:
             raise ValueError(
@@ -153,7 +155,7 @@ class BufferedToeplitz(Strategy):
             )
         return self._raw(steps) / np.linalg.norm(self._raw(self.steps))
 
-    def noising_matrix(self) -> Any:
+    def noising_matrix(self) -> "StreamingMatrix":
         """The inverse recursion of McMahan et al., Algorithm 3, with one buffer a decay."""
         blt = jax_privacy_module("matrix_factorization.buffered_toeplitz")
         inverse = blt.BufferedToeplitz.build(
@@ -164,7 +166,7 @@ class BufferedToeplitz(Strategy):
         norm = np.linalg.norm(self._raw(self.steps))
         return inverse.scale_rows_and_columns(row_scale=jnp.full(1, norm, jnp.float32))
 
-    def _raw(self, steps):
+    def _raw(self, steps: int) -> np.ndarray:
         powers = np.asarray(self.decay)[None, :] ** np.arange(max(steps - 1, 0))[:, None]
         return np.concatenate([[1.0], powers @ np.asarray(self.scale)])[:steps]
 

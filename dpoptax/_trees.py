@@ -1,12 +1,16 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import optax
 
+# What JAX takes as a pytree: anything, as types go.
+PyTree: TypeAlias = Any
+State = TypeVar("State")
 
-def find_state(opt_state: Any, kind: type) -> Any:
+
+def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
     """Returns the one state of type `kind` in `opt_state`, or None; raises where there are two."""
     leaves = jax.tree_util.tree_leaves_with_path(opt_state, is_leaf=lambda x: isinstance(x, kind))
     found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, kind)]
@@ -19,12 +23,12 @@ def find_state(opt_state: Any, kind: type) -> Any:
     return found[0][1] if found else None
 
 
-def is_masked(x: Any) -> bool:
+def is_masked(x: object) -> bool:
     """Whether `x` is what `optax.masked` leaves in place of a parameter."""
     return isinstance(x, optax.MaskedNode)
 
 
-def out_sharding(x: Any) -> Any:
+def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     """The sharding that an array drawn to be added to `x` needs; `None` where XLA finds it.
 
     Under explicit axes, what is drawn without it is drawn whole on every device.

@@ -11,7 +11,7 @@ import dpoptax
 from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.products import Segment
-from dpoptax._clipped_grad.clipped_grad import per_example_sum
+from dpoptax._clipped_grad.by_examples import per_example_sum
 from tests.helpers import slow_but
 from tests.networks import NETWORKS
 

@@ -6,7 +6,7 @@ import pytest
 
 import dpoptax
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum
-from dpoptax._clipped_grad.clipped_grad import per_example_sum
+from dpoptax._clipped_grad.by_examples import per_example_sum
 from tests.networks import NETWORKS
 
 # The parameters that need per-example gradients because no rule covers how they are used.

@@ -5,17 +5,17 @@ Its operands must not be looked at, since an infinite one times a cotangent of z
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
-from dpoptax._bookkeeping.program import Block, Private, Step
+from dpoptax._bookkeeping.program import Block, Private, Step, Value
 
 # Operations on floats whose derivative is zero by definition.
 CONSTANT = frozenset({"ceil", "floor", "round", "sign", "stop_gradient"})
 
 
-def carries_gradient(aval: Any) -> bool:
+def carries_gradient(aval: ShapedArray) -> bool:
     """Whether a value of this type can have a gradient that is not zero."""
     return jnp.issubdtype(aval.dtype, jnp.inexact) and aval.size > 0
 
@@ -34,7 +34,7 @@ class Activity:
         kept = [v in self.values for i, v in step.entries() if carry.start <= i < carry.stop]
         return outputs, [a or b for a, b in zip(outputs, kept, strict=False)]
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Value) -> None:
         """Notes that a gradient flows to a value."""
         if isinstance(value, Private) and carries_gradient(value.aval):
             self.values.add(value)

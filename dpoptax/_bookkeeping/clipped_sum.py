@@ -7,37 +7,51 @@ clip, and one weighted contraction a parameter gives the clipped sum. Source: Bu
 several gradient points, the bounds, and the reading of arbitrary programs, are this library's.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
-from dpoptax._bookkeeping.pieces import Pieces, Sums, make_pieces, run_passes, sum_pieces, zero_sums
+from dpoptax._bookkeeping.pieces import (
+    Factored,
+    Pieces,
+    Sums,
+    make_pieces,
+    run_passes,
+    sum_pieces,
+    zero_sums,
+)
 from dpoptax._bookkeeping.plan import Plan, Product, make_plan
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
 from dpoptax._clips.bounds import Size
 from dpoptax._points import GradientPoints
+from dpoptax._trees import PyTree
+
+# Sums of clipped gradients, and of what the geometry puts beside each.
+Total: TypeAlias = tuple[Sums, jax.Array | None]
 
 # Weights whose absolute sum is this many times their sum multiply differences, not gradients.
 _LARGE_WEIGHTS = 3.0
 
 
 def bookkept_sum(
-    loss_fn: Any,
+    loss_fn: Callable[..., PyTree],
     clip: Clip,
     points: GradientPoints,
-    batch: Any,
+    batch: PyTree,
     mask: jax.Array,
     keys: jax.Array | None,
     *,
     has_aux: bool,
-    factor_dtype: Any = None,
-) -> tuple[Any, Any]:
+    factor_dtype: DTypeLike | None = None,
+) -> tuple[Total, PyTree]:
     """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
 
     Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
@@ -52,7 +66,7 @@ def bookkept_sum(
     count = len(points.points) + (points.tangent is not None)
     plan = make_plan(program, size, count)
 
-    def total_by(differences: bool) -> Any:
+    def total_by(differences: bool) -> Total:
         pieces = make_pieces(
             program,
             plan,
@@ -72,13 +86,13 @@ def bookkept_sum(
     return total, aux
 
 
-def join_sums(clip: Clip, params: Any, total: tuple[Sums, Any]) -> Any:
+def join_sums(clip: Clip, params: PyTree, total: Total) -> PyTree:
     """A clipped sum shaped like the parameters, in float32 at least, or as the geometry encodes."""
     sums, beside = total
     return clip.join(sums.tree(params), beside)
 
 
-def _cancel(weights: tuple[Any, ...]) -> Any:
+def _cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
     """Whether the weights are large and cancel, such as DiSK's at a small gamma."""
     if len(weights) == 1:
         return False
@@ -88,11 +102,11 @@ def _cancel(weights: tuple[Any, ...]) -> Any:
 
 
 def _clip_and_sum(
-    clip: Clip, reference: Any, params: Any, plan: Plan, pieces: Pieces, mask: jax.Array
-) -> tuple[Sums, Any]:
+    clip: Clip, reference: PyTree, params: PyTree, plan: Plan, pieces: Pieces, mask: jax.Array
+) -> Total:
     """The sum of clipped gradients, and the sum of the geometry's statistic."""
 
-    def statistic(norms: jax.Array, used: jax.Array) -> Any:
+    def statistic(norms: jax.Array, used: jax.Array) -> jax.Array | None:
         value = clip.statistic(norms, reference)
         return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
 
@@ -114,7 +128,7 @@ def _clip_and_sum(
     return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
 
 
-def measure(product: Product, piece: Any) -> tuple[Size, jax.Array | None]:
+def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
     """The size of a product's gradients, and they themselves where they are kept for the sum."""
     sizes, kept = product.layout.sizes, None
     if product.method in ("keep", "form"):

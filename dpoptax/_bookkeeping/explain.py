@@ -3,13 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from dpoptax._bookkeeping.plan import Plan, Product, describe_uses, make_plan
 from dpoptax._bookkeeping.program import Program
 from dpoptax._bookkeeping.reading import read_program
+from dpoptax._trees import PyTree
 
 _RULES = {
     "outer": "product of two norms",
@@ -67,11 +67,11 @@ class Explanation:
 
 
 def explain(
-    loss_fn: Callable[..., Any],
-    params: Any,
-    example: Any,
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
     *,
-    key: Any = None,
+    key: jax.Array | jax.ShapeDtypeStruct | None = None,
     has_aux: bool = False,
     batch_size: int = 64,
 ) -> Explanation:

@@ -3,23 +3,29 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.plan import Member, Plan, Product
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.running import evaluate_derived, run_batch, use_layout
+from dpoptax._bookkeeping.running import ByIndex, Passed, evaluate_derived, run_batch, use_layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Size
-from dpoptax._points import GradientPoints
+from dpoptax._points import GradientPoints, weigh
+from dpoptax._trees import PyTree
+
+# An operand, a cotangent, and the weight of their product.
+Pair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
-_SMALL = 2**10
+# Found by hand on one x86 CPU; no command of the benchmarks repeats it.
+_BUNDLED_ENTRIES = 2**10
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +42,7 @@ class Sums:
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
 
-    def tree(self, params: Any) -> Any:
+    def tree(self, params: PyTree) -> PyTree:
         """The sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
         total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
@@ -52,10 +58,10 @@ class Passes:
 
     points: GradientPoints
     leaves: list[list[jax.Array]]
-    operands: list[dict[int, jax.Array]]
-    cotangents: list[dict[int, jax.Array]]
-    gradients: list[dict[int, jax.Array]]
-    tangent: tuple[list[jax.Array], dict, dict, dict] | None
+    operands: list[ByIndex]
+    cotangents: list[ByIndex]
+    gradients: list[ByIndex]
+    tangent: tuple[list[jax.Array], ByIndex, ByIndex, ByIndex] | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,8 +93,8 @@ class Pieces:
 
 
 def run_passes(
-    program: Program, points: GradientPoints, batch: list, size: int
-) -> tuple[Passes, list]:
+    program: Program, points: GradientPoints, batch: list[jax.Array], size: int
+) -> tuple[Passes, list[jax.Array]]:
     """Runs a program forward and backward at all points; also gives the results at the first."""
     leaves = [jax.tree.leaves(point) for point in points.points]
     tangent = None
@@ -97,7 +103,7 @@ def run_passes(
         if j == 0 and points.tangent is not None:
             direction = jax.tree.leaves(points.tangent)
 
-            def at(leaves: list[jax.Array]) -> Any:
+            def at(leaves: list[jax.Array]) -> Passed:
                 return run_batch(program, leaves, batch, size)
 
             out, derivative = jax.jvp(at, (point,), (direction,))
@@ -118,7 +124,7 @@ def make_pieces(
     groups: list[int],
     *,
     differences: bool,
-    factor_dtype: Any,
+    factor_dtype: DTypeLike | None,
 ) -> Pieces:
     """The per-example gradients Σ_j w_j G_j (+ the tangent's part), by parameter.
 
@@ -137,25 +143,25 @@ def make_pieces(
     )
 
 
-def _pairs(use: Use, passes: Passes, differences: bool) -> list[tuple[Any, Any, Any]]:
+def _pairs(use: Use, passes: Passes, differences: bool) -> list[Pair]:
     """Operands, cotangents and weights whose products sum to the gradient of a use."""
     weights, u = passes.points.weights, use.index
     operands = [o[u] for o in passes.operands]
     cotangents = [c[u] for c in passes.cotangents]
     pairs = list(zip(operands, cotangents, weights, strict=True))
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
-    if len(pairs) > 1 and (not use.touched or (differences and not lookup)):
-        total = _weigh(cotangents[0], weights[0])
+    if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
+        total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
-            total += _weigh(cotangent, weight)
-        first = _widen(operands[0]) if use.touched else operands[0]
-        others = pairs[1:] if use.touched else []
+            total += weigh(cotangent, weight)
+        first = _widen(operands[0]) if use.operand_varies else operands[0]
+        others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((_widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
         _, changed, changes, _ = passes.tangent
         operand, cotangent, weight = pairs[0]
-        pairs[0] = (operand, _weigh(cotangent, weight) + changes[u], 1.0)
-        if use.touched and not lookup:
+        pairs[0] = (operand, weigh(cotangent, weight) + changes[u], 1.0)
+        if use.operand_varies and not lookup:
             pairs.append((changed[u], cotangents[0], 1.0))
     return pairs
 
@@ -164,16 +170,12 @@ def _widen(value: jax.Array) -> jax.Array:
     return value.astype(_products.wide(value))
 
 
-def _weigh(value: jax.Array, *weights: Any) -> jax.Array:
-    if all(isinstance(w, float) and w == 1.0 for w in weights):
-        return value
-    return _widen(value) * math.prod(weights)
-
-
-def _factored(product: Product, passes: Passes, differences: bool, dtype: Any) -> Factored:
+def _factored(
+    product: Product, passes: Passes, differences: bool, dtype: DTypeLike | None
+) -> Factored:
     """The factors of a product, each side over a power of two of the example's own."""
     uses = [
-        (member, operand, _weigh(cotangent, weight, member.view.scale))
+        (member, operand, weigh(cotangent, weight, member.view.scale))
         for member in product.members
         for operand, cotangent, weight in _pairs(member.use, passes, differences)
     ]
@@ -211,7 +213,7 @@ def _segment(member: Member, operand: jax.Array, cotangent: jax.Array) -> Segmen
     return segment.swapped if member.swapped else segment
 
 
-def _rounded(segment: Segment, dtype: Any) -> Segment:
+def _rounded(segment: Segment, dtype: DTypeLike) -> Segment:
     return Segment(*(x if _products.indexed(x) else x.astype(dtype) for x in segment))
 
 
@@ -225,7 +227,7 @@ def _form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     weights = passes.points.weights
     for leaf in program.opaque:
         for gradients, weight in zip(passes.gradients, weights, strict=True):
-            add(leaf, _widen(_weigh(gradients[leaf], weight)))
+            add(leaf, _widen(weigh(gradients[leaf], weight)))
         if passes.tangent is not None:
             add(leaf, _widen(passes.tangent[3][leaf]))
     for use in plan.uses:
@@ -240,22 +242,24 @@ def _form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     return total
 
 
-def _bundle(formed: dict[int, jax.Array], groups: list[int]) -> tuple[list, tuple]:
+def _bundle(
+    formed: dict[int, jax.Array], groups: list[int]
+) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
     """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
-    bundles: dict[Any, list[int]] = {}
+    bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
-        small = math.prod(gradient.shape[1:]) <= _SMALL
+        small = math.prod(gradient.shape[1:]) <= _BUNDLED_ENTRIES
         bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
     flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
     pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
     return pieces, tuple(map(tuple, bundles.values()))
 
 
-def _form_use(use: Use, pairs: list[tuple[Any, Any, Any]]) -> jax.Array:
+def _form_use(use: Use, pairs: Sequence[Pair]) -> jax.Array:
     """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
     layout = use.layout
     segments = [
-        Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, _weigh(cotangent, weight)))
+        Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, weigh(cotangent, weight)))
         for operand, cotangent, weight in pairs
     ]
     stack = tuple(n for n, stacked in use.loops if stacked)
@@ -295,13 +299,13 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
         else:
             parts, changes = pull(chosen, gradient, j), None
         for i, leaf in enumerate(leaves):
-            part = _widen(_weigh(parts[i], weight))
+            part = _widen(weigh(parts[i], weight))
             part = part if changes is None else part + _widen(changes[i])
             total[leaf] = total[leaf] + part if leaf in total else part
     return total
 
 
-def zero_sums(params: Any, plan: Plan, pieces: Pieces) -> Sums:
+def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
     """What sums of gradients start from."""
     leaves = jax.tree.leaves(params)
     by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
@@ -334,12 +338,12 @@ def _weighted(weights: jax.Array, gradients: jax.Array) -> jax.Array:
     return _products.contract("b,b...->...", weights, gradients)
 
 
-def unbundle(vector: jax.Array, like: Sequence[Any]) -> list[jax.Array]:
+def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
     parts = jnp.split(vector, np.cumsum([x.size for x in like])[:-1])
     return [part.reshape(x.shape) for part, x in zip(parts, like, strict=True)]
 
 
-def _wide_zeros(leaf: Any) -> jax.Array:
+def _wide_zeros(leaf: jax.Array) -> jax.Array:
     """What a sum of gradients of a parameter starts from."""
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))

@@ -1,7 +1,7 @@
 """Decides, parameter by parameter, how the norm and the sum of its gradients are computed."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from jax import lax
@@ -175,10 +175,10 @@ def _method(members: list[Member], batch: int, points: int) -> str:
 
 def segments_of(use: Use, points: int) -> int:
     """How many segments a use gives: operands that no point changes are shared by all."""
-    return points if use.touched else 1
+    return points if use.operand_varies else 1
 
 
-def describe_uses(uses: Any) -> str:
+def describe_uses(uses: Iterable[Use]) -> str:
     """The operations of `uses`, counted."""
     names: dict[str, int] = {}
     for use in uses:

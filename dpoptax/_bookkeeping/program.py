@@ -1,23 +1,64 @@
 """A traced loss, read: its steps, the values they pass on, and where parameters meet data."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias, cast
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._bookkeeping import rules, views
+
+
+def type_of(atom: Var | Literal) -> ShapedArray:
+    """The type of an array in a trace."""
+    return cast(ShapedArray, atom.aval)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Application:
     """An operation whose operands are all derived."""
 
-    eqn: Any
+    eqn: JaxprEqn
     operands: tuple["Derived", ...]
     scans: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Parameter:
+    """The origin of a value that is a parameter: the leaf of that number."""
+
+    leaf: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """The origin of a value that the trace knows."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """The origin of a value that an operation gives, the result of that number."""
+
+    application: Application
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepsOf:
+    """The origin of the slices that a scan takes of a value: all steps together are that value."""
+
+    whole: "Derived"
+
+
+Origin: TypeAlias = Parameter | Constant | Result | StepsOf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Derived:
-    """A value made of parameters and constants.
+    """A value made of parameters and constants, by its `origin`.
 
     `leaves` are the parameters that its gradient flows to; it `varies` if parameters go into it,
     be it behind a `stop_gradient`. It is a `view` of one parameter, or `tiles`, several such views
@@ -29,42 +70,43 @@ class Derived:
     array then has one leading axis for each scan named in `scans`, outermost first.
     """
 
-    aval: Any
+    aval: ShapedArray
+    origin: Origin
     leaves: frozenset[int] = frozenset()
     varies: bool = False
     nonlinear: str = ""
     scans: tuple[int, ...] = ()
     view: views.View | None = None
     tiles: tuple[int, tuple[views.View, ...]] | None = None
-    leaf: int | None = None
-    constant: Any = None
-    source: Application | None = None
-    index: int = 0
-    alias: "Derived | None" = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Private:
-    """A value that may depend on the example; `touched` where it may depend on parameters too."""
+    """A value that may depend on the example; it `varies` if it may on parameters too."""
 
-    aval: Any
-    touched: bool = True
+    aval: ShapedArray
+    varies: bool = True
 
 
-Value = Derived | Private
+Value: TypeAlias = Derived | Private
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Use:
-    """A derived value meeting data under a rule. `loops`: (length, stacked) of each scan around."""
+    """A derived value meeting data under a rule.
+
+    `operand` and `output` are the types of the data and of the result for one example; `loops` are
+    (length, stacked) of each scan around. `operand_varies` says whether the data operand may be
+    another at other parameters, and the gradient reads it.
+    """
 
     index: int
     rule: rules.Rule
     value: Derived
-    operand: Any
-    output: Any
+    operand: ShapedArray
+    output: ShapedArray
     loops: tuple[tuple[int, bool], ...]
-    touched: bool
+    operand_varies: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,7 +162,7 @@ class Step:
     `loops` are (scan, length) of each scan around it, outermost first.
     """
 
-    eqn: Any
+    eqn: JaxprEqn
     operands: tuple[Value, ...]
     outputs: tuple[Private, ...]
     loops: tuple[tuple[int, int], ...]
@@ -164,8 +206,8 @@ class Program:
     """
 
     block: Block
-    parameters: tuple[Any, ...]
+    parameters: tuple[ShapedArray, ...]
     uses: tuple[Use, ...]
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
-    result_tree: Any
+    result_tree: jax.tree_util.PyTreeDef

@@ -12,11 +12,14 @@ held as integers (K, T).
 
 import dataclasses
 import math
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import AbstractValue, ShapedArray
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +63,18 @@ class Rule:
         raise NotImplementedError
 
 
-def is_real(dtype: Any) -> bool:
+def is_real(dtype: DTypeLike) -> bool:
     """Whether a dtype is of real floats of 16 bits or more."""
     return jnp.issubdtype(dtype, jnp.floating) and not is_narrow(dtype)
 
 
-def is_narrow(dtype: Any) -> bool:
+def is_narrow(dtype: DTypeLike) -> bool:
     """Whether a dtype is of floats of fewer than 16 bits, which round gradients beyond use."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
 
 
-def _shape(operand: Any) -> tuple[int, ...]:
-    return tuple(operand.shape)
+def _shape(operand: AbstractValue) -> tuple[int, ...]:
+    return tuple(cast(ShapedArray, operand).shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Dot(Rule):
     name: str = "dot_general"
 
     @classmethod
-    def build(cls, eqn: Any, parameter: int) -> "Dot":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Dot":
         contracting, batch = eqn.params["dimension_numbers"]
         shapes = [_shape(v.aval) for v in eqn.invars]
         z, x = shapes[parameter], shapes[1 - parameter]
@@ -115,14 +118,14 @@ class Convolution(Rule):
 
     layout: Layout
     positions: int
-    numbers: Any
+    numbers: lax.ConvDimensionNumbers
     kernel: tuple[int, ...]
     window: tuple[tuple[int, ...], ...]  # strides, input dilation, kernel dilation
     padding: tuple[tuple[int, int], ...]
     name: str = "conv_general_dilated"
 
     @classmethod
-    def build(cls, eqn: Any, parameter: int) -> "Convolution | None":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Convolution | None":
         p = eqn.params
         if parameter != 1 or p["batch_group_count"] != 1:
             return None
@@ -192,7 +195,7 @@ class Lookup(Rule):
     name: str = "lookup"
 
     @classmethod
-    def build_gather(cls, eqn: Any, parameter: int) -> "Lookup | None":
+    def build_gather(cls, eqn: JaxprEqn, parameter: int) -> "Lookup | None":
         p = eqn.params
         d, shape = p["dimension_numbers"], _shape(eqn.invars[0].aval)
         if parameter != 0 or len(d.start_index_map) != 1 or d.operand_batching_dims:
@@ -211,7 +214,7 @@ class Lookup(Rule):
         )
 
     @classmethod
-    def build_slice(cls, eqn: Any, axis: int) -> "Lookup | None":
+    def build_slice(cls, eqn: JaxprEqn, axis: int) -> "Lookup | None":
         shape, sizes = _shape(eqn.invars[0].aval), eqn.params["slice_sizes"]
         if sizes[axis] != 1 or any(n != m for i, (n, m) in enumerate(zip(shape, sizes, strict=True))
                                    if i != axis):  # fmt: skip
@@ -250,7 +253,7 @@ class Shift(Rule):
     name: str = "add"
 
     @classmethod
-    def build(cls, eqn: Any, parameter: int) -> "Shift":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Shift":
         shape, out = _shape(eqn.invars[parameter].aval), _shape(eqn.outvars[0].aval)
         aligned = shape or (1,) * len(out)  # a scalar goes with any shape
         repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
@@ -275,7 +278,7 @@ class Beside(Rule):
     name: str = "concatenate"
 
     @classmethod
-    def build(cls, eqn: Any, parameter: int) -> "Beside":
+    def build(cls, eqn: JaxprEqn, parameter: int) -> "Beside":
         axis = eqn.params["dimension"]
         before = sum(_shape(v.aval)[axis] for v in eqn.invars[:parameter])
         shape = _shape(eqn.invars[parameter].aval)
@@ -287,7 +290,9 @@ class Beside(Rule):
         return jnp.ones((1, 1, 1), cotangent.dtype), share.reshape(1, 1, -1)
 
 
-def find_rule(eqn: Any, private: list[bool], parts: list[bool]) -> tuple[Rule, int, int] | None:
+def find_rule(
+    eqn: JaxprEqn, private: list[bool], parts: list[bool]
+) -> tuple[Rule, int, int] | None:
     """The rule of a use, with the positions of the parameter and of the recorded data operand.
 
     `private[i]` says whether operand i depends on data (else it is made of parameters), `parts[i]`

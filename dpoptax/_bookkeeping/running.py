@@ -5,72 +5,103 @@ once per example; the derivatives by those zeros are the cotangents, respectivel
 gradients. No other gradient is formed.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
 
-from dpoptax._bookkeeping.program import Block, Derived, Program, Step, Use, Value
+from dpoptax._bookkeeping.program import (
+    Application,
+    Block,
+    Constant,
+    Derived,
+    Parameter,
+    Program,
+    Result,
+    Step,
+    StepsOf,
+    Use,
+    Value,
+)
+from dpoptax._trees import PyTree
 
 # The values of derived quantities where a block runs, each clean or carrying the perturbations.
-Surroundings = dict[tuple[Derived, bool], jax.Array]
+Surroundings: TypeAlias = dict[tuple[Derived, bool], jax.Array]
+# Arrays by the index of their use, or of their parameter.
+ByIndex: TypeAlias = dict[int, jax.Array]
 
 
 def evaluate_derived(leaves: list[jax.Array], wanted: list[Derived]) -> list[jax.Array]:
     """The values of `wanted` at these parameters, all steps of their scans stacked in front."""
-    memo: dict[Any, Any] = {}
-    return [_value(v, leaves, memo) for v in wanted]
+    evaluate = _Evaluation(leaves)
+    return [evaluate(v) for v in wanted]
 
 
-def _value(derived: Derived, leaves: list[jax.Array], memo: dict[Any, Any]) -> jax.Array:
-    """Iterative, since programs nest deeper than Python's stack allows."""
-    stack = [derived]
-    while stack:
-        top = stack[-1]
-        if top in memo:
-            stack.pop()
-            continue
-        if top.leaf is not None:
-            memo[top] = leaves[top.leaf]
-        elif top.alias is not None:
-            if top.alias in memo:
-                memo[top] = memo[top.alias]
-            else:
-                stack.append(top.alias)
-        elif top.source is None:
-            memo[top] = _materialise(top)
-        else:
-            missing = [v for v in top.source.operands if v not in memo]
+class _Evaluation:
+    """The values of derived quantities at some parameters, each computed once."""
+
+    def __init__(self, leaves: list[jax.Array]) -> None:
+        self.leaves = leaves
+        self.values: dict[Derived, jax.Array] = {}
+        self.results: dict[Application, tuple[jax.Array, ...]] = {}
+
+    def __call__(self, derived: Derived) -> jax.Array:
+        """Iterative, since programs nest deeper than Python's stack allows."""
+        stack = [derived]
+        while stack:
+            top = stack[-1]
+            missing = [] if top in self.values else self.compute(top)
             stack.extend(missing)
             if not missing:
-                if top.source not in memo:
-                    memo[top.source] = _apply(top, [memo[v] for v in top.source.operands])
-                memo[top] = memo[top.source][top.index]
-    return memo[derived]
+                stack.pop()
+        return self.values[derived]
+
+    def compute(self, derived: Derived) -> list[Derived]:
+        """Computes one value, or says which others it waits for."""
+        match derived.origin:
+            case Parameter(leaf):
+                self.values[derived] = self.leaves[leaf]
+            case Constant(value):
+                self.values[derived] = _materialise(value, derived.aval)
+            case StepsOf(whole):
+                if whole not in self.values:
+                    return [whole]
+                self.values[derived] = self.values[whole]
+            case Result(application, index):
+                missing = [v for v in application.operands if v not in self.values]
+                if missing:
+                    return missing
+                if application not in self.results:
+                    operands = [self.values[v] for v in application.operands]
+                    self.results[application] = _apply(application, operands)
+                self.values[derived] = self.results[application][index]
+        return []
 
 
-def _materialise(derived: Derived) -> Any:
-    if jax.dtypes.issubdtype(derived.aval.dtype, jax.dtypes.extended):
-        return derived.constant
-    return jnp.asarray(derived.constant, derived.aval.dtype)
+def _materialise(value: Any, aval: ShapedArray) -> jax.Array:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return value
+    return jnp.asarray(value, aval.dtype)
 
 
-def _apply(derived: Derived, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
-    source = derived.source
-    assert source is not None
+def _apply(application: Application, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
+    """The results of an operation, for all steps of the scans around it at once."""
 
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return _bind(source.eqn, operands)
+        return _bind(application.eqn, operands)
 
     function = one_step
-    for scan in reversed(source.scans):
-        axes = [0 if scan in v.scans else None for v in source.operands]
+    for scan in reversed(application.scans):
+        axes = [0 if scan in v.scans else None for v in application.operands]
         function = jax.vmap(function, in_axes=axes)
     return function(*operands)
 
 
-def _bind(eqn: Any, operands: Any) -> tuple[jax.Array, ...]:
+def _bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     bound = eqn.primitive.get_bind_params(eqn.params)
     # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
@@ -80,12 +111,12 @@ def _bind(eqn: Any, operands: Any) -> tuple[jax.Array, ...]:
 
 
 class _Runner:
-    def __init__(self, perturbations: dict[int, jax.Array], known: Surroundings) -> None:
+    def __init__(self, perturbations: ByIndex, known: Surroundings) -> None:
         self.perturbations = perturbations
         self.known = known
-        self.records: dict[int, jax.Array] = {}
+        self.records: ByIndex = {}
 
-    def run(self, block: Block, inputs: Any) -> list[jax.Array]:
+    def run(self, block: Block, inputs: Sequence[jax.Array]) -> list[jax.Array]:
         values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
 
         def read(value: Value, perturbed: bool) -> jax.Array:
@@ -93,10 +124,11 @@ class _Runner:
 
         for step in block.steps:
             operands = [read(v, step.use is None) for v in step.operands]
+            outputs: Sequence[jax.Array]
             if step.use is not None:
                 (out,) = _bind(step.eqn, operands)
                 self.records[step.use.index] = operands[step.data]
-                outputs: Any = [out + self.perturbations[step.use.index].astype(out.dtype)]
+                outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
             elif step.body is None:
                 outputs = _bind(step.eqn, operands)
             elif step.scan is not None:
@@ -106,7 +138,7 @@ class _Runner:
             values.update(zip(step.outputs, outputs, strict=True))
         return [read(v, True) for v in block.results]
 
-    def rematerialise(self, step: Step, operands: list[jax.Array]) -> Any:
+    def rematerialise(self, step: Step, operands: list[jax.Array]) -> list[jax.Array]:
         body = step.body
         assert body is not None
         private = [
@@ -114,7 +146,9 @@ class _Runner:
         ]
         own = {u.index: self.perturbations[u.index] for u in body.uses()}
 
-        def call(inputs: Any, perturbations: Any) -> Any:
+        def call(
+            inputs: list[jax.Array], perturbations: ByIndex
+        ) -> tuple[list[jax.Array], ByIndex]:
             inner = _Runner(perturbations, self.known)
             return inner.run(body, inputs), inner.records
 
@@ -124,7 +158,7 @@ class _Runner:
         self.records.update(records)
         return outputs
 
-    def scan(self, step: Step, operands: list[jax.Array]) -> Any:
+    def scan(self, step: Step, operands: list[jax.Array]) -> list[jax.Array]:
         assert step.body is not None
         p, body, scan = step.eqn.params, step.body, step.scan
         first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
@@ -135,7 +169,7 @@ class _Runner:
         keys = list(stacked)
         own = {u.index: self.perturbations[u.index] for u in body.uses()}
 
-        def one_step(carry: Any, inputs: Any) -> Any:
+        def one_step(carry: list[jax.Array], inputs: PyTree) -> PyTree:
             xs, slices, perturbations = inputs
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
             inner = _Runner(perturbations, known)
@@ -154,20 +188,25 @@ class _Runner:
         return [*carry, *ys]
 
 
-def _surroundings(program: Program, clean: list[jax.Array], perturbed: list[jax.Array]) -> Any:
+def _surroundings(
+    program: Program, clean: list[jax.Array], perturbed: list[jax.Array]
+) -> Surroundings:
     needs = list(program.block.needs())
     opaque = set(program.opaque)
-    memo_clean: dict[Any, Any] = {}
-    memo_perturbed: dict[Any, Any] = {}
+    at_clean, at_perturbed = _Evaluation(clean), _Evaluation(perturbed)
     return {
-        (v, flows): _value(v, perturbed, memo_perturbed)
-        if flows and v.leaves & opaque
-        else _value(v, clean, memo_clean)
+        (v, flows): at_perturbed(v) if flows and v.leaves & opaque else at_clean(v)
         for v, flows in needs
     }
 
 
-def run_batch(program: Program, leaves: list[jax.Array], batch: list[jax.Array], size: int) -> Any:
+# Results per example, operands and cotangents by use, gradients by opaque parameter.
+Passed: TypeAlias = tuple[list[jax.Array], ByIndex, ByIndex, ByIndex]
+
+
+def run_batch(
+    program: Program, leaves: list[jax.Array], batch: list[jax.Array], size: int
+) -> Passed:
     """Losses, cotangents and operands of a batch of `size` examples at one point.
 
     Args:
@@ -182,13 +221,15 @@ def run_batch(program: Program, leaves: list[jax.Array], batch: list[jax.Array],
       parameter, its per-example gradient through the opaque uses.
     """
 
-    def example(perturbations: Any, shifts: Any, inputs: Any) -> Any:
+    def example(
+        perturbations: ByIndex, shifts: ByIndex, inputs: list[jax.Array]
+    ) -> tuple[list[jax.Array], ByIndex]:
         shifted = [x + shifts[i] if i in shifts else x for i, x in enumerate(leaves)]
         runner = _Runner(perturbations, _surroundings(program, leaves, shifted))
         results = runner.run(program.block, inputs)
         return results, runner.records
 
-    def total(perturbations: Any, shifts: Any) -> Any:
+    def total(perturbations: ByIndex, shifts: ByIndex) -> PyTree:
         results, operands = jax.vmap(example)(perturbations, shifts, batch)
         return results[0].sum(), (results, operands)
 

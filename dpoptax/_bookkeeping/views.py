@@ -7,6 +7,7 @@ gradient of the value, and two uses of the parameter can be compared entry by en
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -98,7 +99,9 @@ class View:
             axes.append(axis)
         return dataclasses.replace(self, axes=tuple(axes))
 
-    def slice(self, starts: Any, limits: Any, strides: Any) -> "View | None":
+    def slice(
+        self, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None
+    ) -> "View | None":
         axes, offset = [], self.offset
         for axis, size, start, limit, step in zip(
             self.axes, self.shape, starts, limits, strides or [1] * len(starts), strict=True
@@ -113,7 +116,7 @@ class View:
                 return None
         return dataclasses.replace(self, axes=tuple(axes), offset=offset)
 
-    def split(self, axis: int, sizes: Any) -> "list[View | None]":
+    def split(self, axis: int, sizes: Sequence[int]) -> "list[View | None]":
         """The pieces along an axis."""
         starts, limits = [0] * len(self.axes), list(self.shape)
         pieces = []
@@ -145,7 +148,9 @@ class View:
         return np.sort(positions, axis=None)
 
 
-def through(view: View, name: str, params: dict[str, Any], constants: list[Any]) -> View | None:
+def through(
+    view: View, name: str, params: Mapping[str, Any], constants: Sequence[Any]
+) -> View | None:
     """The view after one operation, or None where it does more than move entries.
 
     `constants` holds the other operands' values (None where the value is not known now).

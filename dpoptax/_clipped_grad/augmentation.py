@@ -1,19 +1,20 @@
 """Augmentation multiplicity: several augmented copies of an example in one clipped gradient."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dpoptax._trees import PyTree
+
 
 def augmented(
-    loss_fn: Callable[[Any, Any], Any],
-    augment_fn: Callable[[Any, jax.Array], Any],
+    loss_fn: Callable[[PyTree, PyTree], PyTree],
+    augment_fn: Callable[[PyTree, jax.Array], PyTree],
     multiplicity: int,
     *,
     has_aux: bool = False,
-) -> Callable[[Any, Any, jax.Array], Any]:
+) -> Callable[[PyTree, PyTree, jax.Array], PyTree]:
     """The mean loss of K random augmentations of an example, as a loss for `clipped_grad`.
 
         ℓ_K(x; ξ, key) = (1/K) Σ_k ℓ(x; augment(ξ, key_k)),    key_k = split(key, K)[k]
@@ -53,7 +54,7 @@ def augmented(
     if not isinstance(multiplicity, int) or multiplicity < 1:
         raise ValueError(f"multiplicity={multiplicity!r}: want an integer of at least 1")
 
-    def loss(params, example, key):
+    def loss(params: PyTree, example: PyTree, key: jax.Array) -> PyTree:
         keys = jax.random.split(key, multiplicity)
         copies = jax.vmap(augment_fn, (None, 0))(example, keys)
         out = jax.vmap(loss_fn, (None, 0))(params, copies)

@@ -1,26 +1,28 @@
 """The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from optax import microbatching
+from jax.typing import ArrayLike
 
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.reading import check_parameters
-from dpoptax._clipped_grad.sharding import check_one_device, make_layout, sum_over_devices
+from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clipped_grad.microbatches import in_microbatches
+from dpoptax._clipped_grad.sharding import Sums, check_one_device, make_layout, sum_over_devices
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
 from dpoptax._clips.grid import check_capacity
-from dpoptax._clips.per_example import batch_axis, sum_clipped
+from dpoptax._clips.per_example import batch_axis
 from dpoptax._points import GradientPoints
+from dpoptax._trees import PyTree
 
 
 def clipped_grad(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[..., PyTree],
     clip: Clip,
     *,
     microbatch_size: int | None = None,
@@ -30,7 +32,7 @@ def clipped_grad(
     grid: float | None = None,
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None = None,
     axis_name: str | Sequence[str] = "data",
-    param_specs: Any = None,
+    param_specs: PyTree = None,
 ) -> Callable[..., Any]:
     """Returns a function that computes the sum of clipped per-example gradients of `loss_fn`.
 
@@ -112,48 +114,60 @@ def clipped_grad(
     Array([0.899..., 1.199...], dtype=float32)
     """
     check_clip(clip)
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
-    if method not in ("auto", "vmap"):
-        raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
+    _check_options(microbatch_size, method, precision, grid)
     by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
-    if by_examples:
-        if precision != "float32":
-            raise ValueError(
-                f"precision={precision!r} is for book-keeping, and here per-example gradients are "
-                f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
-            )
-        summed = functools.partial(per_example_sum, grid=grid)
-    else:
-        dtype = jnp.bfloat16 if precision == "bfloat16" else None
-        summed = functools.partial(bookkept_sum, factor_dtype=dtype)
-    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
-        raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
-
+    if by_examples and precision != "float32":
+        raise ValueError(
+            f"precision={precision!r} is for book-keeping, and here per-example gradients are "
+            f"taken (method={method!r}, grid={grid}, clip={clip}): leave it out"
+        )
     layout = make_layout(mesh, axis_name, param_specs)
 
-    def local_sum(points, rows, mask, key):
+    def local_sum(
+        points: GradientPoints, rows: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
 
-        def sums(batch, mask, keys):
-            return summed(loss_fn, clip, points, batch, mask, keys, has_aux=has_aux)
+        def by_formed(batch: PyTree, mask: jax.Array, keys: jax.Array | None) -> PyTree:
+            return per_example_sum(
+                loss_fn, clip, points, batch, mask, keys, has_aux=has_aux, grid=grid
+            )
+
+        def by_factors(batch: PyTree, mask: jax.Array, keys: jax.Array | None) -> PyTree:
+            return bookkept_sum(
+                loss_fn, clip, points, batch, mask, keys,
+                has_aux=has_aux,
+                factor_dtype=jnp.bfloat16 if precision == "bfloat16" else None,
+            )  # fmt: skip
 
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        total, aux = _in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        sums = by_formed if by_examples else by_factors
+        total, aux = in_microbatches(sums, microbatch_size)(batch, mask, keys)
         return total if by_examples else join_sums(clip, points.points[0], total), aux
 
-    whole_sum = local_sum
+    whole_sum: Sums = local_sum
     if layout is not None:
         whole_sum = sum_over_devices(local_sum, layout, scatter=not clip.encodes)
 
     @jax.jit
-    def clipped_sum(points, batch, mask, key, ids):
+    def clipped_sum(
+        points: GradientPoints,
+        batch: PyTree,
+        mask: jax.Array,
+        key: jax.Array | None,
+        ids: jax.Array | None,
+    ) -> tuple[ClippedSum, PyTree]:
         total, aux = whole_sum(points, (batch, ids), mask, key)
         return assert_clipped(total, clip, points.reference, grid=grid), aux
 
-    def grad_fn(points, batch, mask=None, *, key=None, ids=None):
+    def grad_fn(
+        points: GradientPoints,
+        batch: PyTree,
+        mask: ArrayLike | None = None,
+        *,
+        key: jax.Array | None = None,
+        ids: ArrayLike | None = None,
+    ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         if not isinstance(points, GradientPoints):
             raise TypeError(
                 f"points is a {type(points).__name__}: want "
@@ -162,58 +176,30 @@ def clipped_grad(
         check_parameters(points.points[0])
         if layout is None:
             check_one_device(batch)
-        mask = _check_mask(mask, batch_axis(batch))
-        ids = _check_ids(ids, key, mask.shape[0])
+        which = _check_mask(mask, batch_axis(batch))
+        records = _check_ids(ids, key, which.shape[0])
         if grid is not None:
-            check_capacity(clip, grid, mask.shape[0])
-        clipped, aux = clipped_sum(points, batch, mask, key, ids)
+            check_capacity(clip, grid, which.shape[0])
+        clipped, aux = clipped_sum(points, batch, which, key, records)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
 
 
-def per_example_sum(loss_fn, clip, points, batch, mask, keys, *, has_aux, grid=None):
-    """The clipped sum by per-example gradients: the reference, for any program.
-
-    Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
-    """
-
-    def gradient(example, key):
-        args = (example,) if key is None else (example, key)
-        grad = jax.grad(lambda params: loss_fn(params, *args), has_aux=has_aux)
-        total, aux = None, None
-        for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
-            if j == 0 and points.tangent is not None:
-                value, derivative, *aux_here = _value_and_jvp(grad, point, points.tangent, has_aux)
-                term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
-            else:
-                out = grad(point)
-                value, *aux_here = out if has_aux else (out,)
-                term = _scale(value, weight)
-            total = term if total is None else jax.tree.map(jnp.add, total, term)
-            aux = aux_here[0] if j == 0 and has_aux else aux
-        return total, aux
-
-    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
-    return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
+def _check_options(
+    microbatch_size: int | None, method: str, precision: str, grid: float | None
+) -> None:
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+    if method not in ("auto", "vmap"):
+        raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
+    if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
+        raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
 
 
-def _value_and_jvp(grad, point, tangent, has_aux):
-    """∇ℓ(x) and ∇²ℓ(x) v in one forward-over-reverse pass, and aux where there is one."""
-    if has_aux:
-        value, derivative, aux = jax.jvp(grad, (point,), (tangent,), has_aux=True)
-        return value, derivative, aux
-    return jax.jvp(grad, (point,), (tangent,))
-
-
-def _scale(tree, weight):
-    if isinstance(weight, float) and weight == 1.0:
-        return tree
-    # In float32 at least: weights of DiSK are far above 1 and cancel.
-    return jax.tree.map(lambda g: weight * g.astype(jnp.promote_types(g.dtype, jnp.float32)), tree)
-
-
-def _check_mask(mask, batch_size):
+def _check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
     if mask is None:
         return jnp.ones(batch_size, bool)
     mask = jnp.asarray(mask)
@@ -222,7 +208,7 @@ def _check_mask(mask, batch_size):
     return mask.astype(bool)
 
 
-def _check_ids(ids, key, batch_size):
+def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
     if (ids is None) != (key is None):
         given, missing = ("key", "ids") if ids is None else ("ids", "key")
         raise ValueError(
@@ -239,30 +225,3 @@ def _check_ids(ids, key, batch_size):
             "index of each example's record"
         )
     return ids
-
-
-def _in_microbatches(sums, size):
-    """`sums(batch, mask, keys)` over microbatches of `size`; padding is masked out."""
-    if size is None:
-        return sums
-
-    def run(batch, mask, keys):
-        examples = mask.shape[0]
-        if size >= examples:
-            return sums(batch, mask, keys)
-        missing = -examples % size
-        pad = lambda x: jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])  # noqa: E731
-        if missing:
-            batch, keys = jax.tree.map(pad, (batch, keys))
-            mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
-        total, aux = microbatching.microbatch(
-            jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
-            argnums=(0, 1, 2),
-            microbatch_size=size,
-            accumulator=kinds,
-            in_axes=(0, 0, 0),
-        )(batch, mask, keys)
-        return total, jax.tree.map(lambda x: x[:examples], aux)
-
-    return run

@@ -2,15 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-Sums = Callable[..., tuple[Any, Any]]
+from dpoptax._points import GradientPoints
+from dpoptax._trees import PyTree
+
+# `sums(points, batch, mask, key)`, as `clipped_grad` makes it: the clipped sum, and aux.
+Sums = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +27,16 @@ class Layout:
         of explicit axes say.
     """
 
-    mesh: Any
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
     axes: tuple[str, ...]
-    param_specs: Any = None
+    param_specs: PyTree = None
 
     @property
     def shards(self) -> int:
         """The number of parts that the examples are split into."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
-    def specs(self, params: Any) -> Any:
+    def specs(self, params: PyTree) -> PyTree:
         """A `PartitionSpec` for each leaf of `params`."""
         if self.param_specs is None:
             return jax.tree.map(_spec_of_type, params)
@@ -45,7 +48,7 @@ class Layout:
             is_leaf=is_spec,
         )
 
-    def place(self, tree: Any, specs: Any) -> Any:
+    def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """`tree` as `shard_map` wants it: explicit axes have to be resharded, automatic ones are.
 
         `specs` is a spec for all leaves, or one for each.
@@ -61,7 +64,11 @@ class Layout:
         )
 
 
-def make_layout(mesh: Any, axis_name: Any, param_specs: Any) -> Layout | None:
+def make_layout(
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None,
+    axis_name: str | Sequence[str],
+    param_specs: PyTree,
+) -> Layout | None:
     """The layout that the arguments of `clipped_grad` mean; `None` without a mesh."""
     if mesh is None:
         if param_specs is not None:
@@ -88,7 +95,9 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
     """
     rows = P(layout.axes)
 
-    def run(points, batch, mask, key):
+    def run(
+        points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
+    ) -> tuple[PyTree, PyTree]:
         if mask.shape[0] % layout.shards:
             raise ValueError(
                 f"a batch of {mask.shape[0]} examples cannot be split evenly over the "
@@ -103,7 +112,9 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
             tangent=None if points.tangent is None else specs,
         )
 
-        def local(points, batch, mask, key):
+        def local(
+            points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
+        ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
             total, aux = sums(points, batch, mask, key)
             if scatter:
@@ -127,7 +138,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
     return run
 
 
-def check_one_device(batch: Any) -> None:
+def check_one_device(batch: PyTree) -> None:
     """Raises where the examples of `batch` are split over devices and no mesh was given."""
     for leaf in jax.tree.leaves(batch):
         sharding = jax.typeof(leaf).sharding
@@ -143,7 +154,7 @@ def check_one_device(batch: Any) -> None:
             )
 
 
-def _spec_of_type(leaf: Any) -> P:
+def _spec_of_type(leaf: jax.Array) -> P:
     return P(*jax.typeof(leaf).sharding.spec)
 
 

@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
+
+from dpoptax._trees import PyTree
+
+# What is timed: a training step, whatever it takes and returns.
+Step = Callable[..., PyTree]
 
 # Times that differ by less than this factor are taken for equal.
 _ALIKE = 1.05
@@ -14,8 +18,8 @@ _TURN_CALLS = 20
 
 
 def tune_microbatch_size(
-    make_step: Callable[[int], Callable[..., Any]],
-    *args: Any,
+    make_step: Callable[[int], Step],
+    *args: PyTree,
     batch_size: int,
     candidates: Sequence[int] | None = None,
     rounds: int = 3,
@@ -81,14 +85,14 @@ def tune_microbatch_size(
     return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
 
 
-def _default_candidates(batch_size):
+def _default_candidates(batch_size: int) -> list[int]:
     sizes = [batch_size]
     while sizes[-1] % 4 == 0 and sizes[-1] >= 16:
         sizes.append(sizes[-1] // 4)
     return sizes
 
 
-def _seconds(step, args, carried):
+def _seconds(step: Step, args: tuple[PyTree, ...], carried: list[PyTree]) -> float:
     """The time of a turn's fastest call. `carried` is what to call with, and is kept up to date."""
     calls: list[float] = []
     while not calls or (sum(calls) < _TURN_SECONDS and len(calls) < _TURN_CALLS):
@@ -107,10 +111,10 @@ def _seconds(step, args, carried):
     return min(calls)
 
 
-def _kind(tree):
+def _kind(tree: PyTree) -> tuple[object, list[tuple[object, object]]]:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, [(getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves]
 
 
-def _copy(tree):
+def _copy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)

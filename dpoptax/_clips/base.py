@@ -3,10 +3,12 @@
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+
+from dpoptax._trees import PyTree
 
 
 class Clip(abc.ABC):
@@ -40,11 +42,11 @@ class Clip(abc.ABC):
         factor of a number that its norm does not exceed, and so stays below the bound too.
         """
 
-    def groups(self, tree: Any) -> list[int]:
+    def groups(self, tree: PyTree) -> list[int]:
         """The group of each leaf of `tree`, in the order of `jax.tree.leaves`; one group here."""
         return [0] * len(jax.tree.leaves(tree))
 
-    def encode(self, grads: Any, reference: Any) -> Any:
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """What is scaled and summed in place of the gradients, leaves (B, …); they themselves here.
 
         Not finite where an example's gradient is not. `reference` is public.
@@ -52,22 +54,22 @@ class Clip(abc.ABC):
         del reference
         return grads
 
-    def scaling(self, reference: Any) -> "Clip":
+    def scaling(self, reference: PyTree) -> "Clip":
         """The geometry whose factors `encode` scales gradients by, at a reference; itself here."""
         del reference
         return self
 
-    def statistic(self, norms: jax.Array, reference: Any) -> jax.Array | None:
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
         """What `encode` puts beside each gradient, (B,), from its norm, (B,); nothing here."""
         del norms, reference
         return None
 
-    def join(self, gradient: Any, statistic: Any) -> Any:
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
         """Sums of scaled gradients and of statistics as the sum that `encode` makes."""
         del statistic
         return gradient
 
-    def decode(self, mean: Any, reference: Any) -> Any:
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
         """The gradient, shaped like the parameters, that the noisy mean encodes; itself here."""
         del reference
         return mean
@@ -96,10 +98,10 @@ class L2Clip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         """min(1, C/‖g‖)."""
         return jnp.minimum(1.0, self.l2_clip_norm / norms)
 
@@ -124,7 +126,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
     return L2Clip(positive("l2_clip_norm", l2_clip_norm))
 
 
-def positive(name: str, value: Any) -> float:
+def positive(name: str, value: float) -> float:
     """Returns `value` as a float, or raises with its name where it is no positive number."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
@@ -137,7 +139,7 @@ def positive(name: str, value: Any) -> float:
     return value
 
 
-def check_clip(clip: Any) -> Clip:
+def check_clip(clip: object) -> Clip:
     """Returns `clip`, or raises where it is not a clip geometry."""
     if not isinstance(clip, Clip):
         raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._trees import is_masked, out_sharding
+from dpoptax._trees import PyTree, is_masked, out_sharding
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -50,9 +49,9 @@ class ClippedSum(metaclass=_Named):
         `sum` then holds; `None` for floating point. Static.
     """
 
-    sum: Any
+    sum: PyTree
     clip: Clip = dataclasses.field(metadata={"static": True})
-    reference: Any = None
+    reference: PyTree = None
     seal: jax.Array | None = None
     grid: float | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -62,7 +61,7 @@ class ClippedSum(metaclass=_Named):
 
 
 def assert_clipped(
-    total: Any, clip: Clip, reference: Any = None, *, grid: float | None = None
+    total: PyTree, clip: Clip, reference: PyTree = None, *, grid: float | None = None
 ) -> ClippedSum:
     """Vouches for a sum that was clipped elsewhere: a `ClippedSum` with a seal.
 
@@ -146,7 +145,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     return ClippedSum(total, first.clip, first.reference, seal, first.grid)
 
 
-def check_clipped_sum(updates: Any) -> ClippedSum:
+def check_clipped_sum(updates: object) -> ClippedSum:
     """Returns `updates`, or raises where types and shapes show that it is not as it was made."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
@@ -182,7 +181,7 @@ def is_intact(clipped: ClippedSum) -> jax.Array:
     return jnp.equal(jnp.asarray(clipped.seal), found)
 
 
-def checksum(total: Any, clip: Clip, reference: Any, grid: float | None = None) -> jax.Array:
+def checksum(total: PyTree, clip: Clip, reference: PyTree, grid: float | None = None) -> jax.Array:
     """A uint32 that depends on every bit of the arrays, on their places and on the geometry.
 
     One entry of another value, or entries or leaves that change places, give another checksum; of
@@ -196,7 +195,7 @@ def checksum(total: Any, clip: Clip, reference: Any, grid: float | None = None) 
     return mixed(sums ^ _checksum_of_leaves(reference, ~salt & 0xFFFFFFFF))
 
 
-def _checksum_of_leaves(tree: Any, salt: int) -> jax.Array:
+def _checksum_of_leaves(tree: PyTree, salt: int) -> jax.Array:
     found = jnp.uint32(salt)
     for i, leaf in enumerate(jax.tree.leaves(tree)):
         leaf = jnp.asarray(leaf)

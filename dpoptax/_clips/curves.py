@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from dpoptax._clips.base import Clip, L2Clip, positive
+from dpoptax._trees import PyTree
 
 # Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
 _TINY = 2.0**-90
@@ -22,10 +23,10 @@ class AutomaticClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         """C/(‖g‖ + γ)."""
         return self.l2_clip_norm / jnp.maximum(norms + self.gamma, _TINY)
 
@@ -68,10 +69,10 @@ class PsacClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """C."""
+        """C, the clip bound."""
         return self.l2_clip_norm
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         """C/(‖g‖ + r/(‖g‖ + r))."""
         return self.l2_clip_norm / (norms + self.r / (norms + self.r))
 
@@ -109,10 +110,10 @@ class NormalizedClip(Clip):
 
     @property
     def sensitivity(self) -> float:
-        """1."""
+        """1: the sum is in units of C."""
         return 1.0
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         """min(1/C, 1/‖g‖)."""
         return 1.0 / jnp.maximum(self.l2_clip_norm, norms)
 
@@ -146,14 +147,14 @@ class PerLayerClip(Clip):
     """A flat clip for each layer; see `per_layer_clip`."""
 
     clips: tuple[Clip, ...]
-    layers: Any
+    layers: jax.tree_util.PyTreeDef | None
 
     @property
     def sensitivity(self) -> float:
         """√Σ C_l²; with one clip split over all leaves, its own."""
         return math.hypot(*(clip.sensitivity for clip in self.clips))
 
-    def groups(self, tree):
+    def groups(self, tree: PyTree) -> list[int]:
         """One group a layer: a subtree with a clip of its own, or every leaf."""
         if self.layers is None:
             return list(range(len(jax.tree.leaves(tree))))
@@ -165,7 +166,7 @@ class PerLayerClip(Clip):
             ) from error
         return [i for i, layer in enumerate(subtrees) for _ in jax.tree.leaves(layer)]
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         """Those of each layer's clip at the layer's norm."""
         if self.layers is None:
             return _share(self.clips[0], norms.shape[-1]).factors(norms)
@@ -173,7 +174,7 @@ class PerLayerClip(Clip):
         return jnp.concatenate(columns, axis=-1)
 
 
-def per_layer_clip(clips: Any) -> PerLayerClip:
+def per_layer_clip(clips: PyTree) -> PerLayerClip:
     """Clips each layer of each example's gradient by itself: g_l ↦ f_l(‖g_l‖) g_l.
 
     With numbers C_l, f_l is that of `l2_clip`, min(1, C_l/‖g_l‖): layer-wise vanilla clipping. With
@@ -215,7 +216,7 @@ def per_layer_clip(clips: Any) -> PerLayerClip:
     return PerLayerClip(flat, None)
 
 
-def _flat(given: Any) -> Clip:
+def _flat(given: Clip | float) -> Clip:
     """A geometry that scales whole gradients by their norm; that of a number is `l2_clip`."""
     if not isinstance(given, Clip):
         return L2Clip(positive("clips", given))

@@ -1,6 +1,6 @@
 """Clipped sums of per-example gradients that are formed: the reference, for any geometry."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ import optax
 
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
+from dpoptax._trees import PyTree
 
 
 def clip_per_example(clip: Clip) -> optax.GradientTransformation:
@@ -41,11 +42,13 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
             "with dpoptax.clipped_grad, and dpoptax.adaptive_gaussian_noise behind it"
         )
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> optax.EmptyState:
         del params
         return optax.EmptyState()
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: optax.EmptyState, params: PyTree = None
+    ) -> tuple[ClippedSum, optax.EmptyState]:
         del params
         return assert_clipped(sum_clipped(clip, updates), clip), state
 
@@ -54,19 +57,19 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
 
 def sum_clipped(
     clip: Clip,
-    grads: Any,
+    grads: PyTree,
     mask: jax.Array | None = None,
-    reference: Any = None,
+    reference: PyTree = None,
     *,
     grid: float | None = None,
-) -> Any:
+) -> PyTree:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
     By formed gradients: what is summed is what was measured. With a grid, a power of two, each
     summand is rounded to whole multiples of it, and the sum is of these integers: it is exact.
     """
 
-    def summed(coefficient, unit):
+    def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
         if grid is None:
             return jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
         clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
@@ -94,7 +97,7 @@ class ClippedUnits(NamedTuple):
     used: jax.Array
 
 
-def clip_each(clip: Clip, grads: Any, mask: jax.Array | None = None) -> ClippedUnits:
+def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> ClippedUnits:
     """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `bounds`."""
     batch = batch_axis(grads)
     check_real(grads)
@@ -110,7 +113,7 @@ def clip_each(clip: Clip, grads: Any, mask: jax.Array | None = None) -> ClippedU
     return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
 
 
-def check_real(tree: Any) -> None:
+def check_real(tree: PyTree) -> None:
     """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
@@ -121,7 +124,7 @@ def check_real(tree: Any) -> None:
             )
 
 
-def batch_axis(tree: Any) -> int:
+def batch_axis(tree: PyTree) -> int:
     """The length of the leading axis that all leaves share; raises where they do not."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}

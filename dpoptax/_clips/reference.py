@@ -5,6 +5,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._points import ReferenceState
+from dpoptax._trees import PyTree
 
 
 def track_reference() -> optax.GradientTransformation:
@@ -27,10 +28,12 @@ def track_reference() -> optax.GradientTransformation:
     Array([1., 1.], dtype=float32)
     """
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> ReferenceState:
         return ReferenceState(optax.tree.zeros_like(params))
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: ReferenceState, params: PyTree = None
+    ) -> tuple[PyTree, ReferenceState]:
         del params
         if isinstance(updates, ClippedSum):
             raise TypeError(

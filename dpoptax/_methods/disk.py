@@ -2,21 +2,25 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from dpoptax._points import track_iterates
+from dpoptax._trees import PyTree
+
+Schedule = Callable[[jax.Array], jax.Array | float]
 
 
 def disk(
-    kappa: float | Callable[[jax.Array], Any],
+    kappa: float | Schedule,
     gamma: float | None,
     *,
     filter_gain: float | None = None,
-    accumulator_dtype: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """DiSK's predictor and filter, for the chain between the noise and any optax optimizer.
 
@@ -74,7 +78,7 @@ def disk(
     return optax.chain(tracker, _filter(gain, accumulator_dtype))
 
 
-def _tracker(kappa, gamma):
+def _tracker(kappa: float, gamma: float | None) -> optax.GradientTransformation:
     """The points for a fixed gain, with no gradient that would be weighted by zero."""
     ratio = (1.0 - kappa) / kappa
     gamma = ratio if gamma is None else gamma
@@ -88,14 +92,14 @@ def _tracker(kappa, gamma):
     return track_iterates([(1.0, 0.0), (1.0 + gamma, -gamma)], [1.0 - c, c])
 
 
-def _scheduled_tracker(kappa, gamma):
-    def ratio(count):
+def _scheduled_tracker(kappa: Schedule, gamma: float) -> optax.GradientTransformation:
+    def ratio(count: jax.Array) -> jax.Array | float:
         return (1.0 - kappa(count)) / kappa(count)
 
     if gamma == 0.0:
         return track_iterates([(1.0, 0.0)], [1.0], tangent_row=(1.0, -1.0), tangent_weight=ratio)
 
-    def weights(count):
+    def weights(count: jax.Array) -> jax.Array:
         c = ratio(count) / gamma
         return jnp.stack([1.0 - c, c])
 
@@ -111,26 +115,30 @@ class DiskFilterState(NamedTuple):
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    estimate: Any
+    estimate: PyTree
 
 
-def _filter(gain, accumulator_dtype):
+def _filter(
+    gain: float | Schedule, accumulator_dtype: DTypeLike | None
+) -> optax.GradientTransformation:
     """g̃_t = (1 − κ_t) g̃_{t−1} + κ_t g_t, started at g_0.
 
     What goes out is what is kept, so that the buffer is updated in place: `low_pass` keeps the
     output times its pole.
     """
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> DiskFilterState:
         estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
         return DiskFilterState(jnp.zeros([], jnp.int32), estimate)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: DiskFilterState, params: PyTree = None
+    ) -> tuple[PyTree, DiskFilterState]:
         del params
         now = gain(state.count) if callable(gain) else gain
         kappa = jnp.where(state.count == 0, 1.0, now)
 
-        def mix(e, g):
+        def mix(e: jax.Array, g: jax.Array) -> jax.Array:
             return ((1.0 - kappa) * e + kappa * g.astype(e.dtype)).astype(e.dtype)
 
         estimate = jax.tree.map(mix, state.estimate, updates)

@@ -1,15 +1,15 @@
 """DOPPLER: a low-pass filter over the privatized gradients."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import optax
+from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import low_pass
 
 
 def doppler(
-    b: Sequence[float], a: Sequence[float] = (), *, accumulator_dtype: Any = None
+    b: Sequence[float], a: Sequence[float] = (), *, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
     """DOPPLER's bias-corrected low-pass filter: noise is white, gradients are slow, keep the slow.
 

@@ -1,11 +1,14 @@
 """DOPPLER's optimal finite filter, its coefficients estimated from the released gradients."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
+
+from dpoptax._trees import PyTree
 
 
 class AdaptiveFirState(NamedTuple):
@@ -20,14 +23,14 @@ class AdaptiveFirState(NamedTuple):
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    past: tuple[Any, ...]
+    past: tuple[PyTree, ...]
     power: jax.Array
     products: jax.Array
     b: jax.Array
 
 
 def adaptive_fir(
-    length: int, stddev: float, *, decay: float = 0.95, accumulator_dtype: Any = None
+    length: int, stddev: float, *, decay: float = 0.95, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
     """A finite low-pass filter whose coefficients follow the correlation of the gradients.
 
@@ -71,7 +74,9 @@ def adaptive_fir(
     # The variance that a running mean has left of one step's.
     share = (1.0 - decay) / (1.0 + decay)
 
-    def coefficients(power, products, count, size):
+    def coefficients(
+        power: jax.Array, products: jax.Array, count: jax.Array, size: int
+    ) -> jax.Array:
         """b from the means of the steps 0 … count; lags that have no gradient yet get 0."""
         lags = jnp.arange(1, length)
         seen = jnp.maximum(count + 1 - lags, 0)
@@ -82,13 +87,15 @@ def adaptive_fir(
         c = jnp.concatenate([jnp.full(1, 0.5), c])
         return c / jnp.sum(c)
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> AdaptiveFirState:
         past = [optax.tree.zeros_like(params, dtype=accumulator_dtype) for _ in range(length - 1)]
         zero = jnp.zeros([], jnp.float32)
         products, b = jnp.zeros(length - 1, jnp.float32), jnp.zeros(length, jnp.float32)
         return AdaptiveFirState(jnp.zeros([], jnp.int32), tuple(past), zero, products, b)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: AdaptiveFirState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveFirState]:
         del params
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         square = _inner(updates, updates) - size * noise
@@ -99,7 +106,7 @@ def adaptive_fir(
         products = jnp.where(seen, decay * state.products + (1.0 - decay) * inner, 0.0)
         b = coefficients(power, products, state.count, size)
 
-        def mix(g, *past):
+        def mix(g: jax.Array, *past: jax.Array) -> jax.Array:
             return sum(c * x.astype(jnp.float32) for c, x in zip(b, (g, *past), strict=True))
 
         out = jax.tree.map(lambda g, *past: mix(g, *past).astype(g.dtype), updates, *state.past)
@@ -111,7 +118,7 @@ def adaptive_fir(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _inner(x: Any, y: Any) -> jax.Array:
+def _inner(x: PyTree, y: PyTree) -> jax.Array:
     """⟨x, y⟩ over all leaves, in float32."""
     products = jax.tree.map(
         lambda a, b: jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32)), x, y

@@ -1,14 +1,36 @@
 """Kalman gains: from given variances, and estimated during training from released gradients."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
+from numpy.typing import NDArray
+
+from dpoptax._trees import PyTree
 
 
+@overload
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = ...,
+    steps: None = ...,
+    initial_variance: float = ...,
+) -> float: ...
+@overload
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = ...,
+    steps: int,
+    initial_variance: float = ...,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
 def kalman_gain(
     *,
     noise_stddev: float,
@@ -16,7 +38,7 @@ def kalman_gain(
     hessian_stddev: float = 0.0,
     steps: int | None = None,
     initial_variance: float = 0.0,
-) -> Any:
+) -> float | tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The gain of DiSK's scalar Kalman filter, in the long run or step by step.
 
     With s = σ_H² + σ_v², the error variance p and the gain k follow
@@ -80,14 +102,18 @@ class AdaptiveKalmanState(NamedTuple):
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    estimate: Any
-    drift: Any
-    variance: Any
-    gain: Any
+    estimate: PyTree
+    drift: jax.Array
+    variance: jax.Array
+    gain: jax.Array
 
 
 def adaptive_kalman(
-    stddev: float, *, decay: float = 0.95, per_leaf: bool = False, accumulator_dtype: Any = None
+    stddev: float,
+    *,
+    decay: float = 0.95,
+    per_leaf: bool = False,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """A first-order Kalman filter that finds its gain from the released gradients.
 
@@ -132,7 +158,13 @@ def adaptive_kalman(
         raise ValueError(f"decay={decay}: want a number in [0, 1)")
     noise = float(stddev) ** 2
 
-    def gain_and_state(power, sizes, drift, variance, count):
+    def gain_and_state(
+        power: jax.Array,
+        sizes: jax.Array,
+        drift: jax.Array,
+        variance: jax.Array,
+        count: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Kalman's gain from the mean square of the innovation of groups of `sizes` coordinates."""
         drift = decay * drift + (1.0 - decay) * (power - noise - variance)
         forgotten = jnp.power(decay, jnp.maximum(count, 1))
@@ -145,14 +177,16 @@ def adaptive_kalman(
         variance = jnp.where(first, noise, (1.0 - gain) * predicted)
         return gain, jnp.where(first, 0.0, drift), variance
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> AdaptiveKalmanState:
         groups = len(jax.tree.leaves(params)) if per_leaf else 1
         estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
         # One buffer each: a state that is donated must not hold one twice.
         drift, variance, gain = (jnp.zeros(groups, jnp.float32) for _ in range(3))
         return AdaptiveKalmanState(jnp.zeros([], jnp.int32), estimate, drift, variance, gain)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: AdaptiveKalmanState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveKalmanState]:
         del params
         gradients, treedef = jax.tree.flatten(updates)
         estimates = jax.tree.leaves(state.estimate)
@@ -183,7 +217,7 @@ def adaptive_kalman(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _mean_above_zero(estimate, error):
+def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:
     """The mean of a normal variable, of mean `estimate` and deviation `error`, given it is >= 0."""
     z = estimate / error
     ratio = jnp.exp(jax.scipy.stats.norm.logpdf(z) - jax.scipy.stats.norm.logcdf(z))

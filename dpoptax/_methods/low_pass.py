@@ -1,13 +1,15 @@
 """The linear filter that every method of the family puts behind the noise."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from dpoptax._coefficients import validate
+from dpoptax._trees import PyTree
 
 
 class LowPassState(NamedTuple):
@@ -20,7 +22,7 @@ class LowPassState(NamedTuple):
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
-    buffers: tuple[Any, ...]
+    buffers: tuple[PyTree, ...]
     correction: jax.Array
 
 
@@ -29,7 +31,7 @@ def low_pass(
     a: Sequence[float] = (),
     *,
     start: Literal["corrected", "steady", "zero"] = "corrected",
-    accumulator_dtype: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """A linear filter over time with rational transfer function, applied to every coordinate.
 
@@ -77,25 +79,29 @@ def low_pass(
     # The buffers that a constant input of 1 leaves behind, for a start in the steady state.
     steady = [sum(taps[i:]) - sum(feedback[i:]) for i in range(1, order + 1)]
 
-    def step(x, buffers):
+    def step(
+        x: jax.Array, buffers: Sequence[jax.Array | float]
+    ) -> tuple[jax.Array, list[jax.Array]]:
         y = taps[0] * x + (buffers[0] if order else 0.0)
-        shifted = [*buffers[1:], 0.0][:order]
+        shifted: list[jax.Array | float] = [*buffers[1:], 0.0][:order]
         return y, [
             s + bi * x - ai * y for s, bi, ai in zip(shifted, taps[1:], feedback[1:], strict=True)
         ]
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> LowPassState:
         zeros = [optax.tree.zeros_like(params, dtype=accumulator_dtype) for _ in range(order)]
         # Not empty without buffers either: there are checkpoint formats that have no empty arrays.
         correction = jnp.zeros(max(order, 1), jnp.float32)
         return LowPassState(jnp.zeros([], jnp.int32), tuple(zeros), correction)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: LowPassState, params: PyTree = None
+    ) -> tuple[PyTree, LowPassState]:
         del params
         correction, corrections = step(jnp.ones([], jnp.float32), list(state.correction))
         first = state.count == 0
 
-        def leaf(x, *buffers):
+        def leaf(x: jax.Array, *buffers: jax.Array) -> list[jax.Array]:
             old = list(buffers)
             if start == "steady":
                 old = [

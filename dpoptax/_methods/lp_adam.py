@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import LowPassState, low_pass
+from dpoptax._trees import PyTree
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -22,7 +24,7 @@ class ScaleByLpAdamState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
     filtered: LowPassState
-    nu: optax.Updates
+    nu: PyTree
 
 
 def scale_by_lp_adam(
@@ -32,7 +34,7 @@ def scale_by_lp_adam(
     b2: float = 0.999,
     eps: float | None = None,
     stddev: float = 0.0,
-    accumulator_dtype: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Adam whose first moment is a low-pass filter, and whose second leaves out the known noise.
 
@@ -86,11 +88,13 @@ def scale_by_lp_adam(
     noise, floor = float(stddev) ** 2, float(eps)
     filtering = low_pass(b, a, accumulator_dtype=accumulator_dtype)
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> ScaleByLpAdamState:
         zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
         return ScaleByLpAdamState(jnp.zeros([], jnp.int32), filtering.init(params), zeros)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: ScaleByLpAdamState, params: PyTree = None
+    ) -> tuple[PyTree, ScaleByLpAdamState]:
         del params
         count = optax.safe_increment(state.count)
         mean, filtered = filtering.update(updates, state.filtered)
@@ -99,7 +103,7 @@ def scale_by_lp_adam(
         )
         corrected = optax.tree.bias_correction(nu, b2, count)
 
-        def direction(m, v):
+        def direction(m: jax.Array, v: jax.Array) -> jax.Array:
             root = jnp.sqrt(jnp.maximum(v - noise, 0.0))
             return (m.astype(v.dtype) / jnp.maximum(root, floor)).astype(m.dtype)
 
@@ -175,6 +179,6 @@ def adam_bc(
     return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)
 
 
-def _wide(p):
+def _wide(p: jax.Array) -> jnp.dtype:
     """float32 at least: in bfloat16 a second moment that decays by 0.999 stands still."""
     return jnp.promote_types(p.dtype, jnp.float32)

@@ -1,9 +1,9 @@
 """DP-PMLF: momentum per sample before the clip, a low-pass filter behind the noise."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import optax
+from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import track_iterates
@@ -15,7 +15,7 @@ def pmlf(
     b: Sequence[float],
     a: Sequence[float] = (),
     *,
-    accumulator_dtype: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """DP-PMLF's per-sample momentum and low-pass filter, for the chain behind the noise.
 
@@ -55,7 +55,7 @@ def pmlf(
 
 
 def inner_outer(
-    length: int, beta: float, momentum: float, *, accumulator_dtype: Any = None
+    length: int, beta: float, momentum: float, *, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
     """Inner-outer momentum, DP-PMLF's baseline: neither average is normalised.
 
@@ -85,7 +85,7 @@ def inner_outer(
     return optax.chain(_window(_powers(length, beta)), outer)
 
 
-def _powers(length, beta):
+def _powers(length: int, beta: float) -> list[float]:
     """β^0, …, β^{k−1}, without those that are zero."""
     if not (isinstance(length, int) and length >= 1):
         raise ValueError(f"length={length}: want an integer, at least 1")
@@ -94,7 +94,7 @@ def _powers(length, beta):
     return [beta**i for i in range(length if beta > 0 else 1)]
 
 
-def _window(weights):
+def _window(weights: Sequence[float]) -> optax.GradientTransformation:
     """The last iterates as points: row i picks x_{t−i}."""
     rows = [[float(i == j) for j in range(len(weights))] for i in range(len(weights))]
     return track_iterates(rows, weights)

@@ -2,19 +2,21 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpoptax._clips.base import Clip, UnitClip, positive
+from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_each
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import GaussianNoiseState, release
 from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
 from dpoptax._points import ReferenceState
 from dpoptax._serialization import serializable
+from dpoptax._trees import PyTree
 
 # The threshold stays a number whose reciprocal is a normal float32.
 _THRESHOLDS = (1e-9, 1e9)
@@ -28,7 +30,7 @@ class CountedGradient(NamedTuple):
       count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
     """
 
-    gradient: Any
+    gradient: PyTree
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count
 
 
@@ -44,7 +46,7 @@ class AdaptiveClip(UnitClip):
     learning_rate: float
     count_share: float
 
-    def encode(self, grads, reference):
+    def encode(self, grads: PyTree, reference: PyTree) -> CountedGradient:
         """The `CountedGradient` of every example; NaN for a gradient that is not finite."""
         clipped = clip_each(self.scaling(reference), grads)
         gradient = [
@@ -55,31 +57,32 @@ class AdaptiveClip(UnitClip):
         gradient = jax.tree.unflatten(jax.tree.structure(grads), gradient)
         return CountedGradient(gradient, jnp.where(clipped.used, count, jnp.nan))
 
-    def scaling(self, reference):
+    def scaling(self, reference: PyTree) -> "_ToThreshold":
         """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
         return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
 
-    def statistic(self, norms, reference):
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
         """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
         unclipped = norms <= self._threshold(reference)
         return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
 
-    def join(self, gradient, statistic):
-        """The `CountedGradient`."""
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> CountedGradient:
+        """The `CountedGradient` of sums of both."""
+        assert statistic is not None
         return CountedGradient(gradient, statistic)
 
-    def decode(self, mean, reference):
+    def decode(self, mean: CountedGradient, reference: PyTree) -> PyTree:
         """The gradient in its own units: times C_t/√(1 − ρ)."""
         unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
         return jax.tree.map(lambda m: unit * m, mean.gradient)
 
-    def next_threshold(self, mean, threshold):
+    def next_threshold(self, mean: CountedGradient, threshold: jax.Array) -> jax.Array:
         """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
         unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
         step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
         return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
 
-    def _threshold(self, reference):
+    def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
             raise ValueError(
                 "adaptive_clip found no threshold: it is kept by dpoptax.adaptive_gaussian_noise, "
@@ -97,10 +100,10 @@ class _ToThreshold(Clip):
     bound: float
 
     @property
-    def sensitivity(self):
+    def sensitivity(self) -> float:
         return self.bound
 
-    def factors(self, norms):
+    def factors(self, norms: jax.Array) -> jax.Array:
         return self.bound / jnp.maximum(self.threshold, norms)
 
 
@@ -201,14 +204,16 @@ def adaptive_gaussian_noise(
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
     key = check_key(key)
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> AdaptiveNoiseState:
         del params
         threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
         noise = GaussianNoiseState(**begin(mechanism, key))
         return AdaptiveNoiseState(noise, ReferenceState(threshold))
 
-    def update_fn(updates, state, params=None):
-        def noisy_mean(clipped, step_key):
+    def update_fn(
+        updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveNoiseState]:
+        def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
             if clipped.clip != clip:
                 raise TypeError(
                     f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "

@@ -1,17 +1,18 @@
 """Noise that is correlated over steps: the privacy boundary with a matrix mechanism."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import release
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_key, check_mechanism
 from dpoptax._serialization import serializable
 from dpoptax._strategies import Strategy
+from dpoptax._trees import PyTree
 
 
 @serializable
@@ -31,7 +32,7 @@ class CorrelatedNoiseState:
 
     count: jax.Array
     key: jax.Array
-    buffers: Any
+    buffers: PyTree
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint | None = None
 
@@ -84,12 +85,14 @@ def correlated_noise(
     with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
         noising = strategy.noising_matrix()
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> CorrelatedNoiseState:
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
         return CorrelatedNoiseState(buffers=noising.init_multiply(zeros), **begin(mechanism, key))
 
-    def update_fn(updates, state, params=None):
-        def noisy_mean(clipped, step_key):
+    def update_fn(
+        updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, CorrelatedNoiseState]:
+        def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
             zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
             white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
             noise, buffers = noising.multiply_next(white, state.buffers)

@@ -1,20 +1,20 @@
 """How noise is drawn: each number once, a leaf at a time, without long compilation."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._noise import normal
-from dpoptax._trees import out_sharding
+from dpoptax._trees import PyTree, out_sharding
 
-# Leaves of at most this many entries may be drawn in a loop with others of their shape.
-_SMALL = 2**16
+# Leaves of at most this many entries may be drawn in a loop with others of their shape. Found by
+# hand on one x86 CPU; no command of the benchmarks repeats it.
+_LOOPED_ENTRIES = 2**16
 
 
-def add_noise(tree: Any, stddev: float, key: jax.Array) -> Any:
+def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
     """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
     if stddev == 0.0:
         return tree
@@ -30,13 +30,11 @@ def add_noise(tree: Any, stddev: float, key: jax.Array) -> Any:
             continue
         draw = lambda key, leaf=leaf, dtype=dtype: normal.normal(key, leaf.shape, dtype)  # noqa: E731
         drawn = jax.lax.map(draw, keys[np.array(indices)])
-        total = jnp.stack([leaves[i] for i in indices]) + stddev * drawn
-        for i, part in zip(indices, total, strict=True):
-            noisy[i] = part
+        _unstack(_stack(leaves, indices) + stddev * drawn, indices, noisy)
     return jax.tree.unflatten(treedef, noisy)
 
 
-def draw_once(draw: Callable[[], Any], like: Any, count: jax.Array) -> Any:
+def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyTree:
     """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
@@ -48,20 +46,19 @@ def draw_once(draw: Callable[[], Any], like: Any, count: jax.Array) -> Any:
     likes, treedef = jax.tree.flatten(like)
     groups = _alike(likes)  # every array that leaves the branch takes time to compile
 
-    def stacked(tree):
+    def stacked(tree: PyTree) -> list[jax.Array]:
         leaves = jax.tree.leaves(tree)
-        return [jnp.stack([leaves[i] for i in indices]) for indices in groups]
+        return [_stack(leaves, indices) for indices in groups]
 
-    def nothing():
+    def nothing() -> list[jax.Array]:
         zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
         return stacked(jax.tree.map(zeros, like, jax.eval_shape(draw)))
 
-    def branch():
+    def branch() -> PyTree:
         leaves = list(likes)
         stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
         for indices, stack in zip(groups, stacks, strict=True):
-            for i, leaf in zip(indices, stack, strict=True):
-                leaves[i] = leaf
+            _unstack(stack, indices, leaves)
         return jax.tree.unflatten(treedef, leaves)
 
     return jax.lax.platform_dependent(cpu=branch, default=draw)
@@ -72,8 +69,18 @@ def _alike(leaves: list[jax.Array]) -> list[list[int]]:
 
     Large leaves and split ones are drawn alone: their noise is added where it is made.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        together = leaf.size <= _SMALL and out_sharding(leaf) is None
+        together = leaf.size <= _LOOPED_ENTRIES and out_sharding(leaf) is None
         groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
     return list(groups.values())
+
+
+def _stack(leaves: list[jax.Array], indices: list[int]) -> jax.Array:
+    return jnp.stack([leaves[i] for i in indices])
+
+
+def _unstack(stack: jax.Array, indices: list[int], leaves: list[jax.Array]) -> None:
+    """Puts the parts of a stack back in their places among the leaves."""
+    for i, part in zip(indices, stack, strict=True):
+        leaves[i] = part

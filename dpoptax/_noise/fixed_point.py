@@ -1,7 +1,6 @@
 """Noise in fixed point: no bit of the release tells what the noise was added to."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import normal
 from dpoptax._noise.ledger import check_mechanism
-from dpoptax._trees import out_sharding
+from dpoptax._trees import PyTree, out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the rougher is the noise's distribution on it.
@@ -67,7 +66,7 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     return clipped.clip.sensitivity + share * math.sqrt(size) * step
 
 
-def add_noise(tree: Any, stddev: float, key: jax.Array, step: float) -> Any:
+def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
     """Returns g · (round(tree/g) + N) with N integer noise of standard deviation stddev/g.
 
     N is the sum of four rounded normals of half the standard deviation. A float32 normal has 2²³
@@ -89,7 +88,7 @@ def add_noise(tree: Any, stddev: float, key: jax.Array, step: float) -> Any:
     keys = jax.random.split(key, (len(leaves), _DRAWS))
     scale = stddev / step / math.sqrt(_DRAWS)
 
-    def noisy(leaf, keys):
+    def noisy(leaf: jax.Array, keys: jax.Array) -> jax.Array:
         # Division by a power of two is exact, and so is everything from here to the last line.
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
         if not jnp.issubdtype(leaf.dtype, jnp.integer):

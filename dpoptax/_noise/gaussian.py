@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.ledger import (
     Imprint,
     Mechanism,
+    State,
     after_release,
     begin,
     check_key,
@@ -24,6 +25,9 @@ from dpoptax._noise.ledger import (
     refusals,
 )
 from dpoptax._serialization import serializable
+from dpoptax._trees import PyTree
+
+Beside = TypeVar("Beside")
 
 
 @serializable
@@ -47,15 +51,15 @@ class GaussianNoiseState:
 
 
 def release(
-    updates: Any,
-    state: Any,
-    params: Any,
+    updates: PyTree,
+    state: State,
+    params: PyTree,
     mechanism: Mechanism,
-    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[Any, Any]],
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Beside]],
     *,
     decode: bool = True,
     on_grid: bool = False,
-) -> tuple[Any, Any, Any]:
+) -> tuple[PyTree, tuple[PyTree, Beside], State]:
     """One release of a noise stage, whatever its noise: what all stages check, and how all count.
 
     It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
@@ -161,12 +165,14 @@ def gaussian_noise(
     key = check_key(key)
     add = _add_in_fixed_point if fixed_point else _add
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> GaussianNoiseState:
         del params
         return GaussianNoiseState(**begin(mechanism, key))
 
-    def update_fn(updates, state, params=None):
-        def noisy_mean(clipped, step_key):
+    def update_fn(
+        updates: PyTree, state: GaussianNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, GaussianNoiseState]:
+        def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
             draw = lambda: add(clipped, mechanism, step_key)  # noqa: E731
             noisy = draw_once(draw, clipped.sum, state.count)
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
@@ -247,12 +253,12 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     return noise_multiplier * clip.sensitivity / batch_size
 
 
-def _add(clipped, mechanism, key):
+def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
     return add_noise(clipped.sum, stddev, key)
 
 
-def _add_in_fixed_point(clipped, mechanism, key):
+def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     sigma = mechanism.noise_multiplier
     if sigma == 0.0 and clipped.grid is None:
         return clipped.sum
@@ -269,5 +275,5 @@ def _add_in_fixed_point(clipped, mechanism, key):
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
 
 
-def _nan_where(refused, tree):
+def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.where(refused, jnp.full((), jnp.nan, x.dtype), x), tree)

@@ -3,17 +3,19 @@
 import dataclasses
 import itertools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpoptax._clips.base import UnitClip, positive
+from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
 from dpoptax._noise import normal
 from dpoptax._noise.gaussian import GaussianNoiseState, release
 from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._trees import PyTree
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
@@ -65,11 +67,11 @@ def geodp(
     mechanism = Mechanism(noise_multiplier, batch_size, unproven=_UNPROVEN)
     key = check_key(key)
 
-    def init_fn(params):
+    def init_fn(params: PyTree) -> GaussianNoiseState:
         del params
         return GaussianNoiseState(**begin(mechanism, key))
 
-    def noisy_mean(clipped, step_key):
+    def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
         if clipped.clip.encodes:
             raise TypeError(
                 f"geodp got gradients encoded by {clipped.clip}: it makes angles itself; clip with "
@@ -85,7 +87,9 @@ def geodp(
         angles += math.sqrt(flat.size + 2) * beta * math.pi * noise[1:]
         return restore(from_hyperspherical(norm, angles)), None
 
-    def update_fn(updates, state, params=None):
+    def update_fn(
+        updates: PyTree, state: GaussianNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, GaussianNoiseState]:
         released, _, state = release(updates, state, params, mechanism, noisy_mean)
         return released, state
 
@@ -101,7 +105,7 @@ class HypersphericalClip(UnitClip):
     beta: float | None
     magnitude_weight: float
 
-    def encode(self, grads, reference):
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
         """u(g) in the shapes of the gradients, leaves (B, …); NaN for a gradient with one."""
         flat, restore = _flatten(grads, batched=True)
         norm, angles = to_hyperspherical(flat)
@@ -121,7 +125,7 @@ class HypersphericalClip(UnitClip):
         finite = jnp.all(jnp.isfinite(flat), axis=-1, keepdims=True)
         return restore(jnp.where(finite, encoded, jnp.nan))
 
-    def decode(self, mean, reference):
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
         """The gradient whose magnitude and angles the noisy mean encoding says."""
         flat, restore = _flatten(mean)
         magnitude, angle = self._scales(flat.size)
@@ -130,15 +134,15 @@ class HypersphericalClip(UnitClip):
             norm = jnp.maximum(norm, 0.0)
         return restore(from_hyperspherical(norm, angles))
 
-    def _origin(self, reference):
+    def _origin(self, reference: PyTree) -> jax.Array | float:
         """The angles that offsets are measured from; the equator where there is no direction."""
         return 0.0 if reference is None else to_hyperspherical(_flatten(reference)[0])[1]
 
     @property
-    def _beta_pi(self):
+    def _beta_pi(self) -> float:
         return math.pi * (self.beta or 0.0)
 
-    def _scales(self, dimension):
+    def _scales(self, dimension: int) -> tuple[float, float]:
         """What a full unit of u means: (C/λ, ρ/√(1 − λ²))."""
         radius = self.angle_norm
         if radius is None:
@@ -202,13 +206,15 @@ def hyperspherical_clip(
     )
 
 
-def _wrap(offsets):
+def _wrap(offsets: jax.Array) -> jax.Array:
     """The azimuth, the last angle, runs around: its offset is taken into [−π, π)."""
     last = jnp.mod(offsets[..., -1:] + math.pi, 2 * math.pi) - math.pi
     return jnp.concatenate([offsets[..., :-1], last], axis=-1)
 
 
-def _flatten(tree: Any, batched: bool = False):
+def _flatten(
+    tree: PyTree, batched: bool = False
+) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
     """One array of all leaves, in float32 at least, and the function that cuts it up again."""
     leaves, treedef = jax.tree.flatten(tree)
     lead = leaves[0].shape[:1] if batched else ()
@@ -218,7 +224,7 @@ def _flatten(tree: Any, batched: bool = False):
         for leaf, size in zip(leaves, sizes, strict=True)
     ]
 
-    def restore(flat):
+    def restore(flat: jax.Array) -> PyTree:
         ends = list(itertools.accumulate(sizes))[:-1]
         columns = jnp.split(flat, ends, axis=-1)
         return jax.tree.unflatten(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import zlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypedDict, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,10 @@ import optax
 
 from dpoptax._clips.clipped_sum import mixed
 from dpoptax._serialization import serializable
+from dpoptax._trees import PyTree
+
+if TYPE_CHECKING:
+    from dpoptax._strategies import Strategy
 
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
@@ -45,7 +49,7 @@ class Mechanism:
     noise_multiplier: float
     batch_size: float
     unproven: str | None = None
-    strategy: Any = None
+    strategy: "Strategy | None" = None
 
 
 class Ledger(NamedTuple):
@@ -79,7 +83,34 @@ class Imprint:
     check: jax.Array
 
 
-def begin(mechanism: Mechanism, key: jax.Array) -> dict[str, Any]:
+class LedgerState(Protocol):
+    """What the state of every noise stage has, whatever it keeps beside it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def count(self) -> jax.Array: ...
+    @property
+    def key(self) -> jax.Array: ...
+    @property
+    def mechanism(self) -> Mechanism: ...
+    @property
+    def imprint(self) -> Imprint | None: ...
+
+
+State = TypeVar("State", bound=LedgerState)
+
+
+class Beginning(TypedDict):
+    """The fields of a `LedgerState` before any release."""
+
+    count: jax.Array
+    key: jax.Array
+    mechanism: Mechanism
+    imprint: Imprint
+
+
+def begin(mechanism: Mechanism, key: jax.Array) -> Beginning:
     """The fields of a noise stage's state before any release."""
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
@@ -91,14 +122,14 @@ def begin(mechanism: Mechanism, key: jax.Array) -> dict[str, Any]:
     }
 
 
-def with_key(state: Any, key: jax.Array) -> Any:
+def with_key(state: State, key: jax.Array) -> State:
     """The state of a stage, begun with another key: for a run of its own, never within one."""
-    imprint = state.imprint
+    imprint = imprint_of(state)
     signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
     return dataclasses.replace(state, key=key, imprint=signed)
 
 
-def check_state(state: Any, mechanism: Mechanism) -> None:
+def check_state(state: LedgerState, mechanism: Mechanism) -> None:
     """Raises where types, shapes and statics show that `state` is not of a stage's own making."""
     _check_imprint(state)
     if state.mechanism != mechanism:
@@ -108,7 +139,7 @@ def check_state(state: Any, mechanism: Mechanism) -> None:
         )
 
 
-def refusals(state: Any, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
+def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
     """The reasons to refuse a release, those of the releases before included; uint32, 0 for none.
 
     Args:
@@ -116,7 +147,7 @@ def refusals(state: Any, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
       mechanism: the stage's own.
       intact: whether the clipped sum is as it was sealed.
     """
-    imprint = state.imprint
+    imprint = imprint_of(state)
     sound = {
         CHANGED_SUM: intact,
         OTHER_MECHANISM: jnp.all(imprint.values == _values(mechanism)),
@@ -129,22 +160,23 @@ def refusals(state: Any, mechanism: Mechanism, intact: jax.Array) -> jax.Array:
     return found
 
 
-def after_release(state: Any, refused: jax.Array) -> Any:
+def after_release(state: State, refused: jax.Array) -> State:
     """The state after a release, counted, refused or not."""
     count = optax.safe_increment(state.count)
-    imprint = _signed(count, state.imprint.values, state.imprint.key, refused)
-    return dataclasses.replace(state, count=count, imprint=imprint)
+    imprint = imprint_of(state)
+    signed = _signed(count, imprint.values, imprint.key, refused)
+    return dataclasses.replace(state, count=count, imprint=signed)
 
 
-def after_releases(state: Any, count: int, refused: int) -> Any:
+def after_releases(state: State, count: int, refused: int) -> State:
     """A new state as it is after so many releases, for whoever replays a run apart."""
-    imprint = state.imprint
+    imprint = imprint_of(state)
     total, bits = jnp.int32(count), jnp.uint32(refused)
     signed = _signed(total, imprint.values, imprint.key, bits)
     return dataclasses.replace(state, count=total, imprint=signed)
 
 
-def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
+def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     """Returns the ledger of every noise stage in an optimizer's state, in tree order.
 
     Reads the arrays from the device, and compares them with each other and with the mechanisms that
@@ -169,7 +201,7 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
                 "dpoptax.accounting.ensemble_epsilon_spent"
             )
         _raise_refusals(state)
-        key = np.asarray(state.imprint.key).tobytes()
+        key = np.asarray(imprint_of(state).key).tobytes()
         if key in found:
             raise ValueError(
                 f"noise stages {found[key]} and {i} of the state have one key: their noise is the "
@@ -180,7 +212,7 @@ def ledgers(opt_state: Any) -> tuple[Ledger, ...]:
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
 
 
-def runs_of(opt_state: Any) -> list[Any]:
+def runs_of(opt_state: PyTree) -> list[PyTree]:
     """The states of an ensemble's runs, from one whose arrays have the runs as leading axis."""
     states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
     for state in states:
@@ -197,12 +229,12 @@ def runs_of(opt_state: Any) -> list[Any]:
     ]
 
 
-def is_ledger(x: Any) -> bool:
+def is_ledger(x: object) -> TypeGuard[LedgerState]:
     """Whether `x` is the state of a noise stage."""
     return isinstance(getattr(x, "mechanism", None), Mechanism)
 
 
-def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, float]:
+def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, float]:
     """Returns the two as numbers, or raises with the name of the one that is wrong."""
     for name, value in (("noise_multiplier", noise_multiplier), ("batch_size", batch_size)):
         if not isinstance(value, numbers.Real):
@@ -219,9 +251,9 @@ def check_mechanism(noise_multiplier: Any, batch_size: Any) -> tuple[float, floa
     return float(noise_multiplier), batch_size
 
 
-def check_key(key: Any) -> jax.Array:
+def check_key(key: object) -> jax.Array:
     """Returns `key` as a typed key, or raises where it is none."""
-    if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
             return key
     elif isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
@@ -235,7 +267,8 @@ def _copy_key(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
-def _check_imprint(state: Any) -> None:
+def imprint_of(state: LedgerState) -> Imprint:
+    """The imprint of a noise stage's state, or an error where it has none."""
     imprint = getattr(state, "imprint", None)
     if not isinstance(imprint, Imprint):
         raise ValueError(
@@ -243,6 +276,11 @@ def _check_imprint(state: Any) -> None:
             "nothing shows which noise its releases had. Finish the run with the version that "
             "began it; or start a new one from its parameters with tx.init, and count both"
         )
+    return imprint
+
+
+def _check_imprint(state: LedgerState) -> None:
+    imprint = imprint_of(state)
     kinds = {
         "count": (state.count, jnp.int32),
         **{f.name: (getattr(imprint, f.name), jnp.uint32) for f in dataclasses.fields(imprint)},
@@ -256,14 +294,14 @@ def _check_imprint(state: Any) -> None:
             )
 
 
-def _raise_refusals(state: Any) -> None:
+def _raise_refusals(state: LedgerState) -> None:
     now = refusals(state, state.mechanism, jnp.bool_(True))
     bits = int(now)
     if not bits:
         return
     reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
     if bits & OTHER_MECHANISM:
-        sigma, size = np.asarray(state.imprint.values)[:4].view(np.float64)
+        sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
         mechanism = state.mechanism
         reasons.append(
             f"they say noise_multiplier={sigma:g}, batch_size={size:g}, and the chain "
@@ -286,11 +324,11 @@ def _fingerprint(key: jax.Array) -> jax.Array:
     return jax.random.bits(jax.random.fold_in(key, 2**32 - 2), (2,), jnp.uint32)
 
 
-def _signed(count: Any, values: Any, key: Any, refused: Any) -> Imprint:
+def _signed(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> Imprint:
     return Imprint(values, key, refused, _check(count, values, key, refused))
 
 
-def _check(count: Any, values: Any, key: Any, refused: Any) -> jax.Array:
+def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> jax.Array:
     words = jnp.concatenate(
         [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
     )

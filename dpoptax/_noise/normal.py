@@ -1,17 +1,26 @@
 """Normal noise with the bits of `jax.random.normal`, two to four times faster on CPU."""
 
 import math
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import random as jex_random
+from jax.typing import DTypeLike
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _KEY_PARITY = 0x1BD11BDA
 
 
-def normal(key, shape=(), dtype=np.float32, *, out_sharding=None) -> jax.Array:
+def normal(
+    key: jax.Array,
+    shape: Sequence[int] = (),
+    dtype: DTypeLike = np.float32,
+    *,
+    out_sharding: jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None = None,
+) -> jax.Array:
     """Draw standard normal values: `jax.random.normal`'s, bit for bit.
 
     On CPU, JAX lowers the 20 rounds of its generator, threefry-2x32, to a loop over arrays in
@@ -46,21 +55,21 @@ def normal(key, shape=(), dtype=np.float32, *, out_sharding=None) -> jax.Array:
     True
 
     """
-    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if jax.random.key_impl(key) == "threefry2x32":
         key = jax.random.wrap_key_data(jax.random.key_data(key), impl=_UNROLLED)
     return jax.random.normal(key, shape, dtype, out_sharding=out_sharding)
 
 
-def _random_bits(key, bit_width, shape):
+def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     """Uniform bits of partitionable threefry: those of element i are the hash of the counter i."""
     dtype = np.dtype(f"uint{bit_width}")
 
-    def reference(key):
+    def reference(key: jax.Array) -> jax.Array:
         return jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), shape, dtype)
 
-    def unrolled(key):
+    def unrolled(key: jax.Array) -> jax.Array:
         high, low = _threefry(key[0], key[1], _counters(shape))
         return lax.convert_element_type(high ^ low, dtype)
 
@@ -69,7 +78,7 @@ def _random_bits(key, bit_width, shape):
     return lax.platform_dependent(key, cpu=unrolled, default=reference)
 
 
-def _counters(shape):
+def _counters(shape: tuple[int, ...]) -> jax.Array:
     """Number the elements in row-major order, from iotas along each axis: it partitions."""
     counters = lax.full(shape, np.uint32(0))
     for axis, size in enumerate(shape):
@@ -79,7 +88,9 @@ def _counters(shape):
     return counters
 
 
-def _threefry(key_high, key_low, counters):
+def _threefry(
+    key_high: jax.Array, key_low: jax.Array, counters: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Hash 64-bit counters whose high word is zero."""
     schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
     high = lax.broadcast(key_high, counters.shape)

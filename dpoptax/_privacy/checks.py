@@ -3,7 +3,7 @@
 import math
 import operator
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import dp_accounting as dpa
 
@@ -57,10 +57,10 @@ def checked_multiplier(noise_multiplier: float) -> float:
     return float(noise_multiplier)
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: float | None) -> float:
     """`value` as a float, or an error that names it."""
     try:
-        found = float(value)
+        found = math.nan if value is None else float(value)
     except (TypeError, ValueError):
         found = math.nan
     if math.isnan(found) or isinstance(value, bool):
@@ -68,7 +68,7 @@ def number(name: str, value: Any) -> float:
     return found
 
 
-def integer(name: str, value: Any, minimum: int, remedy: str) -> int:
+def integer(name: str, value: int, minimum: int, remedy: str) -> int:
     """`value` as an int of at least `minimum`, or an error that names it and the remedy."""
     try:
         found = operator.index(value)

@@ -11,7 +11,6 @@ between the two, and this module is the one place that closes them:
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import attr
 import dp_accounting as dpa
@@ -45,7 +44,7 @@ class WorstOfDpEvent(dpa.DpEvent):
     divergence (quasi-convexity).
 
     Attributes:
-        events: The events, a tuple.
+      events: The events, a tuple.
     """
 
     events: tuple[Event, ...]
@@ -115,7 +114,9 @@ class _RdpAccountant(rdp.RdpAccountant):
     _rdp: np.ndarray
     _orders: np.ndarray
 
-    def _maybe_compose(self, event: Event, count: int, do_compose: bool) -> Any:
+    def _maybe_compose(
+        self, event: Event, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         if do_compose and renyi.is_sampled_gaussian(event):
             refused = super()._maybe_compose(event, count, False)
             if refused is None:
@@ -135,12 +136,19 @@ class _RdpAccountant(rdp.RdpAccountant):
         return None
 
 
-def _rdp_epsilon(event, delta, relation, orders=None) -> float:
+def _rdp_epsilon(
+    event: Event,
+    delta: float,
+    relation: dpa.NeighboringRelation,
+    orders: tuple[int, ...] | None = None,
+) -> float:
     accountant = _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation))
     return float(accountant.get_epsilon(delta))
 
 
-def _pld_epsilon(event, delta, relation, interval) -> float:
+def _pld_epsilon(
+    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
+) -> float:
     event = _rewrite(event, _without_replacement_as_truncation)
     # The grid spans the privacy loss, so its size grows with epsilon. Where order 2 alone says
     # 2000 epsilon is above 50, and a coarser grid keeps four digits and bounds the memory.
@@ -153,7 +161,7 @@ def _pld_epsilon(event, delta, relation, interval) -> float:
     return float(_compose(pld.PLDAccountant(relation, interval), event).get_epsilon(delta))
 
 
-def _compose(accountant, event: Event):
+def _compose(accountant: dpa.PrivacyAccountant, event: Event) -> dpa.PrivacyAccountant:
     try:
         return accountant.compose(event)
     except dpa.UnsupportedEventError as error:
@@ -177,7 +185,9 @@ def _overflow_delta(overflow: float, epsilon: float) -> float:
     return overflow * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
 
 
-def _rdp_epsilon_with_overflow(plain, overflow, delta, relation) -> float:
+def _rdp_epsilon_with_overflow(
+    plain: Event, overflow: float, delta: float, relation: dpa.NeighboringRelation
+) -> float:
     epsilon = _rdp_epsilon(plain, delta, relation)
     if overflow == 0 or math.isinf(epsilon):
         return epsilon

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -18,7 +17,7 @@ def is_sampled_gaussian(event: dpa.DpEvent) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def sampled_gaussian_rdp(
-    event: Any, orders: tuple[float, ...], relation: dpa.NeighboringRelation
+    event: dpa.DpEvent, orders: tuple[float, ...], relation: dpa.NeighboringRelation
 ) -> np.ndarray:
     """Renyi divergences of one sampled Gaussian; infinite, which says nothing, where unknown.
 

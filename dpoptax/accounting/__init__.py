@@ -13,7 +13,7 @@ the user; "rdp" composes Renyi divergences: faster, and looser.
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 import numpy as np
@@ -36,6 +36,8 @@ from dpoptax.accounting._calibration import calibrate_steps as calibrate_steps
 from dpoptax.accounting._calibration import make_design
 
 if TYPE_CHECKING:
+    from dpoptax._noise.ledger import Ledger
+    from dpoptax._trees import PyTree
     from dpoptax.sampling import Sampler
 
 
@@ -227,7 +229,7 @@ def rdp(
 
 
 def epsilon_spent(
-    opt_state: Any, sampler: "Sampler", delta: float, *, accountant: Accountant = "pld"
+    opt_state: "PyTree", sampler: "Sampler", delta: float, *, accountant: Accountant = "pld"
 ) -> float:
     """Epsilon that a run has spent, read from the ledgers in its optimizer state.
 
@@ -264,7 +266,7 @@ def epsilon_spent(
 
 
 def ensemble_epsilon_spent(
-    opt_state: Any,
+    opt_state: "PyTree",
     sampler: "Sampler",
     delta: float,
     *,
@@ -303,7 +305,7 @@ def ensemble_epsilon_spent(
     )
 
 
-def _joint_event(found: Sequence[Any], sampler: "Sampler") -> dpa.DpEvent:
+def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler") -> dpa.DpEvent:
     """What the releases of several ledgers on the same batches reveal."""
     for mechanism in (ledger.mechanism for ledger in found):
         if mechanism.unproven is not None:
@@ -316,13 +318,13 @@ def _joint_event(found: Sequence[Any], sampler: "Sampler") -> dpa.DpEvent:
                 f"sampler.batch_size={sampler.batch_size} differs from the noise stage's "
                 f"batch_size={mechanism.batch_size}; pass the sampler that drew this run's batches"
             )
-    strategies = [ledger.mechanism.strategy for ledger in found]
-    if any(strategies) and len(found) > 1:
+    strategies = [s for ledger in found if (s := ledger.mechanism.strategy)]
+    if strategies and len(found) > 1:
         raise ValueError(
             f"opt_state holds {len(found)} noise stages, one of them with correlated noise: no "
             "epsilon is known for the two together; remove one"
         )
-    sampling = strategies[0].under(sampler) if any(strategies) else sampler
+    sampling = strategies[0].under(sampler) if strategies else sampler
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):
@@ -341,7 +343,7 @@ def _joint_multiplier(multipliers: Sequence[float]) -> float:
     return precision**-0.5 if precision else math.inf
 
 
-def _is_hashable(event: Any) -> bool:
+def _is_hashable(event: object) -> bool:
     try:
         hash(event)
     except TypeError:

@@ -104,7 +104,16 @@ class Search:
                 return *safe, slope
             x = self._next(x, ratio, slope, tolerance, safe and safe[0], unsafe and unsafe[0])
 
-    def _next(self, x, ratio, slope, tolerance, safe, unsafe) -> float:
+    def _next(
+        self,
+        x: float,
+        ratio: float | None,
+        slope: float,
+        tolerance: float,
+        safe: float | None,
+        unsafe: float | None,
+    ) -> float:
+        """The next guess; `ratio` is log(spent/epsilon) at x, `safe` and `unsafe` the bracket."""
         toward_spending = 1 if self.rising else -1
         outward = toward_spending if x == safe else -toward_spending
         if ratio is None:

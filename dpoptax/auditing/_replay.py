@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._noise.ledger import is_ledger, with_key
+from dpoptax._noise.ledger import imprint_of, is_ledger, with_key
 from dpoptax._points import gradient_points
 from dpoptax.auditing._game import leaf_projections
 
@@ -18,7 +18,7 @@ _CHUNK = 2**24
 def _releases(opt_state):
     """The counts of all ledgers, in tree order, each with its reasons to refuse, (ledgers, 2)."""
     states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
-    found = [(x.count, x.imprint.refused.astype(jnp.int32)) for x in states]
+    found = [(x.count, imprint_of(x).refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
@@ -61,7 +61,7 @@ def _with_fresh_keys(opt_state, key):
         # Folded into the transform's own key, so that a transform which ignores it is seen to.
         if is_ledger(leaf):
             return with_key(leaf, fresh(leaf.key))
-        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
         return jax.random.fold_in(leaf, jax.random.bits(key))
 

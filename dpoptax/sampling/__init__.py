@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -62,7 +62,7 @@ class Sampler(abc.ABC):
 
     neighbouring_relation: ClassVar[str]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         limits = {
             "dataset_size": (1, "count the training records"),
             "batch_size": (1, "choose between 1 and dataset_size"),
@@ -100,7 +100,7 @@ class Sampler(abc.ABC):
         """The samples of steps start, ..., stop - 1."""
         return (self.sample(step) for step in range(start, stop))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """How batches were drawn, for a run's record: JSON values, and never the seed."""
         return {
             "sampling": type(self).__name__,
@@ -161,7 +161,7 @@ class PoissonSampler(Sampler):
 
     neighbouring_relation: ClassVar[str] = "add-or-remove-one"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_batch_size is None:
             return
@@ -209,7 +209,7 @@ class PoissonSampler(Sampler):
             ),
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """As for every sampler, with the probability that a step's draw is cut."""
         return {**super().describe(), "overflow_probability": self.overflow_probability}
 
@@ -272,7 +272,7 @@ class ShuffledSampler(Sampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """ceil(N / B)."""
+        """⌈N/B⌉, how many batches it takes to see each record once."""
         return -(-self.dataset_size // self.batch_size)
 
     def sample(self, step: int) -> Sample:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -47,7 +47,7 @@ class CyclicPoissonSampler(Sampler):
 
     neighbouring_relation: ClassVar[str] = "replace-special"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         length = integer("cycle_length", self.cycle_length, 1, "1 is Poisson sampling")
         object.__setattr__(self, "cycle_length", length)
@@ -98,7 +98,7 @@ class CyclicPoissonSampler(Sampler):
             ),
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """As for every sampler, with the cycle and the probability within a turn."""
         return {
             **super().describe(),

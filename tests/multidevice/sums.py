@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clipped_grad.clipped_grad import per_example_sum
+from dpoptax._clipped_grad.by_examples import per_example_sum
 from dpoptax._clips.clipped_sum import is_intact
 from dpoptax.auditing import _search as adversary
 from tests.multidevice.problem import (

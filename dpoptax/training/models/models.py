@@ -233,8 +233,8 @@ def _collections(variables: Variables) -> dict[str, Params]:
 
 def empty_past(model: nn.Module, room: int) -> Any:
     """What `apply_from` takes before the first of `room` tokens."""
-    zeros = jnp.zeros((room, model.width))  # type: ignore[attr-defined]
-    return tuple((zeros, zeros) for _ in range(model.depth))  # type: ignore[attr-defined]
+    zeros = jnp.zeros((room, model.width))
+    return tuple((zeros, zeros) for _ in range(model.depth))
 
 
 def example_loss(model: nn.Module, frozen: Params = None) -> Callable[[Params, Any], jax.Array]:

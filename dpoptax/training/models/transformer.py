@@ -96,7 +96,9 @@ class Norm(Frozen):
         return centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array):
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array
+) -> jax.Array:
     """Attention of queries (length, width), with `seen` (length, keys) or (keys,) of the keys."""
     query, key, value = (x.reshape(len(x), heads, -1) for x in (query, key, value))
     scores = jnp.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5

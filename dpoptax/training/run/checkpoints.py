@@ -237,7 +237,7 @@ def _rebuild(like: Any, arrays: dict[str, jax.Array]) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _first_line(error: BaseException) -> str:

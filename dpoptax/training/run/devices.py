@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -42,7 +43,7 @@ class Devices:
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:
     # Not `device_put`: it refuses devices of other hosts for arrays that are on one of ours.
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _put(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     host = np.asarray(x)

@@ -47,7 +47,7 @@ class Generation:
         self._references = [references for _, references in dataset.texts]
         self._prompts, self._lengths = config.tokens.prompts(self._sources)
         needed = self._prompts.shape[1] + config.max_new_tokens
-        positions: int = model.positions  # type: ignore[attr-defined]
+        positions: int = model.positions
         if needed > positions:
             raise ConfigError(
                 f"max_new_tokens={config.max_new_tokens} behind sources of up to "

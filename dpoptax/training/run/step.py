@@ -116,7 +116,7 @@ def build_step(
     build_gradient = _private_gradient if config.method.private else _plain_gradient
     gradient = build_gradient(config, model, mesh)
 
-    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any):
+    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any) -> Any:
         indices = batch.indices
         if isinstance(batch, Resident):
             examples = jax.tree.map(lambda values: values[indices], batch.split)

@@ -1,0 +1,58 @@
+"""The clipped sum by per-example gradients: the reference, for any program."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._clips.base import Clip
+from dpoptax._clips.per_example import sum_clipped
+from dpoptax._points import GradientPoints, weigh
+from dpoptax._trees import PyTree
+
+
+def per_example_sum(
+    loss_fn: Callable[..., PyTree],
+    clip: Clip,
+    points: GradientPoints,
+    batch: PyTree,
+    mask: jax.Array,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+    grid: float | None = None,
+) -> tuple[PyTree, PyTree]:
+    """The clipped sum by per-example gradients: the reference, for any program.
+
+    Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
+    """
+
+    def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
+        args = (example,) if key is None else (example, key)
+        grad = jax.grad(lambda params: loss_fn(params, *args), has_aux=has_aux)
+        total: PyTree = None
+        aux: PyTree = None
+        for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
+            if j == 0 and points.tangent is not None:
+                value, derivative, *aux_here = _value_and_jvp(grad, point, points.tangent, has_aux)
+                term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
+            else:
+                out = grad(point)
+                value, *aux_here = out if has_aux else (out,)
+                term = jax.tree.map(lambda g, w=weight: weigh(g, w), value)
+            total = term if total is None else jax.tree.map(jnp.add, total, term)
+            aux = aux_here[0] if j == 0 and has_aux else aux
+        return total, aux
+
+    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
+    return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
+
+
+def _value_and_jvp(
+    grad: Callable[[PyTree], PyTree], point: PyTree, tangent: PyTree, has_aux: bool
+) -> tuple[PyTree, ...]:
+    """∇ℓ(x) and ∇²ℓ(x) v in one forward-over-reverse pass, and aux where there is one."""
+    if has_aux:
+        value, derivative, aux = jax.jvp(grad, (point,), (tangent,), has_aux=True)
+        return value, derivative, aux
+    return jax.jvp(grad, (point,), (tangent,))
