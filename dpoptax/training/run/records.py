@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from flax import serialization
 
+import dpoptax
 from dpoptax.training.errors import ConfigError
 
 
@@ -73,7 +74,7 @@ def versions() -> dict[str, str]:
 def source_sha256() -> str:
     """SHA-256 over dpoptax's own source files: what the same code computed can be kept."""
     digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
+    (package,) = map(Path, dpoptax.__path__)
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.hexdigest()
