@@ -12,7 +12,7 @@ ORDER = (
     "_jax_privacy", "_privacy", "sampling", "_coefficients", "_participation", "_strategies",
     "_noise", "_methods", "filters", "matrix",
     "accounting", "selection", "spectrum", "auditing", "dpoptax",
-    "training.errors", "training.sharing", "training.data", "training",
+    "training.errors", "training.roles", "training.sharing", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",
     "training.loop", "training.search", "training.audit",
     "studies", "papers", "cli",
@@ -139,3 +139,15 @@ def test_a_circle_is_found():
     sources = modules()
     sources["_clips.base"] += "\nfrom dpoptax._clips.curves import AutomaticClip\n"
     assert {"_clips.base", "_clips.curves"} <= set(circle(sources))
+
+
+def test_what_the_same_code_computed_depends_on_every_file_of_the_package(tmp_path, monkeypatch):
+    from dpoptax.training.run import records
+
+    for folder in ("_noise", "training/run"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file.py").write_text("")
+    monkeypatch.setattr("dpoptax.__path__", [str(tmp_path)])
+    before = records.source_sha256.__wrapped__()
+    (tmp_path / "_noise" / "file.py").write_text("changed = True")
+    assert records.source_sha256.__wrapped__() != before

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Method
+from dpoptax.training.roles import Role, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,90 +25,90 @@ class TrainConfig:
         ConfigError: A value outside its range; the message names field, value and remedy.
     """
 
-    method: Method = DPSGD()
+    method: Method = field(DPSGD(), Role.KEPT | Role.STEP)
     """Where gradients are taken and how the noisy gradient is filtered."""
 
-    dataset: str = "digits"
+    dataset: str = field("digits", Role.KEPT)
     """Name of a data set: digits, or one of files: mnist, fashion_mnist, cifar10, cifar100,
     imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
-    data_dir: Path | None = None
+    data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set as they are published; digits needs none."""
-    model: str = "mlp"
+    model: str = field("mlp", Role.KEPT | Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, resnet_50, wrn_16_4,
     efficientnet_b0, vit_tiny, vit_small, vit_small_16, vit_small_published; roberta_base,
     roberta_large for sentences; gpt2 for generation."""
-    pretrained: Path | None = None
+    pretrained: Path | None = field(None, Role.KEPT)
     """Directory of a published model, with config.json, model.safetensors and, for texts, the
     tokenizer's files; training starts from its weights. The last four models need one."""
-    sequence_length: int = 128
+    sequence_length: int = field(128, Role.KEPT)
     """Number of tokens of an example; longer texts are cut, shorter ones padded."""
-    lora_rank: int | None = None
+    lora_rank: int | None = field(None, Role.KEPT)
     """Rank of the trained correction to each projection of a published model, the rest of which is
     frozen, but for the classification head; None: all weights are trained."""
-    lora_alpha: float = 16.0
+    lora_alpha: float = field(16.0, Role.KEPT)
     """The correction is multiplied by lora_alpha / lora_rank."""
-    lora_projections: tuple[str, ...] = ()
+    lora_projections: tuple[str, ...] = field((), Role.KEPT)
     """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
 
-    steps: int = 120
+    steps: int = field(120, Role.CHANGEABLE | Role.STEP)
     """Number of optimizer steps."""
-    batch_size: int = 256
+    batch_size: int = field(256, Role.PLANNED | Role.STEP)
     """Expected number of examples per step; every sum is divided by it."""
-    microbatch_size: int | None = None
+    microbatch_size: int | None = field(None, Role.KEPT | Role.STEP)
     """Examples whose gradients are held in memory at once; None: the whole batch."""
-    optimizer: str = "sgd"
+    optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
     """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
     weight decay is 0.01."""
-    learning_rate: float = 1.0
+    learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED)
     """Peak learning rate."""
-    schedule: str = "constant"
+    schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Course of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
     which rises over the first twentieth of the steps."""
 
-    parameter_ema: float | None = None
+    parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED)
     """Decay of the moving average of the parameters, in (0, 1), at the first steps t at most
     (1 + t)/(10 + t); it is what is evaluated and written. None: the parameters themselves."""
 
-    epsilon: float | None = 3.0
+    epsilon: float | None = field(3.0, Role.CHANGEABLE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
-    delta: float = 1e-5
+    delta: float = field(1e-5, Role.CHANGEABLE)
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
-    noise_multiplier: float | None = None
+    noise_multiplier: float | None = field(None, Role.PLANNED)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
-    clip: str = "l2"
+    clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
     auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
     its own."""
-    l2_clip_norm: float = 1.0
+    l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED)
     """Bound on the l2 norm of one example's gradient."""
-    sampling: str = "poisson"
+    sampling: str = field("poisson", Role.PLANNED)
     """How batches are drawn: poisson, fixed_size, cyclic (groups of examples take turns, for
     correlated noise), or shuffled (without a guarantee)."""
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["pld", "rdp"] = field("pld", Role.CHANGEABLE)
     """Composition by privacy loss distributions, or by Rényi divergences."""
 
-    seed: int | None = 0
+    seed: int | None = field(0, Role.PLANNED)
     """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
     that is given away needs None, a fresh random seed that only the checkpoints record."""
-    checkpoint_every: int = 100
+    checkpoint_every: int = field(100, Role.CHANGEABLE)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: int = field(3, Role.CHANGEABLE)
     """Number of checkpoints that stay; more than one outlives damage to the newest."""
-    parallel: Literal["none", "devices", "hosts"] = "none"
+    parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
     """What shares the work: one device, all of this process, or all of several hosts."""
-    eval_every: int = 10
+    eval_every: int = field(10, Role.CHANGEABLE)
     """Steps between evaluations on the test split."""
-    beams: int = 0
+    beams: int = field(0, Role.CHANGEABLE)
     """Number of beams with which a text is generated for each source of the test split after the
     last step, to be scored with BLEU and ROUGE-L; 1: greedy; 0: none is generated."""
-    length_penalty: float = 1.0
+    length_penalty: float = field(1.0, Role.CHANGEABLE)
     """Beams are ranked by log-probability / tokens ** length_penalty."""
-    max_new_tokens: int = 100
+    max_new_tokens: int = field(100, Role.CHANGEABLE)
     """Number of tokens after which a generated text is cut."""
-    record: int = 0
+    record: int = field(0, Role.KEPT | Role.STEP)
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
     dpoptax.spectrum. They are released anyway: the record costs no privacy."""
-    record_training_metrics: bool = False
+    record_training_metrics: bool = field(False, Role.CHANGEABLE)
     """Also record loss and accuracy on the training split. They are computed from private
     data without noise: the stated ε does not cover them."""
 

@@ -7,6 +7,7 @@ import optax
 
 import dpoptax
 from dpoptax.training.methods.method import Method
+from dpoptax.training.roles import Role, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Doppler(Method):
 
     name: ClassVar[str] = "DOPPLER"
 
-    preset: str = "doppler-first-order-1"
+    preset: str = field("doppler-first-order-1", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""
     b: tuple[float, ...] = ()
     """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
@@ -34,9 +35,9 @@ class Disk(Method):
 
     name: ClassVar[str] = "DiSK"
 
-    kappa: float = 0.7
+    kappa: float = field(0.7, Role.UNPRICED)
     """Gain of the filter, in (0, 1]; 1 is DP-SGD."""
-    gamma: float | None = 0.5
+    gamma: float | None = field(0.5, Role.UNPRICED)
     """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
     is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
 
@@ -54,9 +55,9 @@ class PMLF(Method):
 
     length: int = 2
     """Number of iterates at which each example's gradient is taken."""
-    beta: float = 0.1
+    beta: float = field(0.1, Role.UNPRICED)
     """Weight of each iterate relative to the next newer one, in [0, 1]."""
-    preset: str = "pmlf-mnist"
+    preset: str = field("pmlf-mnist", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""
     b: tuple[float, ...] = ()
     """Feed-forward coefficients b_0, b_1, ... of a filter of your own, instead of the preset."""
@@ -77,9 +78,9 @@ class InnerOuter(Method):
 
     length: int = 2
     """Number of iterates at which each example's gradient is taken."""
-    beta: float = 0.1
+    beta: float = field(0.1, Role.UNPRICED)
     """Inner momentum, in [0, 1]."""
-    momentum: float = 0.9
+    momentum: float = field(0.9, Role.UNPRICED)
     """Outer momentum, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:

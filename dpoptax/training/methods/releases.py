@@ -14,6 +14,7 @@ from dpoptax.training.data.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods.filters import Disk, Doppler, coefficients
 from dpoptax.training.methods.method import Method
+from dpoptax.training.roles import Role, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class GeoDP(Method):
 
     name: ClassVar[str] = "GeoDP"
 
-    beta: float = 0.1
+    beta: float = field(0.1, Role.UNPRICED)
     """Factor of the noise on the angles, in (0, 1]."""
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
@@ -89,7 +90,7 @@ class CorrelatedNoise(Doppler):
 
     name: ClassVar[str] = "Correlated noise"
 
-    preset: str = "none"
+    preset: str = field("none", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""
     bands: int = 4
     """Number of successive steps over which noise is correlated; 1 is independent noise."""

@@ -7,28 +7,8 @@ from typing import Any
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run.privacy import PrivacyPlan
-
-FREE = frozenset(
-    (
-        "steps",
-        "epsilon",
-        "delta",
-        "accountant",
-        "eval_every",
-        "record_training_metrics",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "parallel",
-        "data_dir",
-        "beams",
-        "length_penalty",
-        "max_new_tokens",
-    )
-)
-"""What may change between two parts of a run: nothing here changes what a step releases."""
-
-_IN_PLAN = frozenset(("seed", "noise_multiplier", "batch_size", "sampling"))
 
 
 def describe(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> dict[str, Any]:
@@ -98,7 +78,7 @@ def _identity(config: TrainConfig, plan: PrivacyPlan) -> dict[str, Any]:
             **sampler,
             "method": fields.pop("method"),
             "noise_multiplier": plan.noise_multiplier,
-            **{name: fields[name] for name in fields if name not in FREE | _IN_PLAN},
+            **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
             # A record has room for so many, and correlated noise was made for so many.
             **({"steps": config.steps} if config.record or plan.strategy is not None else {}),
         }

@@ -15,21 +15,9 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_key
 from dpoptax.training.models.models import example_loss
+from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run.chain import build_clip, build_optimizer
 from dpoptax.training.sharing import once
-
-_COMPILED_IN = (
-    "method",
-    "steps",
-    "batch_size",
-    "microbatch_size",
-    "optimizer",
-    "schedule",
-    "parameter_ema",
-    "clip",
-    "l2_clip_norm",
-    "record",
-)
 
 
 @jax.tree_util.register_dataclass
@@ -83,7 +71,8 @@ def compile_step(
     """
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
     # Fields that the step does not depend on, such as the data set, do not split the cache.
-    shared = TrainConfig(**{name: getattr(config, name) for name in _COMPILED_IN})
+    names = fields_with(config, Role.STEP)
+    shared = TrainConfig(**{name: getattr(config, name) for name in names})
     return _compile(shared, noise_multiplier, model, tuple(leaves), structure, mesh)
 
 

@@ -15,9 +15,6 @@ from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
-_SHARED = ("steps", "batch_size", "l2_clip_norm", "optimizer", "schedule", "model")
-"""The fields of every config that a comparison can set."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -164,7 +161,7 @@ def _on_one_footing(
         _common("dataset", configs, "configs of one data set")
         raise ConfigError("the configs have several data_dir; give --data-dir")
     changes: dict[str, Any] = {"record_training_metrics": False}
-    for field in _SHARED:
+    for field in _set_by_comparisons():
         if getattr(comparison, field) is not None:
             changes[field] = getattr(comparison, field)
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
@@ -173,6 +170,13 @@ def _on_one_footing(
         for name, config in configs.items()
     }
     return configs, epsilon, delta
+
+
+def _set_by_comparisons() -> list[str]:
+    """The fields of every config that a comparison has too; ε is that of the private ones."""
+    own = {field.name for field in dataclasses.fields(Comparison)}
+    shared = [field.name for field in dataclasses.fields(TrainConfig) if field.name in own]
+    return [name for name in shared if name != "epsilon"]
 
 
 def _common(field: str, configs: dict[str, TrainConfig], remedy: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.roles import Role, fields_with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,6 @@ def random_candidates(
     return drawn
 
 
-_FREE = frozenset(
-    ("learning_rate", "schedule", "optimizer", "model", "clip", "l2_clip_norm", "parameter_ema")
-    + tuple(f"method.{name}" for name in ("kappa", "gamma", "beta", "momentum", "preset"))
-)
-"""Fields that change nothing of what a run costs."""
-
-
 def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candidate]:
     """One candidate for each privacy cost that `random_candidates` can draw.
 
@@ -70,7 +64,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
     axes = []
     for field, text in _parsed(given):
         ranged, values = ":" in text, text.split(",")
-        if field in _FREE:
+        if all(_is_unpriced(field, config) for config in configs.values()):
             low = _draw(field, text, np.random.default_rng(0)) if ranged else values[0]
             axes.append((field, [low]))
         elif ranged:
@@ -81,6 +75,12 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
         else:
             axes.append((field, values))
     return _products(configs, axes)
+
+
+def _is_unpriced(field: str, config: TrainConfig) -> bool:
+    """Whether a field of a config, or of its method, changes nothing of what a run costs."""
+    inner = field.removeprefix("method.")
+    return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 
 
 def _products(

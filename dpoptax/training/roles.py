@@ -1,0 +1,65 @@
+"""What the fields of a config decide, said at each field, so that nobody keeps a list of names."""
+
+import dataclasses
+import enum
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Role(enum.Flag):
+    """What depends on a field. One of the first three holds of each field of a config."""
+
+    KEPT = enum.auto()
+    """Another value is another run: one that was begun does not go on with it."""
+    PLANNED = enum.auto()
+    """Kept too, as the plan resolved it: a seed that was drawn, noise that was calibrated."""
+    CHANGEABLE = enum.auto()
+    """May change between two parts of a run: it changes nothing of what a step releases."""
+    STEP = enum.auto()
+    """The compiled step depends on it: runs that differ in other fields alone share a program."""
+    UNPRICED = enum.auto()
+    """It changes nothing of what a run costs in privacy."""
+
+
+def field(default: Value, role: Role) -> Value:
+    """A dataclass's field with its default and its role."""
+    declared: Any = dataclasses.field(default=default, metadata={"role": role})
+    return declared
+
+
+def role_of(declared: "dataclasses.Field[Any]") -> Role:
+    """The role of a field; none where it says nothing."""
+    return declared.metadata.get("role", Role(0))
+
+
+def fields_with(settings: Any, role: Role) -> tuple[str, ...]:
+    """The fields of a dataclass, or of an instance, that have `role`."""
+    return tuple(each.name for each in dataclasses.fields(settings) if role in role_of(each))
+
+
+class Part:
+    """The fields of a dataclass's instance that have a role; to read another one is an error.
+
+    Equal, and of one hash, where these fields are.
+    """
+
+    def __init__(self, settings: Any, role: Role) -> None:
+        self._role = role
+        self._values = {name: getattr(settings, name) for name in fields_with(settings, role)}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as copying asks, before there are values
+            raise AttributeError(name)
+        if name not in self._values:
+            raise AttributeError(
+                f"{name} was read by what depends on fields of {self._role} alone; give the field "
+                "this role where it is declared"
+            )
+        return self._values[name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Part) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
