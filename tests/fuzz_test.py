@@ -15,7 +15,7 @@ from dpoptax.cli import commands
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.models.models import build_model
-from dpoptax.training.run.chain import build_optimizer
+from dpoptax.training.run.chain import build_chain
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "tables_2_3.py"
@@ -49,7 +49,7 @@ def no_training():
 
         dataset = load_dataset(config.dataset)
         plan = make_plan(config, dataset.train_size)
-        build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+        build_chain(config, plan.noise_multiplier, jax.random.key(0))
         build_model(config, dataset.num_classes)
         raise _PlannedError
 

@@ -10,7 +10,7 @@ import pytest
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import LPAdam
-from dpoptax.training.run.chain import noise_stddev
+from dpoptax.training.run.chain import build_chain
 
 
 def test_with_adams_momentum_it_is_adam():
@@ -52,7 +52,7 @@ def test_galore_goes_on_from_a_checkpoint(tmp_path):
         noise_multiplier=5.0,
         accountant="rdp",
     )
-    assert noise_stddev(config, 5.0) == pytest.approx(5 / 64)
+    assert build_chain(config, 5.0, jax.random.key(0)).stddev == pytest.approx(5 / 64)
     whole = train_and_evaluate(config, tmp_path / "whole", progress=False).params
     train_and_evaluate(dataclasses.replace(config, steps=2), tmp_path / "parts", progress=False)
     parts = train_and_evaluate(config, tmp_path / "parts", progress=False).params

@@ -185,7 +185,7 @@ def _state_like():
     model = loop.models.build_model(CONFIG, dataset.num_classes)
     inputs = dataset.train["inputs"][0]
     params, _ = loop.models.init_variables(model, inputs, jax.random.key(0))
-    tx = loop.build_optimizer(CONFIG, CONFIG.noise_multiplier, jax.random.key(0))
+    tx = loop.build_chain(CONFIG, CONFIG.noise_multiplier, jax.random.key(0)).optimizer
     return params, tx.init(params)
 
 

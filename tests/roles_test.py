@@ -1,14 +1,21 @@
 """What each field of a config is part of, and that nothing reads a field it does not depend on."""
 
 import dataclasses
+import functools
 import inspect
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import dpoptax
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
+from dpoptax.training.models import models
 from dpoptax.training.roles import Part, Role, field, role_of
+from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.step import Resident, build_step
 from dpoptax.training.search import settings
 
 OWNERS = (Role.KEPT, Role.PLANNED, Role.CHANGEABLE)
@@ -59,3 +66,54 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
     assert hash(part) == hash(Part(Settings(seed=1), Role.STEP))
     with pytest.raises(AttributeError, match=r"seed was read by what depends on fields of Role"):
         _ = part.seed
+
+
+def _traced(config, key):
+    """The program of a step, with the arrays that it would have compiled in."""
+    chain = build_chain(config, 1.0, jax.random.key(key))
+    model = models.build_model(config, 10)
+    inputs = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
+    start = functools.partial(models.init_variables, model)
+    params, frozen = jax.eval_shape(start, inputs, jax.random.key(0))
+    rows = jax.ShapeDtypeStruct((4,), jnp.int32)
+    split = {"inputs": jax.ShapeDtypeStruct((9, 8, 8, 1), jnp.float32)}
+    batch = Resident({**split, "labels": jax.ShapeDtypeStruct((9,), jnp.int32)}, rows)
+    mask = jax.ShapeDtypeStruct((4,), jnp.bool_)
+    state = jax.eval_shape(chain.optimizer.init, params)
+    arguments = (params, state, batch, mask, frozen)
+    return chain, jax.jit(build_step(chain, model)).lower(*arguments).as_text()
+
+
+@pytest.mark.parametrize("method", [methods.DPSGD(), methods.AdaptiveKalman(), methods.LPAdam()])
+def test_equal_chains_are_one_program(method):
+    config = TrainConfig(method=method, model="linear", batch_size=4)
+    config = dataclasses.replace(config, noise_multiplier=1.0, parameter_ema=0.9)
+    first, program = _traced(config, 0)
+    other = dataclasses.replace(config, learning_rate=0.25, seed=3, eval_every=7, dataset="mnist")
+    second, same = _traced(other, 1)
+    assert (first, hash(first), program) == (second, hash(second), same)
+    third, different = _traced(dataclasses.replace(config, l2_clip_norm=0.5), 0)
+    assert first != third
+    assert program != different
+
+
+def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
+    monkeypatch.setattr(
+        "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
+    )
+    with pytest.raises(AttributeError, match=r"batch_size was read by what depends on .*STEP"):
+        build_chain(TrainConfig(), 1.0, jax.random.key(0))
+
+
+def test_a_method_says_of_its_proof_what_its_ledger_says():
+    geodp, key = methods.GeoDP(), jax.random.key(0)
+    noise = geodp.noise(None, 1, noise_multiplier=1.0, batch_size=1, key=key)
+    (ledger,) = dpoptax.ledgers(noise.init({}))
+    assert geodp.unproven() == ledger.mechanism.unproven
+
+    class Silent(methods.GeoDP):
+        def unproven(self):
+            return None
+
+    with pytest.raises(settings.ConfigError, match=r"its unproven\(\) is None, and the ledger"):
+        build_chain(TrainConfig(method=Silent()), 1.0, key)

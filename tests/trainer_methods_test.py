@@ -77,9 +77,10 @@ def test_what_is_dp_sgd_with_poisson_sampling_costs_what_dp_sgd_does(name):
 def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     # The noise in a released gradient alone is that of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
-    release = chain.build_release(config, 2.0, jax.random.key(0))
+    resolved = chain.build_chain(config, 2.0, jax.random.key(0))
     params = jnp.zeros(40_000)
-    clip, state = chain.build_clip(config), release.init(params)
+    release, clip = resolved.release, resolved.clip
+    state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
     pair = dpoptax.CountedGradient(params, jnp.zeros(()))
     noise, _ = release.update(dpoptax.assert_clipped(pair, clip, reference), state, params)
@@ -137,7 +138,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
     model = models.build_model(config, 10, dataset.kind)
     example = jax.tree.map(lambda x: x[0], dataset.train)
     params = models.init_variables(model, example["inputs"], init_key).params
-    state = chain.build_optimizer(config, 0.0, noise_key).init(params)
+    state = chain.build_chain(config, 0.0, noise_key).optimizer.init(params)
     indices, mask = plan.sampler.sample(0)
     batch = jax.tree.map(lambda x: x[indices], dataset.train)
     loss, augment = models.example_loss(model), shifted(1)
@@ -164,9 +165,9 @@ def test_disk_on_copies_that_are_the_examples_is_disk():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
     other = run(dataclasses.replace(config, method=AugmentedDisk(multiplicity=2))).params
     assert max(map(float, jax.tree.leaves(jax.tree.map(_distance, other, want)))) > 1e-3
-    state = chain.build_optimizer(
+    state = chain.build_chain(
         dataclasses.replace(config, method=same), 1.0, jax.random.key(0)
-    ).init(want)
+    ).optimizer.init(want)
     assert len(dpoptax.gradient_points(state, want).points) == 2
 
 
@@ -175,7 +176,7 @@ def _distance(a, b):
 
 
 def test_every_step_has_a_key_of_its_own():
-    tx = chain.build_optimizer(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0))
+    tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0)).optimizer
     params = jnp.zeros(2)
     state = tx.init(params)
     clipped = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
@@ -184,7 +185,8 @@ def test_every_step_has_a_key_of_its_own():
         _, state = tx.update(clipped, state, params)
         keys.add(tuple(jax.random.key_data(step_key(state)).tolist()))
     assert len(keys) == 4
-    assert step_key(chain.build_optimizer(TINY, 1.0, jax.random.key(0)).init(params)) is None
+    plain = chain.build_chain(TINY, 1.0, jax.random.key(0)).optimizer
+    assert step_key(plain.init(params)) is None
 
 
 def test_shifts_are_all_alike_and_bring_in_zeros():
@@ -236,7 +238,7 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     assert "DP-AdamBC, its own optimizer" in text("run", plan_run(tiny(method=AdamBC())))
     config = tiny(method=AdamBC(), **base)
     release, key = jax.random.key(3), jax.random.key(0)
-    trainer = chain.build_optimizer(config, 1.0, release)
+    trainer = chain.build_chain(config, 1.0, release).optimizer
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
     adam = dpoptax.adam_bc(0.01, stddev=1.0 / 64)
     params = jnp.zeros(5)

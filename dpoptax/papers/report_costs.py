@@ -15,7 +15,7 @@ from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.models import models
 from dpoptax.training.run import records
-from dpoptax.training.run.chain import build_optimizer
+from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
 
 CLAIMS = {
@@ -95,8 +95,8 @@ def costs(
 def points(config: TrainConfig) -> int:
     """Number of gradients that the method takes of each example and its copies."""
     params = {"w": jnp.zeros(2)}
-    optimizer = build_optimizer(config, 1.0, jax.random.key(0))
-    found = dpoptax.gradient_points(optimizer.init(params), params)
+    chain = build_chain(config, 1.0, jax.random.key(0))
+    found = dpoptax.gradient_points(chain.release.init(params), params)
     return (len(found.points) + (found.tangent is not None)) * config.method.copies
 
 

@@ -15,7 +15,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
-from dpoptax.training.run.chain import build_clip, build_optimizer, build_release
+from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -86,21 +86,28 @@ def audit_config(
         "one full-batch release": _full_batch(config, plan),
         "one full-batch release, worst example found": _worst_example(config, plan),
     }
+    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     rows = [
         Audited(config.method.name, name, auditing.audit(game, trials=10 * trials, **settings))
         for name, game in releases.items()
     ]
-    views: tuple[tuple[auditing.ThreatModel, Any], ...] = (
-        ("white-box", build_release),
-        ("last-iterate", build_optimizer),
+    views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
+        ("white-box", chain.release),
+        ("last-iterate", chain.optimizer),
     )
-    for threat_model, build in views:
-        game = _whole_run(config, plan, build(config, plan.noise_multiplier, jax.random.key(0)))
+    for threat_model, transform in views:
+        game = auditing.canary_gradient(
+            transform,
+            chain.clip,
+            jnp.zeros(_SMALL),
+            plan.sampler,
+            steps=plan.permitted_steps,
+        )
         result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
         rows.append(Audited(config.method.name, f"{plan.permitted_steps} steps", result))
     if streaming.in_memory(dataset.train):
         result = auditing.audit_one_run(
-            _model(config, plan, dataset),
+            _model(config, chain, plan, dataset),
             canaries=min(_CANARIES, dataset.train_size),
             **settings,
         )
@@ -128,27 +135,19 @@ def table(rows: list[Audited]) -> str:
 def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
     records = plan.sampler.dataset_size
     release = dataclasses.replace(config, batch_size=records, steps=1)
-    transform = build_release(release, plan.noise_multiplier, jax.random.key(0))
+    chain = build_chain(release, plan.noise_multiplier, jax.random.key(0))
     sampler = sampling.PoissonSampler(records, records, seed=0)
-    return auditing.canary_gradient(transform, build_clip(config), jnp.zeros(_SMALL), sampler)
+    return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
 
 
 def _worst_example(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
     # Full batches of the search's few examples: epsilon is that of one release, as above.
     release = dataclasses.replace(config, batch_size=_SEARCHED, steps=1)
-    transform = build_release(release, plan.noise_multiplier, jax.random.key(0))
-    return auditing.searched_canary(transform, build_clip(config))[0]
+    chain = build_chain(release, plan.noise_multiplier, jax.random.key(0))
+    return auditing.searched_canary(chain.release, chain.clip)[0]
 
 
-def _whole_run(
-    config: TrainConfig, plan: PrivacyPlan, transform: optax.GradientTransformation
-) -> auditing.Game:
-    return auditing.canary_gradient(
-        transform, build_clip(config), jnp.zeros(_SMALL), plan.sampler, steps=plan.permitted_steps
-    )
-
-
-def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
+def _model(config: TrainConfig, chain: Chain, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
     model = models.build_model(config, dataset.num_classes, dataset.kind)
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
@@ -156,7 +155,7 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
     params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
     loss = config.method.loss(models.example_loss(model, frozen))
-    grad_fn = dpoptax.clipped_grad(loss, build_clip(config), microbatch_size=config.microbatch_size)
+    grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)
     with_ids = examples, jnp.arange(dataset.train_size)
     # The same key at every step here, which only tells the attacker more.
     random = {"key": jax.random.key(config.seed or 0)} if config.method.random else {}
@@ -166,7 +165,7 @@ def _model(config: TrainConfig, plan: PrivacyPlan, dataset: Dataset) -> auditing
         return grad_fn(points, records, mask, **(random and {**random, "ids": ids}))
 
     return auditing.Game(
-        build_release(config, plan.noise_multiplier, jax.random.key(0)),
+        chain.release,
         of_records,
         params,
         with_ids,

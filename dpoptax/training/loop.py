@@ -19,7 +19,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.chain import build_optimizer
+from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
@@ -44,6 +44,8 @@ class RunResult:
             each, if the config asks for a record.
         generated: Each source of the test split with the text that was generated for it and its
             references, if the config asks for beams.
+        noise_stddev: Standard deviation of the noise in each coordinate of a release; 0 if not
+            private, NaN where there is no one number.
     """
 
     summary: Record
@@ -51,6 +53,7 @@ class RunResult:
     params: Any
     recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     generated: list[Record] = dataclasses.field(default_factory=list)
+    noise_stddev: float = 0.0
 
 
 def train_and_evaluate(
@@ -90,7 +93,7 @@ def train_and_evaluate(
         result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)
     if main:
         with phases("files"):
-            outputs.write(config, result, Path(workdir))
+            outputs.write(result, Path(workdir))
         summary = {**result.summary, "phases": phases.seconds()}
         result = dataclasses.replace(result, summary=summary)
         records.write_json(Path(workdir) / "summary.json", summary)
@@ -164,12 +167,12 @@ def train(
         init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
         model = models.build_model(config, dataset.num_classes, dataset.kind)
         generate = Generation(config, model, dataset) if config.beams else None
-        optimizer = build_optimizer(config, plan.noise_multiplier, noise_key)
+        chain = build_chain(config, plan.noise_multiplier, noise_key)
         example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
         params, frozen = place.replicate(
             models.start_variables(config, model, example["inputs"], init_key)
         )
-        opt_state = place.replicate(optimizer.init(params))
+        opt_state = place.replicate(chain.optimizer.init(params))
     with phases("data"):
         feed = Feed(dataset, plan, place, config)
     with phases("checkpoints"):
@@ -189,9 +192,7 @@ def train(
     with phases("compile"):
         if place.mesh is None:
             evaluate.compile(params, "test")
-        step = compile_step(
-            config, plan.noise_multiplier, model, (params, opt_state, *feed(0), frozen), place.mesh
-        )
+        step = compile_step(chain, model, (params, opt_state, *feed(0), frozen), place.mesh)
     with phases("telemetry"):
         bounds = plan.bounds(evaluated_steps(config, last))
     if place.mesh is not None:
@@ -269,7 +270,9 @@ def train(
         "config": config.to_dict(),
         "versions": versions,
     }
-    return RunResult(summary, history, final, recording.recorded(opt_state), generated)
+    return RunResult(
+        summary, history, final, recording.recorded(opt_state), generated, chain.stddev
+    )
 
 
 def _measure(

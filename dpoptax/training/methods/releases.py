@@ -31,6 +31,15 @@ class GeoDP(Method):
         del clip, steps
         return dpoptax.geodp(self.beta, **release)
 
+    def unproven(self) -> str:
+        """What its ledger says too."""
+        return (
+            "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
+            "gradient are not a mean: one example can turn a small mean gradient around by π, "
+            "whatever the batch. Use dpoptax.hyperspherical_clip with dpoptax.gaussian_noise for a "
+            "proven guarantee"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class HypersphericalClip(Method):

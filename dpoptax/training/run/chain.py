@@ -1,7 +1,9 @@
 """The clip and the optax chain that a config means."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import optax
@@ -9,7 +11,8 @@ import optax
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_keys
-from dpoptax.training.errors import unknown_name
+from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.recording import recorder
 
@@ -48,69 +51,94 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
 """Clip geometries by name, from the clip norm."""
 
 
-def build_clip(config: TrainConfig) -> dpoptax.Clip:
-    """The method's own clip, or the one that the config names."""
-    if config.clip not in CLIPS:
-        raise unknown_name("clip", config.clip, CLIPS)
-    own = config.method.clip(config.l2_clip_norm)
-    return CLIPS[config.clip](config.l2_clip_norm) if own is None else own
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """What a config comes to at a noise multiplier, made once: its clip and its optax chains.
 
+    Chains are equal, and share one compiled step, where the config's fields of `Role.STEP` and the
+    noise multiplier are: nothing else of the config is read, but for the learning rate, which is in
+    the optimizer's state, as the key is.
 
-def build_optimizer(
-    config: TrainConfig, noise_multiplier: float, key: jax.Array
-) -> optax.GradientTransformation:
-    """The chain noise, filter, direction, learning rate, and the parameters' average if any.
-
-    The learning rate is part of the state, the key too: runs that differ in these two alone share
-    one compiled step.
+    Attributes:
+        config: These fields; to read another one is an error.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
+        clip: The method's own clip, or the one that the config names.
+        stddev: Of the noise in each coordinate of a release; 0 if not private, NaN where there is
+            no one number.
+        release: Noise and filter: what becomes public of each step.
+        optimizer: The release, direction, learning rate, and the parameters' average if any.
     """
-    if config.optimizer not in DIRECTIONS:
-        raise unknown_name("optimizer", config.optimizer, DIRECTIONS)
-    if config.schedule not in SCHEDULES:
-        raise unknown_name("schedule", config.schedule, SCHEDULES)
-    own = None
-    if config.method.private:
-        own = config.method.direction(noise_stddev(config, noise_multiplier))
-    keys = [step_keys(key)] if config.method.random else []
-    average = [] if config.parameter_ema is None else [average_params(config.parameter_ema)]
-    return optax.chain(
-        build_release(config, noise_multiplier, key),
-        *keys,
-        DIRECTIONS[config.optimizer]() if own is None else own,
-        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
-        optax.inject_hyperparams(optax.scale_by_learning_rate)(config.learning_rate),
-        *average,
-    )
+
+    config: TrainConfig
+    noise_multiplier: float
+    clip: dpoptax.Clip = dataclasses.field(compare=False)
+    stddev: float = dataclasses.field(compare=False)
+    release: optax.GradientTransformation = dataclasses.field(compare=False)
+    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
 
 
-def build_release(
-    config: TrainConfig, noise_multiplier: float, key: jax.Array
-) -> optax.GradientTransformation:
-    """The chain noise, filter: what becomes public of each step."""
-    boundary, stddev = [], 0.0
-    if config.method.private:
-        stddev = noise_stddev(config, noise_multiplier)
-        boundary = [
-            config.method.noise(
-                build_clip(config),
-                config.steps,
-                noise_multiplier=noise_multiplier,
-                batch_size=config.batch_size,
-                key=key,
-            )
-        ]
+def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) -> Chain:
+    """The chain of a config, whose noise begins with `key`.
+
+    Raises:
+        ConfigError: An unknown name, or a method that does not say of itself what its noise does:
+            that no ε may be stated.
+    """
+    for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
+        if getattr(config, field) not in available:
+            raise unknown_name(field, getattr(config, field), available)
+    learning_rate = config.learning_rate
+    config = cast(TrainConfig, Part(config, Role.STEP))
+    method = config.method
+    own_clip = method.clip(config.l2_clip_norm)
+    clip = CLIPS[config.clip](config.l2_clip_norm) if own_clip is None else own_clip
+    boundary, stddev, own_direction = [], 0.0, None
+    if method.private:
+        stddev = _noise_stddev(config, clip, noise_multiplier)
+        boundary = [_noise(config, clip, noise_multiplier, key)]
+        own_direction = method.direction(stddev)
 
     def record(stage: str) -> list[optax.GradientTransformation]:
         return [recorder(stage, config.steps, config.record)] if config.record else []
 
-    return optax.chain(
-        *boundary, *record("released"), config.method.filter(stddev), *record("filtered")
+    release = optax.chain(
+        *boundary, *record("released"), method.filter(stddev), *record("filtered")
     )
+    optimizer = optax.chain(
+        release,
+        *([step_keys(key)] if method.random else []),
+        DIRECTIONS[config.optimizer]() if own_direction is None else own_direction,
+        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
+        optax.inject_hyperparams(optax.scale_by_learning_rate)(learning_rate),
+        *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
+    )
+    return Chain(config, noise_multiplier, clip, stddev, release, optimizer)
 
 
-def noise_stddev(config: TrainConfig, noise_multiplier: float) -> float:
-    """Standard deviation of the noise in each coordinate of a release; NaN where it has no one."""
-    clip = build_clip(config)
+def _noise(
+    config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float, key: jax.Array
+) -> optax.GradientTransformation:
+    """The privacy boundary, whose ledger says of proofs what the method says."""
+    method = config.method
+    noise = method.noise(
+        clip,
+        config.steps,
+        noise_multiplier=noise_multiplier,
+        batch_size=config.batch_size,
+        key=key,
+    )
+    for ledger in dpoptax.ledgers(noise.init({})):
+        unproven = ledger.mechanism.unproven
+        if (unproven is None) != (method.unproven() is None):
+            raise ConfigError(
+                f"method={method.name}: its unproven() is {method.unproven()!r}, and the ledger of "
+                f"its noise says {unproven!r}; return the reason from {type(method).__name__}."
+                "unproven(), or None where there is a proof"
+            )
+    return noise
+
+
+def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:
     if clip.encodes or config.method.unproven() is not None:
         return math.nan  # the noise is on magnitude and angles
     return dpoptax.release_stddev(

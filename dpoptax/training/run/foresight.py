@@ -19,7 +19,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind
 from dpoptax.training.data.streaming import in_memory, read
 from dpoptax.training.models import models
-from dpoptax.training.run.chain import build_optimizer
+from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, Resident, compile_step
@@ -107,17 +107,17 @@ def _quietly(work: Callable[..., object], *arguments: Any) -> None:
 def _step(config: TrainConfig, shapes: Shapes) -> None:
     plan = make_plan(config, shapes.train_size)
     model = models.build_model(config, shapes.num_classes, shapes.kind)
-    optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     init = functools.partial(models.init_variables, model)
     params, frozen = jax.eval_shape(init, shapes.example["inputs"], jax.random.key(0))
-    state = jax.eval_shape(optimizer.init, params)
+    state = jax.eval_shape(chain.optimizer.init, params)
     rows = plan.sampler.padded_size
     indices = jax.ShapeDtypeStruct((rows,), np.int32)
     batch: Any = Loaded(_stacked(shapes.example, rows), indices)
     if shapes.resident:
         batch = Resident(_stacked(shapes.example, shapes.train_size), indices)
     mask = jax.ShapeDtypeStruct((rows,), np.bool_)
-    compile_step(config, plan.noise_multiplier, model, (params, state, batch, mask, frozen))
+    compile_step(chain, model, (params, state, batch, mask, frozen))
 
 
 def _init(config: TrainConfig, shapes: Shapes) -> None:

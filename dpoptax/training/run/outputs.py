@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dpoptax import spectrum
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import recording, records
-from dpoptax.training.run.chain import noise_stddev
 
 if TYPE_CHECKING:
     from dpoptax.training.loop import RunResult
@@ -34,7 +32,7 @@ def metrics_file(path: Path | None) -> Iterator[Callable[[Record], object]]:
         yield observe
 
 
-def write(config: TrainConfig, result: "RunResult", workdir: Path) -> None:
+def write(result: "RunResult", workdir: Path) -> None:
     """Everything that a finished run leaves next to its metrics, but for the summary."""
     from dpoptax.training.run import (
         plots,  # with matplotlib, which the first step need not wait for
@@ -43,8 +41,7 @@ def write(config: TrainConfig, result: "RunResult", workdir: Path) -> None:
     records.save_params(workdir / "params.msgpack", result.params)
     plots.plot_run(result.summary, result.history, workdir / "training.png")
     if result.recorded:
-        stddev = noise_stddev(config, result.summary["noise_multiplier"] or 0.0)
-        recording.write(workdir / "recording.npz", result.recorded, stddev)
+        recording.write(workdir / "recording.npz", result.recorded, result.noise_stddev)
         if len(result.recorded["released"]) > 1:
             spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
     if result.generated:

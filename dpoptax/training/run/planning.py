@@ -14,7 +14,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import FILE_DATASETS, Kind, load_dataset
 from dpoptax.training.models import models
-from dpoptax.training.run.chain import build_optimizer
+from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, build_step
 
@@ -81,25 +81,26 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     size, example, num_classes, kind = _data(config)
     plan = make_plan(config, size)
     model = models.build_model(config, num_classes, kind)
-    optimizer = build_optimizer(config, plan.noise_multiplier, jax.random.key(0))
+    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     init = functools.partial(models.init_variables, model)
     params, frozen = jax.eval_shape(init, example["inputs"], jax.random.key(0))
-    state = jax.eval_shape(optimizer.init, params)
+    state = jax.eval_shape(chain.optimizer.init, params)
     rows = plan.sampler.padded_size
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
     loaded = Loaded(batch, jax.ShapeDtypeStruct((rows,), jnp.int32))
     arguments = (params, state, loaded, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
 
-    def lower(config: TrainConfig) -> Any:
-        return jax.jit(build_step(config, plan.noise_multiplier, model)).lower(*arguments)
+    def lower(chain: Chain) -> Any:
+        return jax.jit(build_step(chain, model)).lower(*arguments)
 
     flops = working = None
     if count_flops:
         # A loop's body is counted once: microbatches would hide all examples but the first few.
-        whole = lower(dataclasses.replace(config, microbatch_size=None))
+        at_once = dataclasses.replace(config, microbatch_size=None)
+        whole = lower(build_chain(at_once, plan.noise_multiplier, jax.random.key(0)))
         flops = float(whole.cost_analysis()["flops"])
     if compiled:
-        working = lower(config).compile().memory_analysis().temp_size_in_bytes
+        working = lower(chain).compile().memory_analysis().temp_size_in_bytes
     promise = plan.sampler.neighbouring_relation if config.method.private else "not private"
     return RunCost(
         config=config,

@@ -12,12 +12,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_key
 from dpoptax.training.models.models import example_loss
-from dpoptax.training.roles import Role, fields_with
-from dpoptax.training.run.chain import build_clip, build_optimizer
+from dpoptax.training.run.chain import Chain
 from dpoptax.training.sharing import once
+
+Step = Callable[..., tuple[Any, Any]]
+"""`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,12 +50,11 @@ class Loaded:
 
 
 def compile_step(
-    config: TrainConfig,
-    noise_multiplier: float,
+    chain: Chain,
     model: nn.Module,
     example_args: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
-) -> Callable[..., tuple[Any, Any]]:
+) -> Step:
     """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`, compiled.
 
     `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with
@@ -63,29 +63,24 @@ def compile_step(
     executable.
 
     Args:
-        config: The run.
-        noise_multiplier: Noise standard deviation relative to the clip norm.
+        chain: The resolved run.
         model: Maps one example's inputs to logits.
         example_args: Arguments of the step; only their shapes and types are used.
         mesh: Devices along an axis "data" that share the examples; None: one device.
     """
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *args: args, *example_args))
-    # Fields that the step does not depend on, such as the data set, do not split the cache.
-    names = fields_with(config, Role.STEP)
-    shared = TrainConfig(**{name: getattr(config, name) for name in names})
-    return _compile(shared, noise_multiplier, model, tuple(leaves), structure, mesh)
+    return _compile(chain, model, tuple(leaves), structure, mesh)
 
 
 @once(maxsize=64)
 def _compile(
-    config: TrainConfig,
-    noise_multiplier: float,
+    chain: Chain,
     model: nn.Module,
     leaves: Any,
     structure: Any,
     mesh: jax.sharding.Mesh | None,
-) -> Callable[..., tuple[Any, Any]]:
-    step = build_step(config, noise_multiplier, model, mesh)
+) -> Step:
+    step = build_step(chain, model, mesh)
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
@@ -94,40 +89,34 @@ def _compile(
     return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
 
 
-def build_step(
-    config: TrainConfig,
-    noise_multiplier: float,
-    model: nn.Module,
-    mesh: jax.sharding.Mesh | None = None,
-) -> Callable[..., tuple[Any, Any]]:
+def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Step:
     """The step of `compile_step` as a function to trace."""
-    optimizer = build_optimizer(config, noise_multiplier, jax.random.key(0))
-    build_gradient = _private_gradient if config.method.private else _plain_gradient
-    gradient = build_gradient(config, model, mesh)
+    build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
+    gradient = build_gradient(chain, model, mesh)
 
-    def step(params: Any, opt_state: Any, batch: Any, mask: jax.Array, frozen: Any) -> Any:
+    def step(
+        params: Any, opt_state: Any, batch: Resident | Loaded, mask: jax.Array, frozen: Any
+    ) -> tuple[Any, Any]:
         indices = batch.indices
         if isinstance(batch, Resident):
             examples = jax.tree.map(lambda values: values[indices], batch.split)
         else:
             examples = batch.batch
         grads = gradient(frozen)(params, opt_state, examples, mask, indices)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
+        updates, opt_state = chain.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     return step
 
 
 def _private_gradient(
-    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., Any]:
-    clip = build_clip(config)
-
     def with_frozen(frozen: Any) -> Callable[..., Any]:
         clipped_grad = dpoptax.clipped_grad(
-            config.method.loss(example_loss(model, frozen)),
-            clip,
-            microbatch_size=config.microbatch_size,
+            chain.config.method.loss(example_loss(model, frozen)),
+            chain.clip,
+            microbatch_size=chain.config.microbatch_size,
             mesh=mesh,
         )
 
@@ -144,8 +133,10 @@ def _private_gradient(
 
 
 def _plain_gradient(
-    config: TrainConfig, model: nn.Module, mesh: jax.sharding.Mesh | None
+    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None
 ) -> Callable[..., Any]:
+    config = chain.config
+
     def with_frozen(frozen: Any) -> Callable[..., Any]:
         loss = example_loss(model, frozen)
 
