@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dpoptax import accounting
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
+from dpoptax.training.run.advancing import Course, Record, State, progress_text
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
@@ -26,10 +26,8 @@ from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.foresight import preparing, published_shapes, shapes_of
 from dpoptax.training.run.generation import Generation
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.privacy import PrivacyPlan, guarantee, make_plan
 from dpoptax.training.run.step import compile_step
-
-Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,15 +175,14 @@ def train(
         feed = Feed(dataset, plan, place, config)
     with phases("checkpoints"):
         begun = checkpoints.restore((params, opt_state)) if checkpoints else None
-    start, history, before = 0, [], 0.0
+    state = State(0, params, opt_state)
     if begun is not None:
         (params, opt_state), saved = begun
         resume.check_ledger(saved, opt_state)
-        start, history = saved["step"], saved["history"]
-        before = history[-1]["seconds"] if history else 0.0
-        for entry in history:
+        state = State(saved["step"], params, opt_state, tuple(saved["history"]))
+        for entry in state.history:
             observe(entry)
-    last = max(start, plan.permitted_steps)
+    last = max(state.done, plan.permitted_steps)
 
     compiling = time.perf_counter()
     evaluate = Evaluation(config, model, feed.splits, frozen)
@@ -198,115 +195,74 @@ def train(
     if place.mesh is not None:
         with phases("evaluation"):
             evaluate(params, "test")  # compiles
-    started = time.perf_counter() - before
+    ready = time.perf_counter()
+    course = Course(
+        config=config,
+        plan=plan,
+        last=last,
+        bounds=bounds,
+        step=step,
+        frozen=frozen,
+        evaluate=evaluate,
+        began=ready - (state.history[-1]["seconds"] if state.history else 0.0),
+        phases=phases,
+        checkpoints=checkpoints,
+        observe=observe,
+    )
+    if begun is None:
+        course.save(state, wait=True)
+    state = _run(course, state, feed, progress=progress)
 
-    def save(done: int, wait: bool = False) -> None:
-        if checkpoints is not None:
-            with phases("checkpoints"):
-                described = resume.describe(config, plan, opt_state)
-                checkpoints.save(
-                    done, (params, opt_state), {**described, "history": history}, wait=wait
-                )
-
-    with tqdm(
-        total=last, initial=start, desc=config.method.name, unit="step", disable=not progress
-    ) as bar:
-
-        def record(done: int) -> None:
-            with phases("evaluation"):
-                entry = _measure(config, evaluate, averaged(params, opt_state), done, bounds[done])
-            with phases("telemetry"):
-                entry["seconds"] = round(time.perf_counter() - started, 4)
-                history.append(entry)
-                observe(entry)
-                bar.set_postfix_str(_progress_text(entry))
-
-        if begun is None:
-            save(0, wait=True)
-        if not history:
-            record(0)
-        for index, batch in zip(
-            range(start, plan.permitted_steps),
-            streaming.prefetch(feed, range(start, plan.permitted_steps)),
-            strict=True,
-        ):
-            done = index + 1
-            evaluates = done % config.eval_every == 0 or done == last
-            saves = done % config.checkpoint_every == 0 or done == last
-            with phases("steps"):
-                params, opt_state = step(params, opt_state, *batch, frozen)
-                if phases.first_step is None or evaluates or saves:
-                    jax.block_until_ready(params)  # its time is not that of what waits for it
-                phases.stepped()
-            bar.update()
-            if evaluates:
-                record(done)
-            if saves:
-                save(done, wait=done == last)
-
-    final = averaged(params, opt_state)
+    final = averaged(state.params, state.opt_state)
     with phases("generation"):
         scored, generated = generate(final, frozen, progress=progress) if generate else ({}, [])
     with phases("accounting"):
-        guarantee = _guarantee(config, plan, opt_state)
+        promised = guarantee(config, plan, state.opt_state)
     with phases("files"):
         sha256, versions = records.params_sha256(final), records.versions()
+    newest = state.history[-1]
     summary = {
-        **guarantee,
+        **promised,
         "steps": last,
         "steps_requested": config.steps,
         "stopped_by_budget": last < config.steps,
         "dataset": dataset.name,
-        "test_loss": history[-1]["test_loss"],
-        "test_accuracy": history[-1]["test_accuracy"],
-        **{name: history[-1][name] for name in ("test_perplexity",) if name in history[-1]},
+        "test_loss": newest["test_loss"],
+        "test_accuracy": newest["test_accuracy"],
+        **{name: newest[name] for name in ("test_perplexity",) if name in newest},
         **scored,
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "params_sha256": sha256,
-        "train_seconds": history[-1]["seconds"],
-        "compile_seconds": round(started - compiling, 4),
+        "train_seconds": newest["seconds"],
+        "compile_seconds": round(ready - compiling, 4),
         "first_step_seconds": phases.first_step and round(phases.first_step, 4),
         "phases": phases.seconds(),
         "config": config.to_dict(),
         "versions": versions,
     }
-    return RunResult(
-        summary, history, final, recording.recorded(opt_state), generated, chain.stddev
-    )
+    recorded = recording.recorded(state.opt_state)
+    return RunResult(summary, list(state.history), final, recorded, generated, chain.stddev)
 
 
-def _measure(
-    config: TrainConfig, evaluate: Evaluation, params: Any, done: int, bound: float | None
-) -> Record:
-    entry: Record = {"step": done, "epsilon": bound, **evaluate(params, "test")}
-    if config.record_training_metrics:
-        entry["not_covered_by_epsilon"] = evaluate(params, "train")
-    return entry
-
-
-def _guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> Record:
-    """What the run promises, from the ledger that the noise stage kept in the final state."""
-    epsilon = None
-    if plan.delta is not None and plan.noise_multiplier > 0:
-        epsilon = accounting.epsilon_spent(
-            opt_state, plan.sampler, plan.delta, accountant=plan.accountant
-        )
-    recorded = ["training loss and accuracy"] if config.record_training_metrics else []
-    return {
-        "method": config.method.name,
-        "private": epsilon is not None,
-        "unproven": plan.unproven,
-        "epsilon": epsilon,
-        "delta": plan.delta,
-        "noise_multiplier": plan.noise_multiplier if config.method.private else None,
-        "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
-        "accountant": config.accountant,
-        **plan.sampler.describe(),
-        "not_covered_by_epsilon": recorded,
-        "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
-    }
-
-
-def _progress_text(entry: Record) -> str:
-    epsilon = "not private" if entry["epsilon"] is None else f"ε ≤ {entry['epsilon']:.3f}"
-    return f"loss={entry['test_loss']:.3f}, accuracy={entry['test_accuracy']:.3f}, {epsilon}"
+def _run(course: Course, state: State, feed: Feed, *, progress: bool) -> State:
+    """The state at the end of a run, from that at its beginning or from a checkpoint's."""
+    steps = range(state.done, course.plan.permitted_steps)
+    with tqdm(
+        total=course.last,
+        initial=state.done,
+        desc=course.config.method.name,
+        unit="step",
+        disable=not progress,
+    ) as bar:
+        if not state.history:
+            state = course.evaluated(state)
+            bar.set_postfix_str(progress_text(state.history[-1]))
+        for batch in streaming.prefetch(feed, steps):
+            state = course.advance(state, batch)
+            bar.update()
+            if course.evaluates(state.done):
+                state = course.evaluated(state)
+                bar.set_postfix_str(progress_text(state.history[-1]))
+            if course.saves(state.done):
+                course.save(state, wait=state.done == course.last)
+    return state
