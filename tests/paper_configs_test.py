@@ -178,7 +178,7 @@ def trace(config):
     chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     before = jax.eval_shape(lambda params: (params, chain.optimizer.init(params)), params)
     step = build_step(chain, model)
-    after = jax.eval_shape(step, *before, Loaded(batch, sample.indices), sample.mask, frozen)
+    after = jax.eval_shape(step, *before, batch, sample.mask, frozen)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     for left, right in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
         assert (left.shape, left.dtype) == (right.shape, right.dtype)
