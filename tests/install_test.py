@@ -109,7 +109,7 @@ def test_an_extra_that_is_missing_is_named():
     }
     program = """
         import sys, json
-        for missing in ("flax", "jax_privacy", "matplotlib"):
+        for missing in ("tyro", "jax_privacy", "matplotlib"):
             sys.modules[missing] = None
         import dpoptax
         for use in json.loads(sys.argv[1]):

@@ -200,7 +200,10 @@ class TestSummary:
 class TestCompilationCache:
     @pytest.fixture(autouse=True)
     def no_folder_yet(self, monkeypatch):
-        """The tests' own folder is out of the way: JAX was told of none."""
+        """The tests' own folder is out of the way, and nothing of other tests still compiles."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("foresight"):
+                thread.join()
         before = jax.config.jax_compilation_cache_dir
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
         compilation_cache._set("jax_compilation_cache_dir", None)
