@@ -126,10 +126,10 @@ def sizes(problem, points, batch):
     measured = [
         clipped_sum.measure(*pair)[0] for pair in zip(plan.products, pieces.products, strict=True)
     ]
-    size = bounds.stack(measured + pieces.sizes)
-    scale = jnp.exp2(size.exponent.astype(jnp.float32))
+    scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
+    square, absolute = map(jnp.stack, zip(*measured, *pieces.sizes, strict=True))
     upper, absolute = (jnp.sqrt(jnp.sum((x * scale) ** 2, axis=0))
-                       for x in (jnp.sqrt(size.square), size.absolute))  # fmt: skip
+                       for x in (jnp.sqrt(square), absolute))  # fmt: skip
 
     def gradient(example):
         grads = [jax.grad(problem.loss_fn)(point, example) for point in points.points]

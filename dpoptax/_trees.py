@@ -1,5 +1,6 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
+from collections.abc import Hashable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -8,6 +9,10 @@ import optax
 # What JAX takes as a pytree: anything, as types go.
 PyTree: TypeAlias = Any
 State = TypeVar("State")
+
+# Leaves of at most this many entries may be stacked with others of their shape. Found by hand on
+# one x86 CPU; no command of the benchmarks repeats it.
+_STACKED_ENTRIES = 2**16
 
 
 def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
@@ -35,3 +40,15 @@ def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
     """
     sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def alike(leaves: list[jax.Array]) -> list[list[int]]:
+    """Indices of leaves to work on in one stack: what is written out for each compiles for long.
+
+    Large leaves and split ones are for themselves: a stack copies them.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        together = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
+    return list(groups.values())

@@ -18,7 +18,6 @@ from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.pieces import (
-    Factored,
     Pieces,
     Sums,
     make_pieces,
@@ -27,6 +26,7 @@ from dpoptax._bookkeeping.pieces import (
     zero_sums,
 )
 from dpoptax._bookkeeping.plan import Plan, Product, make_plan
+from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
@@ -111,15 +111,16 @@ def _clip_and_sum(
         return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
 
     zeros = zero_sums(params, plan, pieces)
-    if not pieces.products and not pieces.formed:
+    if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
     measured = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
-    segments = [segment for piece in pieces.products for segment in piece.segments]
+    segments = [segment for piece in pieces.products for segment in piece]
     weights, norms, used = bounds.coefficients(
         clip.scaling(reference),
-        bounds.stack([size for size, _ in measured] + pieces.sizes),
+        pieces.scales,
+        [size for size, _ in measured] + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
         sum_error=products.sum_error(segments),
@@ -128,14 +129,11 @@ def _clip_and_sum(
     return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
 
 
-def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
+def measure(product: Product, piece: list[Segment]) -> tuple[Size, jax.Array | None]:
     """The size of a product's gradients, and they themselves where they are kept for the sum."""
-    sizes, kept = product.layout.sizes, None
-    if product.method in ("keep", "form"):
-        gradient = products.form(piece.segments, sizes)
-        keep = product.method == "keep"
-        square, absolute = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
-        kept = gradient if keep else None
-    else:
-        square, absolute = products.measure(piece.segments, sizes, product.method)
-    return Size(square, absolute, piece.exponent, piece.finite), kept
+    sizes = product.layout.sizes
+    if product.method not in ("keep", "form"):
+        return products.measure(piece, sizes, product.method), None
+    gradient = products.form(piece, sizes)
+    keep = product.method == "keep"
+    return products.measure_formed(gradient, piece, sizes, kept=keep), gradient if keep else None

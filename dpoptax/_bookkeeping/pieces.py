@@ -1,6 +1,7 @@
 """Per-example gradients as a run leaves them: as products of factors, or formed."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -16,12 +17,15 @@ from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import ByIndex, Passed, evaluate_derived, run_batch, use_layout
 from dpoptax._clips import bounds
-from dpoptax._clips.bounds import Size
+from dpoptax._clips.bounds import Scales, Size
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._trees import PyTree
 
 # An operand, a cotangent, and the weight of their product.
 Pair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
+
+# A use, its operand, and its cotangent times the weight.
+Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
 # Found by hand on one x86 CPU; no command of the benchmarks repeats it.
@@ -65,30 +69,21 @@ class Passes:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Factored:
-    """A product's gradients, 2^exponent Σ rowsᵀ columns: no entry of the factors is above 4.
+class Pieces:
+    """Per-example gradients over powers of two: products first, then formed ones.
 
     Attributes:
-      segments: the factors; zero for an example that is not finite.
-      exponent: (B,) int32.
-      finite: (B,), whether all factors were.
+      products: the factors of each, of which no entry is above 4.
+      formed: (B, entries) each, the parameters of a bundle side by side.
+      sizes: those of `formed`.
+      scales: what all were divided by; `None` where there are none.
+      bundles: the parameters in each of `formed`.
     """
 
-    segments: list[Segment]
-    exponent: jax.Array
-    finite: jax.Array
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pieces:
-    """Per-example gradients: products by their factors, and formed ones, (B, entries).
-
-    Each formed piece is the bundle of parameters that `bundles` names, over 2^exponent.
-    """
-
-    products: list[Factored]
+    products: list[list[Segment]]
     formed: list[jax.Array]
     sizes: list[Size]
+    scales: Scales | None
     bundles: tuple[tuple[int, ...], ...]
 
 
@@ -134,13 +129,22 @@ def make_pieces(
     factors are rounded to, `None` for no rounding: from then on they are what is clipped.
     """
     formed, bundles = _bundle(_form(program, plan, passes), groups)
-    sized = [bounds.formed_size(piece) for piece in formed]
-    return Pieces(
-        [_factored(product, passes, differences, factor_dtype) for product in plan.products],
-        [piece for piece, _ in sized],
-        [size for _, size in sized],
-        bundles,
-    )
+    factors = [_factors(product, passes, differences) for product in plan.products]
+    tops = [_tops(product) for product in factors]
+    tops += [jnp.stack([top, jnp.ones_like(top)]) for top in map(bounds.top, formed)]
+    if not tops:
+        return Pieces([], [], [], None, ())
+    scales = bounds.scales(tops)
+    inverse, finite = scales.inverse, scales.finite
+    products = [
+        [_factored(*use, inverse[i], finite[i], factor_dtype) for use in product]
+        for i, product in enumerate(factors)
+    ]
+    count = len(products)
+    sized = [
+        bounds.formed(x, inverse[count + i, 0], finite[count + i]) for i, x in enumerate(formed)
+    ]
+    return Pieces(products, [x for x, _ in sized], [size for _, size in sized], scales, bundles)
 
 
 def _pairs(use: Use, passes: Passes, differences: bool) -> list[Pair]:
@@ -170,40 +174,44 @@ def _widen(value: jax.Array) -> jax.Array:
     return value.astype(_products.wide(value))
 
 
-def _factored(
-    product: Product, passes: Passes, differences: bool, dtype: DTypeLike | None
-) -> Factored:
-    """The factors of a product, each side over a power of two of the example's own."""
-    uses = [
+def _factors(product: Product, passes: Passes, differences: bool) -> list[Factors]:
+    """What a product is of, use by use and point by point, as it is."""
+    return [
         (member, operand, weigh(cotangent, weight, member.view.scale))
         for member in product.members
         for operand, cotangent, weight in _pairs(member.use, passes, differences)
     ]
-    tops = jnp.stack([bounds.top(cotangent) for _, _, cotangent in uses])
-    # One-hot factors and the ones of a shift are as they are.
-    read = [_scales(member.use, operand) for member, operand, _ in uses]
-    ones = jnp.ones(tops.shape[1], jnp.float32)
-    operand_tops = jnp.stack([
-        bounds.top(operand) if scales else ones
-        for (_, operand, _), scales in zip(uses, read, strict=True)
-    ])  # fmt: skip
-    finite = jnp.all(jnp.isfinite(tops) & jnp.isfinite(operand_tops), axis=0)
-    of_operands = bounds.exponent(jnp.where(finite, jnp.max(operand_tops, axis=0), 1.0))
-    of_cotangents = bounds.exponent(jnp.where(finite, jnp.max(tops, axis=0), 0.0))
-    segments = []
-    for (member, operand, cotangent), scales in zip(uses, read, strict=True):
-        cotangent = bounds.divide(cotangent, of_cotangents, finite)
-        if scales:
-            operand = bounds.divide(operand, of_operands, finite)
-        else:
-            cotangent = bounds.divide(cotangent, of_operands, finite)
-        segment = _segment(member, operand, cotangent)
-        segments.append(segment if dtype is None else _rounded(segment, dtype))
-    return Factored(segments, of_operands + of_cotangents, finite)
+
+
+def _tops(factors: list[Factors]) -> jax.Array:
+    """The largest entries of operands and of cotangents, (2, B)."""
+    of_cotangents = [bounds.top(cotangent) for _, _, cotangent in factors]
+    ones = jnp.ones_like(of_cotangents[0])
+    of_operands = [bounds.top(o) if _scales(member.use, o) else ones for member, o, _ in factors]
+    return jnp.stack([functools.reduce(jnp.maximum, side) for side in (of_operands, of_cotangents)])
+
+
+def _factored(
+    member: Member,
+    operand: jax.Array,
+    cotangent: jax.Array,
+    inverse: jax.Array,
+    finite: jax.Array,
+    dtype: DTypeLike | None,
+) -> Segment:
+    """The factors of one use, each side over a power of two of the example's own."""
+    of_operands, of_cotangents = inverse
+    cotangent = bounds.divide(cotangent, of_cotangents, finite)
+    if _scales(member.use, operand):
+        operand = bounds.divide(operand, of_operands, finite)
+    else:
+        cotangent = bounds.divide(cotangent, of_operands, finite)
+    segment = _segment(member, operand, cotangent)
+    return segment if dtype is None else _rounded(segment, dtype)
 
 
 def _scales(use: Use, operand: jax.Array) -> bool:
-    """Whether an operand's magnitude goes into its factor."""
+    """Whether an operand's magnitude goes into its factor: one-hot ones and a shift's are as is."""
     return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
 
 
@@ -324,7 +332,7 @@ def sum_pieces(
         if gradient is not None:
             part = _weighted(weight, gradient)
         else:
-            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
+            part = _products.weighted_sum(piece, weight, product.layout.sizes)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.bounds import gamma, upper_square
+from dpoptax._clips.bounds import Size, gamma, upper_square
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -114,9 +114,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def measure(
-    segments: list[Segment], sizes: tuple[int, int, int], method: str
-) -> tuple[jax.Array, jax.Array]:
+def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> Size:
     """Upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
     Of one position S is the norm. By inner products the error lies in the square: it is at most
@@ -124,7 +122,7 @@ def measure(
     """
     if method == "outer":
         absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
-        return jnp.square(absolute), absolute
+        return Size(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for i, a in enumerate(segments):
@@ -136,12 +134,12 @@ def measure(
     absolute = _absolute(segments, lengths, sizes)
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_summands(segments) + sums + 4)
-    return jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute
+    return Size(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
 def measure_formed(
     gradient: jax.Array, segments: list[Segment], sizes: tuple[int, int, int], *, kept: bool
-) -> tuple[jax.Array, jax.Array]:
+) -> Size:
     """The same, from the gradient as `form` gave it: `kept` for the sum, or contracted again.
 
     What is kept is what is summed. Of what is not, ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most
@@ -149,10 +147,10 @@ def measure_formed(
     """
     square = upper_square(gradient)
     if kept:
-        return square, jnp.sqrt(square)
+        return Size(square, jnp.sqrt(square))
     absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
-    return (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
+    return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
 def _absolute(

@@ -22,8 +22,8 @@ The rounding errors are bounded as usual: γ_k = k u/(1 − k u) for k operation
 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3).
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,8 @@ from dpoptax._clips.base import Clip
 
 # M. Training does not reach it: docs/bound.md has what was measured on several models.
 LARGEST_RATIO = 2.0**5
-# The roundoff of float32, and of what two bfloat16 parts keep of a float32.
+# The roundoff of float32.
 UNIT = 2.0**-24
-TWO_PARTS = 2.0**-16
 # Of factors and gradients that were divided by their largest entry, squares lose at most so much of
 # a norm, for each entry: half the exponents of the smallest normal number, with room for sums.
 _LOST = 2.0**-58
@@ -60,22 +59,46 @@ def gamma(operations: float, unit: float = UNIT) -> float:
     return operations * unit / (1.0 - operations * unit)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Size:
-    """How large pieces of gradients are, each (B,), or (pieces, B) where several are together.
+class Size(NamedTuple):
+    """How large a piece of gradients is, (B,) each, over the powers of two of its scales.
 
     Attributes:
-      square: upper bounds of ‖G'‖², where G = 2^exponent G'.
-      absolute: upper bounds of S'.
-      exponent: int32; `_NOTHING` or below where G is exactly zero.
-      finite: whether all numbers behind it were.
+      square: upper bounds of ‖G‖².
+      absolute: upper bounds of S.
     """
 
     square: jax.Array
     absolute: jax.Array
+
+
+class Scales(NamedTuple):
+    """What pieces of gradients were divided by: a power of two for each side and example.
+
+    Attributes:
+      inverse: one over it, (pieces, sides, B).
+      exponent: that of all sides together, (pieces, B), int32; `_NOTHING` or below where the piece
+        is exactly zero.
+      finite: whether all sides are, (pieces, B).
+    """
+
+    inverse: jax.Array
     exponent: jax.Array
     finite: jax.Array
+
+
+def scales(tops: list[jax.Array]) -> Scales:
+    """The scales of pieces, from the largest entries (sides, B) of each.
+
+    They are made in a loop, whose results XLA keeps: in one program with what reads them, it
+    computes them once more in each of hundreds of kernels, and compiles those twice as long.
+    """
+    return lax.map(_scale, jnp.stack(tops))
+
+
+def _scale(tops: jax.Array) -> Scales:
+    finite = jnp.all(jnp.isfinite(tops), axis=0)
+    found = exponent(jnp.where(finite, tops, 0.0))
+    return Scales(power(-jnp.maximum(found, -126)), jnp.sum(found, axis=0, dtype=jnp.int32), finite)
 
 
 def top(x: jax.Array) -> jax.Array:
@@ -83,9 +106,7 @@ def top(x: jax.Array) -> jax.Array:
     # Not left to the maximum: of some shapes XLA's on CPU loses NaN.
     magnitude = jnp.abs(x)
     largest = jnp.where(magnitude <= jnp.finfo(x.dtype).max, magnitude, jnp.inf)
-    for _ in range(x.ndim - 1):  # one axis at a time, which CPUs take faster than all at once
-        largest = jnp.max(largest, axis=-1, initial=0.0)
-    return largest.astype(jnp.float32)
+    return jnp.max(largest, axis=tuple(range(1, x.ndim)), initial=0.0).astype(jnp.float32)
 
 
 def exponent(top: jax.Array) -> jax.Array:
@@ -101,26 +122,22 @@ def power(exponent: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
 
 
-def divide(x: jax.Array, exponent: jax.Array, keep: jax.Array) -> jax.Array:
-    """x / 2^exponent for each example, in float32 at least or bfloat16; 0 where not `keep`."""
+def divide(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> jax.Array:
+    """x · inverse for each example, in float32 at least or bfloat16; 0 where not `keep`."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.bfloat16))  # float16 has no room for exponents
     shape = (-1,) + (1,) * (x.ndim - 1)
-    scale = power(-jnp.maximum(exponent, -126)).astype(x.dtype).reshape(shape)
-    return jnp.where(keep.reshape(shape), x * scale, 0)
+    return jnp.where(keep.reshape(shape), x * inverse.astype(x.dtype).reshape(shape), 0)
 
 
-def formed_size(x: jax.Array) -> tuple[jax.Array, Size]:
-    """A formed gradient, (B, …), divided by a power of two for each example, and its size.
+def formed(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> tuple[jax.Array, Size]:
+    """A formed gradient, (B, …), divided as `divide` does, and its size.
 
     What is summed is what was measured, so S is the norm itself.
     """
-    largest = top(x)
-    finite = jnp.isfinite(largest)
-    power_of_it = exponent(jnp.where(finite, largest, 0.0))
-    x = divide(x, power_of_it, finite)
+    x = divide(x, inverse, keep)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     square = upper_square(x)
-    return x, Size(square, jnp.sqrt(square), power_of_it, finite)
+    return x, Size(square, jnp.sqrt(square))
 
 
 def upper_square(x: jax.Array) -> jax.Array:
@@ -144,19 +161,21 @@ def upper_square(x: jax.Array) -> jax.Array:
     return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _LOST**2
 
 
-def stack(sizes: list[Size]) -> Size:
-    """Sizes of several pieces as one, (pieces, B)."""
-    return jax.tree.map(lambda *x: jnp.stack(x), *sizes)
-
-
 def coefficients(
-    clip: Clip, sizes: Size, groups: list[int], mask: jax.Array, *, sum_error: float
+    clip: Clip,
+    scales: Scales,
+    sizes: list[Size],
+    groups: list[int],
+    mask: jax.Array,
+    *,
+    sum_error: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What each piece of each gradient is multiplied by: the one place where examples are clipped.
 
     Args:
       clip: the geometry, whose factors obey t · factor(t) ≤ its bound for the group.
-      sizes: of all pieces, (pieces, B). Pieces share no coordinate.
+      scales: of all pieces. Pieces share no coordinate.
+      sizes: of each piece.
       groups: the clip's group of each piece.
       mask: which examples count, (B,) bool.
       sum_error: how far the summand may be from its coefficient times the piece, relative to S.
@@ -165,11 +184,11 @@ def coefficients(
       c (pieces, B) such that c G' is the clipped piece; the norms (B,) of the first group, and the
       examples that are used: finite and not masked.
     """
-    used = jnp.all(sizes.finite, axis=0) & mask
+    used = jnp.all(scales.finite, axis=0) & mask
     member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
-    largest = jnp.max(jnp.where(inside, sizes.exponent, _NOTHING), axis=1)  # (groups, B)
-    relative = power(jnp.clip(sizes.exponent - largest[np.array(groups)], -127, 0))
+    largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)
+    relative = power(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
     # Sums of positive terms, whose rounding is relative to themselves.
     room = 1.0 + gamma(len(groups) + _FEW)
 
@@ -177,8 +196,9 @@ def coefficients(
         square = jnp.where(inside, jnp.square(values * relative), 0.0)
         return jnp.sqrt(room * jnp.sum(square, axis=1))
 
-    absolute = length(sizes.absolute)
-    norms = length(jnp.sqrt(sizes.square)) + sum_error * absolute
+    square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
+    absolute = length(absolutes)
+    norms = length(jnp.sqrt(square)) + sum_error * absolute
     scale = power(jnp.clip(largest, *_EXPONENTS))
     factors = clip.factors((norms * scale).T).T  # (groups, B)
     ratio = jnp.minimum(1.0, LARGEST_RATIO * norms / jnp.where(absolute > 0, absolute, 1.0))

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._trees import PyTree, is_masked, out_sharding
+from dpoptax._trees import PyTree, alike, is_masked, out_sharding
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -196,13 +196,21 @@ def checksum(total: PyTree, clip: Clip, reference: PyTree, grid: float | None = 
 
 
 def _checksum_of_leaves(tree: PyTree, salt: int) -> jax.Array:
-    found = jnp.uint32(salt)
-    for i, leaf in enumerate(jax.tree.leaves(tree)):
-        leaf = jnp.asarray(leaf)
-        label = zlib.crc32(f"{i} {leaf.dtype}{leaf.shape}".encode(), salt)
-        found += np.uint32(label)
-        for j, words in enumerate(_words(leaf)):
-            place = _places(leaf) + np.uint32((label + j * 0x85EBCA6B) & 0xFFFFFFFF)
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    labels = [
+        zlib.crc32(f"{i} {leaf.dtype}{leaf.shape}".encode(), salt) for i, leaf in enumerate(leaves)
+    ]
+    found = jnp.uint32((salt + sum(labels)) & 0xFFFFFFFF)
+    for indices in alike(leaves):
+        stack = (
+            leaves[indices[0]][None]
+            if len(indices) == 1
+            else jnp.stack([leaves[i] for i in indices])
+        )
+        label = np.array([labels[i] for i in indices], np.uint32)
+        label = label.reshape(-1, *(1,) * (stack.ndim - 1))
+        for j, words in enumerate(_words(stack)):
+            place = _places(stack) + (label + np.uint32(j * 0x85EBCA6B & 0xFFFFFFFF))
             found += jnp.sum(mixed(words ^ place), dtype=jnp.uint32)
     return found
 

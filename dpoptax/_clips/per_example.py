@@ -102,10 +102,13 @@ def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> Clipp
     batch = batch_axis(grads)
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask
-    pieces = [bounds.formed_size(leaf) for leaf in jax.tree.leaves(grads)]
+    leaves = jax.tree.leaves(grads)
+    scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
+    pieces = list(map(bounds.formed, leaves, scales.inverse[:, 0], scales.finite))
     coefficients, norms, used = bounds.coefficients(
         clip,
-        bounds.stack([size for _, size in pieces]),
+        scales,
+        [size for _, size in pieces],
         clip.groups(grads),
         mask,
         sum_error=0.0,

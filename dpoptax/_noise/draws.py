@@ -1,17 +1,13 @@
 """How noise is drawn: each number once, a leaf at a time, without long compilation."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._noise import normal
-from dpoptax._trees import PyTree, out_sharding
-
-# Leaves of at most this many entries may be drawn in a loop with others of their shape. Found by
-# hand on one x86 CPU; no command of the benchmarks repeats it.
-_LOOPED_ENTRIES = 2**16
+from dpoptax._trees import PyTree, alike, out_sharding
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
@@ -21,7 +17,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
     noisy = list(leaves)
-    for indices in _alike(leaves):
+    for indices in alike(leaves):
         leaf = leaves[indices[0]]
         dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
         if len(indices) == 1:
@@ -44,7 +40,7 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
     if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
         return draw()
     likes, treedef = jax.tree.flatten(like)
-    groups = _alike(likes)  # every array that leaves the branch takes time to compile
+    groups = alike(likes)  # every array that leaves the branch takes time to compile
 
     def stacked(tree: PyTree) -> list[jax.Array]:
         leaves = jax.tree.leaves(tree)
@@ -62,18 +58,6 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
         return jax.tree.unflatten(treedef, leaves)
 
     return jax.lax.platform_dependent(cpu=branch, default=draw)
-
-
-def _alike(leaves: list[jax.Array]) -> list[list[int]]:
-    """Indices of leaves to draw in one loop: each draw that is written out takes long to compile.
-
-    Large leaves and split ones are drawn alone: their noise is added where it is made.
-    """
-    groups: dict[Hashable, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        together = leaf.size <= _LOOPED_ENTRIES and out_sharding(leaf) is None
-        groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
-    return list(groups.values())
 
 
 def _stack(leaves: list[jax.Array], indices: list[int]) -> jax.Array:
