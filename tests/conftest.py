@@ -1,10 +1,29 @@
 """How the tests are run: what is no test, and where compiled programs are kept."""
 
+import importlib.util
+import mmap
 import os
+from pathlib import Path
 
 import pytest
 
 collect_ignore = ["make_reference.py"]
+
+# XLA's older code generator for CPUs compiles small programs in two thirds of the time.
+_QUICK_TO_COMPILE = "xla_cpu_use_fusion_emitters"
+
+
+def _xla_knows(flag: str) -> bool:
+    """Whether the installed jaxlib has a flag: it ends the process at one that it has not."""
+    spec = importlib.util.find_spec("jaxlib")
+    for library in Path(spec.origin).parent.glob("*.so") if spec else ():
+        with (
+            library.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            if data.find(flag.encode()) >= 0:
+                return True
+    return False
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        flags = os.environ.get("XLA_FLAGS", "")
+        # The slow tests are of programs as users compile them.
+        quick = config.option.markexpr == "not slow"
+        if quick and _QUICK_TO_COMPILE not in flags and _xla_knows(_QUICK_TO_COMPILE):
+            os.environ["XLA_FLAGS"] = f"{flags} --{_QUICK_TO_COMPILE}=false".strip()
 
 
 @pytest.fixture(scope="session", autouse=True)
