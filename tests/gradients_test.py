@@ -52,6 +52,20 @@ def test_equals_the_loop(microbatch_size, count, method):
     _close(clipped.sum, _loop(points, batch, mask))
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 5, 10, 100])
+def test_sums_of_any_kind_go_in_microbatches(microbatch_size):
+    (x, _), mask = helpers.mlp_batch(0, 10), jnp.arange(10) % 3 != 1
+
+    def sums(batch, mask):
+        return jnp.sum(jnp.where(mask[:, None], batch["x"], 0.0), axis=0), batch["x"] ** 2
+
+    total, aux = dpoptax.in_microbatches(sums, microbatch_size)({"x": x}, mask)
+    _close(total, np.asarray(x)[np.asarray(mask)].sum(axis=0))
+    _close(aux, np.asarray(x) ** 2)
+    with pytest.raises(ValueError, match="microbatch_size=0: want at least 1"):
+        dpoptax.in_microbatches(sums, 0)
+
+
 def test_microbatches_trace_the_loss_no_more_often():
     def times_traced(microbatch_size):
         traced = []

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.reading import check_parameters
 from dpoptax._clipped_grad.by_examples import per_example_sum
-from dpoptax._clipped_grad.microbatches import in_microbatches
+from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.sharding import Sums, check_one_device, make_layout, sum_over_devices
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
@@ -114,7 +114,8 @@ def clipped_grad(
     Array([0.899..., 1.199...], dtype=float32)
     """
     check_clip(clip)
-    _check_options(microbatch_size, method, precision, grid)
+    check_microbatch_size(microbatch_size)
+    _check_options(method, precision, grid)
     by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)
     if by_examples and precision != "float32":
         raise ValueError(
@@ -128,12 +129,14 @@ def clipped_grad(
     ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
 
-        def by_formed(batch: PyTree, mask: jax.Array, keys: jax.Array | None) -> PyTree:
+        def by_formed(rows: PyTree, mask: jax.Array) -> PyTree:
+            batch, keys = rows
             return per_example_sum(
                 loss_fn, clip, points, batch, mask, keys, has_aux=has_aux, grid=grid
             )
 
-        def by_factors(batch: PyTree, mask: jax.Array, keys: jax.Array | None) -> PyTree:
+        def by_factors(rows: PyTree, mask: jax.Array) -> PyTree:
+            batch, keys = rows
             return bookkept_sum(
                 loss_fn, clip, points, batch, mask, keys,
                 has_aux=has_aux,
@@ -142,7 +145,7 @@ def clipped_grad(
 
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         sums = by_formed if by_examples else by_factors
-        total, aux = in_microbatches(sums, microbatch_size)(batch, mask, keys)
+        total, aux = in_microbatches(sums, microbatch_size)((batch, keys), mask)
         return total if by_examples else join_sums(clip, points.points[0], total), aux
 
     whole_sum: Sums = local_sum
@@ -186,11 +189,7 @@ def clipped_grad(
     return grad_fn
 
 
-def _check_options(
-    microbatch_size: int | None, method: str, precision: str, grid: float | None
-) -> None:
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+def _check_options(method: str, precision: str, grid: float | None) -> None:
     if method not in ("auto", "vmap"):
         raise ValueError(f"method={method!r}: want 'auto' or 'vmap'")
     if precision not in ("float32", "bfloat16"):

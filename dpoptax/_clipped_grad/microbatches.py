@@ -9,38 +9,64 @@ from optax import microbatching
 
 from dpoptax._trees import PyTree
 
-# `sums(batch, mask, keys)`: the total over the examples, and their auxiliary outputs.
-BatchSums: TypeAlias = Callable[[PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
+# `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
+BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
-def in_microbatches(sums: BatchSums, size: int | None) -> BatchSums:
-    """`sums(batch, mask, keys)` over microbatches of `size`; padding is masked out.
+def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
+    """Returns `sums` as a loop over parts of the batch: less memory, the same but for rounding.
 
-    The totals are added, and the auxiliary outputs put side by side.
+        (Σ_k total_k, (aux_1, …, aux_n)),  where  total_k, aux_k = sums(batch_k, mask_k)
+
+    `clipped_grad` takes its `microbatch_size` this way. By itself it is for what has no privacy,
+    such as the gradient of a baseline.
+
+    Privacy: none but that of `sums`; nothing is clipped here, and nothing noised.
+
+    Args:
+      sums: `sums(batch, mask) -> (total, aux)`: a sum over those examples that `mask`, (B,), has
+        True for, and outputs with a row for each example, (B, …); `None` where there are none.
+        Every leaf of `batch` has the examples as its leading axis.
+      microbatch_size: how many examples at once; `None` for all. A batch that it does not divide is
+        padded with its first example, masked out.
+
+    Raises:
+      ValueError: `microbatch_size` below 1.
+
+    >>> total = in_microbatches(lambda x, mask: (jnp.sum(x, where=mask), 2 * x), 2)
+    >>> total(jnp.array([1.0, 2.0, 3.0]), jnp.array([True, True, False]))
+    (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
-    if size is None:
+    check_microbatch_size(microbatch_size)
+    if microbatch_size is None:
         return sums
 
-    def run(batch: PyTree, mask: jax.Array, keys: jax.Array | None) -> tuple[PyTree, PyTree]:
+    def run(batch: PyTree, mask: jax.Array) -> tuple[PyTree, PyTree]:
         examples = mask.shape[0]
-        if size >= examples:
-            return sums(batch, mask, keys)
-        missing = -examples % size
+        if microbatch_size >= examples:
+            return sums(batch, mask)
+        missing = -examples % microbatch_size
         if missing:
 
             def pad(x: jax.Array) -> jax.Array:
                 return jnp.concatenate([x, jnp.repeat(x[:1], missing, axis=0)])
 
-            batch, keys = jax.tree.map(pad, (batch, keys))
+            batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
         kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
         total, aux = microbatching.microbatch(
             jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
-            argnums=(0, 1, 2),
-            microbatch_size=size,
+            argnums=(0, 1),
+            microbatch_size=microbatch_size,
             accumulator=kinds,
-            in_axes=(0, 0, 0),
-        )(batch, mask, keys)
+            in_axes=(0, 0),
+        )(batch, mask)
         return total, jax.tree.map(lambda x: x[:examples], aux)
 
     return run
+
+
+def check_microbatch_size(microbatch_size: int | None) -> None:
+    """Raises where no examples would be computed at once."""
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")

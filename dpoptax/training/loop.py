@@ -17,7 +17,13 @@ from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
-from dpoptax.training.run.advancing import Course, Record, State, progress_text
+from dpoptax.training.run.advancing import (
+    Course,
+    Record,
+    State,
+    Surroundings,
+    progress_text,
+)
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
@@ -155,12 +161,44 @@ def train(
     first before any step: no noise is drawn that a later start would not know of. `phases` gets
     the time of each part.
     """
+    around = Surroundings(place, phases or Phases(), checkpoints, observe, progress)
+    ready = _set_up(config, dataset, plan, around)
+    return _result(ready, _run(ready))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A run of which all is compiled, before its first step or the first after a checkpoint.
+
+    Attributes:
+        course: What is the same at each step.
+        state: Where the run stands.
+        feed: The batches.
+        generate: What generates texts at the end; None: nothing does.
+        dataset: The data set's name.
+        stddev: Of the noise in each coordinate of a release.
+        compile_seconds: How long compiling took.
+    """
+
+    course: Course
+    state: State
+    feed: Feed
+    generate: Generation | None
+    dataset: str
+    stddev: float
+    compile_seconds: float
+
+
+def _set_up(
+    config: TrainConfig, dataset: Dataset, plan: PrivacyPlan, around: Surroundings
+) -> _Ready:
+    """Builds, restores and compiles; a run that begins is saved before any step."""
     if config.record_training_metrics and not streaming.in_memory(dataset.train):
         raise ConfigError(
             "record_training_metrics=True reads the whole training split, which is streamed from "
             "files; leave it out"
         )
-    phases = phases or Phases()
+    place, phases = around.place, around.phases
     with phases("init"):
         init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
         model = models.build_model(config, dataset.num_classes, dataset.kind)
@@ -170,32 +208,26 @@ def train(
         params, frozen = place.replicate(
             models.start_variables(config, model, example["inputs"], init_key)
         )
-        opt_state = place.replicate(chain.optimizer.init(params))
+        state = State(0, params, place.replicate(chain.optimizer.init(params)))
     with phases("data"):
         feed = Feed(dataset, plan, place, config)
     with phases("checkpoints"):
-        begun = checkpoints.restore((params, opt_state)) if checkpoints else None
-    state = State(0, params, opt_state)
-    if begun is not None:
-        (params, opt_state), saved = begun
-        resume.check_ledger(saved, opt_state)
-        state = State(saved["step"], params, opt_state, tuple(saved["history"]))
-        for entry in state.history:
-            observe(entry)
+        state, restored = _restored(state, around)
     last = max(state.done, plan.permitted_steps)
 
     compiling = time.perf_counter()
     evaluate = Evaluation(config, model, feed.splits, frozen)
     with phases("compile"):
         if place.mesh is None:
-            evaluate.compile(params, "test")
-        step = compile_step(chain, model, (params, opt_state, *feed(0), frozen), place.mesh)
+            evaluate.compile(state.params, "test")
+        arguments = (state.params, state.opt_state, *feed(0), frozen)
+        step = compile_step(chain, model, arguments, place.mesh)
     with phases("telemetry"):
         bounds = plan.bounds(evaluated_steps(config, last))
     if place.mesh is not None:
         with phases("evaluation"):
-            evaluate(params, "test")  # compiles
-    ready = time.perf_counter()
+            evaluate(state.params, "test")  # compiles
+    compiled = time.perf_counter()
     course = Course(
         config=config,
         plan=plan,
@@ -204,60 +236,43 @@ def train(
         step=step,
         frozen=frozen,
         evaluate=evaluate,
-        began=ready - (state.history[-1]["seconds"] if state.history else 0.0),
-        phases=phases,
-        checkpoints=checkpoints,
-        observe=observe,
+        began=compiled - (state.history[-1]["seconds"] if state.history else 0.0),
+        around=around,
     )
-    if begun is None:
+    if not restored:
         course.save(state, wait=True)
-    state = _run(course, state, feed, progress=progress)
-
-    final = averaged(state.params, state.opt_state)
-    with phases("generation"):
-        scored, generated = generate(final, frozen, progress=progress) if generate else ({}, [])
-    with phases("accounting"):
-        promised = guarantee(config, plan, state.opt_state)
-    with phases("files"):
-        sha256, versions = records.params_sha256(final), records.versions()
-    newest = state.history[-1]
-    summary = {
-        **promised,
-        "steps": last,
-        "steps_requested": config.steps,
-        "stopped_by_budget": last < config.steps,
-        "dataset": dataset.name,
-        "test_loss": newest["test_loss"],
-        "test_accuracy": newest["test_accuracy"],
-        **{name: newest[name] for name in ("test_perplexity",) if name in newest},
-        **scored,
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        "params_sha256": sha256,
-        "train_seconds": newest["seconds"],
-        "compile_seconds": round(ready - compiling, 4),
-        "first_step_seconds": phases.first_step and round(phases.first_step, 4),
-        "phases": phases.seconds(),
-        "config": config.to_dict(),
-        "versions": versions,
-    }
-    recorded = recording.recorded(state.opt_state)
-    return RunResult(summary, list(state.history), final, recorded, generated, chain.stddev)
+    return _Ready(course, state, feed, generate, dataset.name, chain.stddev, compiled - compiling)
 
 
-def _run(course: Course, state: State, feed: Feed, *, progress: bool) -> State:
-    """The state at the end of a run, from that at its beginning or from a checkpoint's."""
+def _restored(state: State, around: Surroundings) -> tuple[State, bool]:
+    """The newest checkpoint's state, its records observed again, or `state`; and which it is."""
+    begun = None
+    if around.checkpoints is not None:
+        begun = around.checkpoints.restore((state.params, state.opt_state))
+    if begun is None:
+        return state, False
+    (params, opt_state), saved = begun
+    resume.check_ledger(saved, opt_state)
+    for entry in saved["history"]:
+        around.observe(entry)
+    return State(saved["step"], params, opt_state, tuple(saved["history"])), True
+
+
+def _run(ready: _Ready) -> State:
+    """The state at the end of a run."""
+    course, state = ready.course, ready.state
     steps = range(state.done, course.plan.permitted_steps)
     with tqdm(
         total=course.last,
         initial=state.done,
         desc=course.config.method.name,
         unit="step",
-        disable=not progress,
+        disable=not course.around.progress,
     ) as bar:
         if not state.history:
             state = course.evaluated(state)
             bar.set_postfix_str(progress_text(state.history[-1]))
-        for batch in streaming.prefetch(feed, steps):
+        for batch in streaming.prefetch(ready.feed, steps):
             state = course.advance(state, batch)
             bar.update()
             if course.evaluates(state.done):
@@ -266,3 +281,43 @@ def _run(course: Course, state: State, feed: Feed, *, progress: bool) -> State:
             if course.saves(state.done):
                 course.save(state, wait=state.done == course.last)
     return state
+
+
+def _result(ready: _Ready, state: State) -> RunResult:
+    """What a run has come to in its last state."""
+    course = ready.course
+    config, plan, phases = course.config, course.plan, course.around.phases
+    final = averaged(state.params, state.opt_state)
+    scored: Record = {}
+    generated: list[Record] = []
+    with phases("generation"):
+        if ready.generate is not None:
+            scored, generated = ready.generate(
+                final, course.frozen, progress=course.around.progress
+            )
+    with phases("accounting"):
+        promised = guarantee(config, plan, state.opt_state)
+    with phases("files"):
+        sha256, versions = records.params_sha256(final), records.versions()
+    newest = state.history[-1]
+    summary = {
+        **promised,
+        "steps": course.last,
+        "steps_requested": config.steps,
+        "stopped_by_budget": course.last < config.steps,
+        "dataset": ready.dataset,
+        "test_loss": newest["test_loss"],
+        "test_accuracy": newest["test_accuracy"],
+        **{name: newest[name] for name in ("test_perplexity",) if name in newest},
+        **scored,
+        "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "params_sha256": sha256,
+        "train_seconds": newest["seconds"],
+        "compile_seconds": round(ready.compile_seconds, 4),
+        "first_step_seconds": phases.first_step and round(phases.first_step, 4),
+        "phases": phases.seconds(),
+        "config": config.to_dict(),
+        "versions": versions,
+    }
+    recorded = recording.recorded(state.opt_state)
+    return RunResult(summary, list(state.history), final, recorded, generated, ready.stddev)

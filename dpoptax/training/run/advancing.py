@@ -11,6 +11,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import resume
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import Checkpoints
+from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import PrivacyPlan
@@ -37,6 +38,25 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What is around a run, and decides nothing of what it releases.
+
+    Attributes:
+        place: The devices that it computes on.
+        phases: Gets the time of each part.
+        checkpoints: Where states are saved; None: nowhere.
+        observe: Gets each record.
+        progress: Whether to show a progress bar.
+    """
+
+    place: Devices
+    phases: Phases
+    checkpoints: Checkpoints | None
+    observe: Callable[[Record], object]
+    progress: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Course:
     """What is the same at each step of a run.
 
@@ -49,9 +69,7 @@ class Course:
         frozen: What the model computes with and does not train.
         evaluate: Metrics of parameters on a split.
         began: When the run would have begun had it not been stopped, in `time.perf_counter`.
-        phases: Gets the time of each part.
-        checkpoints: Where states are saved; None: nowhere.
-        observe: Gets each record.
+        around: Where records, checkpoints and times go.
     """
 
     config: TrainConfig
@@ -62,18 +80,17 @@ class Course:
     frozen: Any
     evaluate: Evaluation
     began: float
-    phases: Phases
-    checkpoints: Checkpoints | None
-    observe: Callable[[Record], object]
+    around: Surroundings
 
     def advance(self, state: State, batch: tuple[Any, Any]) -> State:
         """The state after one step more, on a batch and its mask; the one before is used up."""
         done = state.done + 1
-        with self.phases("steps"):
+        phases = self.around.phases
+        with phases("steps"):
             params, opt_state = self.step(state.params, state.opt_state, *batch, self.frozen)
-            if self.phases.first_step is None or self.evaluates(done) or self.saves(done):
+            if phases.first_step is None or self.evaluates(done) or self.saves(done):
                 jax.block_until_ready(params)  # its time is not that of what waits for it
-            self.phases.stepped()
+            phases.stepped()
         return State(done, params, opt_state, state.history)
 
     def evaluates(self, done: int) -> bool:
@@ -86,24 +103,25 @@ class Course:
 
     def evaluated(self, state: State) -> State:
         """The state with a record of its metrics, which `observe` gets too."""
-        with self.phases("evaluation"):
+        with self.around.phases("evaluation"):
             params = averaged(state.params, state.opt_state)
             bound = self.bounds[state.done]
             entry: Record = {"step": state.done, "epsilon": bound, **self.evaluate(params, "test")}
             if self.config.record_training_metrics:
                 entry["not_covered_by_epsilon"] = self.evaluate(params, "train")
-        with self.phases("telemetry"):
+        with self.around.phases("telemetry"):
             entry["seconds"] = round(time.perf_counter() - self.began, 4)
-            self.observe(entry)
+            self.around.observe(entry)
         return dataclasses.replace(state, history=(*state.history, entry))
 
     def save(self, state: State, *, wait: bool = False) -> None:
         """Writes a checkpoint; `wait` returns only when it is complete."""
-        if self.checkpoints is None:
+        checkpoints = self.around.checkpoints
+        if checkpoints is None:
             return
-        with self.phases("checkpoints"):
+        with self.around.phases("checkpoints"):
             described = resume.describe(self.config, self.plan, state.opt_state)
-            self.checkpoints.save(
+            checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),
                 {**described, "history": list(state.history)},

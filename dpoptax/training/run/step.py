@@ -143,7 +143,12 @@ def _plain_gradient(
         def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
             return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-        whole = _in_microbatches(jax.grad(total_loss), config.microbatch_size)
+        def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
+            def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
+                return jax.grad(total_loss)(params, batch, mask), None
+
+            return dpoptax.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
+
         if mesh is not None:
             local = whole
             whole = jax.shard_map(
@@ -164,25 +169,3 @@ def _plain_gradient(
         return gradient
 
     return with_frozen
-
-
-def _in_microbatches(function: Callable[..., Any], size: int | None) -> Callable[..., Any]:
-    """`function(params, batch, mask)`, a sum over examples, computed `size` examples at a time.
-
-    The samplers pad every batch to a multiple of `size`; a device's share of it need not be one.
-    """
-
-    def run(params: Any, batch: Any, mask: jax.Array) -> Any:
-        if size is None or size >= len(mask):
-            return function(params, batch, mask)
-        missing = -len(mask) % size
-        if missing:
-            batch, mask = jax.tree.map(
-                lambda x: jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)), (batch, mask)
-            )
-        kind = optax.microbatching.AccumulationType.SUM
-        return optax.microbatching.microbatch(
-            function, argnums=(1, 2), microbatch_size=size, accumulator=kind
-        )(params, batch, mask)
-
-    return run
