@@ -129,7 +129,10 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
     for line, config in zip(lines[1:], configs.values(), strict=True):
         cost = plan_run(config, count_flops=False)
         assert f"{cost.num_params:,}" in line
-        assert (f"{cost.noise_multiplier:.4g}" in line) == config.method.private
+        shown = (
+            f"{cost.noise_multiplier:.4g}  {cost.epsilon:.4g}" if cost.epsilon else "not private"
+        )
+        assert shown in line
 
 
 def test_a_row_that_cannot_be_planned_says_why():
