@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -19,12 +20,14 @@ from dpoptax.training.run.records import markdown_table
 
 PHASES = (
     "import",
+    "devices",
     "data",
     "accounting",
     "init",
     "compile",
     "steps",
     "evaluation",
+    "generation",
     "checkpoints",
     "telemetry",
     "files",
@@ -65,6 +68,7 @@ class Timed:
     Attributes:
         config: Its path, and the start: "first" or "second".
         seconds: Wall time by phase; "other" is the command line and what is in no phase.
+        aside: Processor time by phase of the threads that prepare next to these.
         first_step: Seconds from the process's start to the end of the first step.
         whole: Seconds from the process's start to its end.
     """
@@ -72,34 +76,49 @@ class Timed:
     config: str
     start: str
     seconds: dict[str, float]
+    aside: dict[str, float]
     first_step: float
     whole: float
 
     @property
     def telemetry(self) -> float:
-        """The share of what shows progress, of the wall time."""
-        return self.seconds.get("telemetry", 0.0) / self.whole
+        """The share of what shows progress, of the wall time, wherever it was computed."""
+        shown = self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
+        return shown / self.whole
 
 
 def measure(config: str, options: list[str], start: str, folder: Path, cache: Path) -> Timed:
     """Trains in a process of its own; `folder` gets the run, `cache` what is compiled."""
-    times = folder / "times.json"
-    command = [sys.executable, "-c", _CHILD, str(time.time()), str(times), "train", config]
+    times, begun = folder / "times.json", time.time()
+    command = [sys.executable, "-c", _CHILD, str(begun), str(times), "train", config]
     command += ["--workdir", str(folder / "run"), "--compilation-cache", str(cache), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    whole = time.time() - begun
     if done.returncode:
-        raise RuntimeError(f"{config}: {done.stderr.strip().splitlines()[-1]}")
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+        raise RuntimeError(f"{config}: {said[-1]}")
     summary = json.loads((folder / "run" / "summary.json").read_text())
-    spent = json.loads(times.read_text())
+    return timed(config, start, json.loads(times.read_text()), summary, whole)
+
+
+def timed(
+    config: str, start: str, spent: dict[str, float], summary: dict[str, Any], whole: float
+) -> Timed:
+    """The times of one training: `spent` are the command's, `summary` has those of the run.
+
+    A run's own times begin where the command has read its config, and end before the process does.
+    """
     phases = summary["phases"]
-    outside = spent["main"] - sum(phases.values())
-    seconds = {"import": spent["import"], **phases, "other": phases.get("other", 0.0) + outside}
+    before = spent["import"] + spent["main"] - sum(phases.values())
+    seconds = {"import": spent["import"], **phases}
+    seconds["other"] = whole - sum(seconds.values()) + phases.get("other", 0.0)
     return Timed(
         config,
         start,
         seconds,
-        spent["import"] + outside + summary["first_step_seconds"],
-        spent["import"] + spent["main"],
+        summary["phases_aside"],
+        before + summary["first_step_seconds"],
+        whole,
     )
 
 
@@ -135,7 +154,7 @@ def main(chosen: Startup) -> str:
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {"config": r.config, "start": r.start, "first_step": r.first_step, "whole": r.whole}
-        | {"seconds": r.seconds}
+        | {"seconds": r.seconds, "aside": r.aside}
         for r in results
     ]
     chosen.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

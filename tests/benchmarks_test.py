@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import contenders, report
+from benchmarks import contenders, report, startup
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
@@ -177,3 +177,40 @@ def test_variants_and_sweeps_are_complete():
     assert sum(not variant.noise for variant in chosen) == 4
     for sweep in ("batch", "parameters", "length", "points"):
         assert len({str(cell) for cell in sweep_cells(sweep)}) >= 4
+
+
+class TestStartup:
+    def test_times_add_up_and_telemetry_counts_wherever_it_was_computed(self):
+        phases = {"data": 1.0, "steps": 2.0, "telemetry": 0.1, "other": 0.2}
+        summary = {
+            "phases": phases,
+            "phases_aside": {"telemetry": 0.1, "compile": 3.0},
+            "first_step_seconds": 1.5,
+        }
+        times = startup.timed("a.py", "first", {"import": 4.0, "main": 3.7}, summary, 10.0)
+        assert sum(times.seconds.values()) == pytest.approx(10.0)
+        assert times.seconds["other"] == pytest.approx(2.9)  # in no phase, and after the command
+        assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
+        assert times.telemetry == pytest.approx(0.02)
+        header, _, row = startup.table([times]).splitlines()
+        cells = dict(zip(header.split("|"), row.split("|"), strict=True))
+        shown = {name.strip(): cell.strip() for name, cell in cells.items()}
+        assert (shown["import"], shown["compile"], shown["telemetry"]) == ("4.00", "0.00", "0.10")
+        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "2.00 %")
+
+    @pytest.mark.slow
+    def test_a_second_start_finds_what_was_compiled(self, tmp_path):
+        chosen = startup.Startup(
+            ("configs/digits/dp_sgd.py",),
+            options="--steps 2 --accountant rdp",
+            output=tmp_path / "startup.json",
+        )
+        assert startup.main(chosen).count("configs/digits/dp_sgd.py") == 2
+        first, second = json.loads(chosen.output.read_text())
+        assert second["aside"]["compile"] < first["aside"]["compile"]
+        assert all(row["seconds"]["steps"] > 0 for row in (first, second))
+        assert 0 < first["first_step"] < first["whole"]
+
+    def test_a_training_that_fails_says_why(self, tmp_path):
+        with pytest.raises(RuntimeError, match=r"nowhere.py: .*not a file"):
+            startup.measure("nowhere.py", [], "first", tmp_path, tmp_path / "cache")

@@ -7,8 +7,10 @@ import pytest
 
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
+from dpoptax.training.run import planning
 from dpoptax.training.run.planning import plan_run, text
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -112,3 +114,27 @@ def test_the_published_size_is_that_of_the_config():
     cost = plan_run(dataclasses.replace(config, accountant="rdp"), count_flops=False)
     assert cost.num_params == 2_772_020  # WRN-16-4 with a hundred classes
     assert cost.steps * config.batch_size == 80 * 50_000
+
+
+def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
+    configs = {
+        f"{name}/{steps}": dataclasses.replace(TINY, method=method, steps=steps)
+        for name, method in (("plain", NonPrivate()), ("disk", Disk()))
+        for steps in (3, 4)
+    }
+    before = planning._variables.cache_info().misses
+    lines = planning.table(configs).splitlines()
+    assert planning._variables.cache_info().misses - before <= 1
+    assert [line.split()[0] for line in lines[1:]] == list(configs)  # in order
+    for line, config in zip(lines[1:], configs.values(), strict=True):
+        cost = plan_run(config, count_flops=False)
+        assert f"{cost.num_params:,}" in line
+        shown = (
+            f"{cost.noise_multiplier:.4g}  {cost.epsilon:.4g}" if cost.epsilon else "not private"
+        )
+        assert shown in line
+
+
+def test_a_row_that_cannot_be_planned_says_why():
+    with pytest.raises(ConfigError, match="batch_size=5000"):
+        planning.table({"good": TINY, "bad": dataclasses.replace(TINY, batch_size=5000)})

@@ -72,6 +72,24 @@ class TestPhases:
             time.sleep(0.1)
         assert lines == []
 
+    def test_work_aside_is_in_no_phase(self):
+        measured = Phases()
+
+        def work():
+            begun = time.thread_time()
+            with measured.aside("telemetry"):
+                while time.thread_time() - begun < 0.05:
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        with measured("data"):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert measured.seconds_aside()["telemetry"] == pytest.approx(0.1, abs=0.05)
+        assert "telemetry" not in measured.seconds()
+
 
 class TestOnce:
     def test_a_call_under_way_is_waited_for(self):
@@ -118,6 +136,8 @@ class TestForesight:
         loop.train_and_evaluate(self.config, tmp_path, progress=False)
         after = step._compile.cache_info()
         assert after.misses - before.misses == 1
+        spent = json.loads((tmp_path / "summary.json").read_text())["phases_aside"]
+        assert set(spent) == {"init", "accounting", "compile", "telemetry"}
         assert after.hits - before.hits == 1
         assert models.compiled_init.cache_info().misses - inits.misses <= 1
 

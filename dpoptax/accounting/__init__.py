@@ -10,7 +10,6 @@ Accountants: "pld" (default) composes privacy loss distributions numerically and
 the user; "rdp" composes Renyi divergences: faster, and looser.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -190,12 +189,7 @@ def event_epsilon(
     """
     check_delta(delta)
     check_accountant(accountant)
-    # Runs over many seeds ask for the same event again and again, at up to seconds each.
-    priced = _epsilon_of if _is_hashable(event) else _events.epsilon_of
-    return priced(event, delta, accountant, relation_named(neighbouring_relation))
-
-
-_epsilon_of = functools.lru_cache(maxsize=4096)(_events.epsilon_of)
+    return _events.epsilon_of(event, delta, accountant, relation_named(neighbouring_relation))
 
 
 def rdp(
@@ -341,11 +335,3 @@ def _joint_multiplier(multipliers: Sequence[float]) -> float:
         return 0.0
     precision = math.fsum(m**-2 for m in multipliers)
     return precision**-0.5 if precision else math.inf
-
-
-def _is_hashable(event: object) -> bool:
-    try:
-        hash(event)
-    except TypeError:
-        return False
-    return True

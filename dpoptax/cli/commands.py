@@ -63,7 +63,7 @@ def _plan(arguments: list[str]) -> int:
     if len(configs) > 1:
         if rest:
             raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
-        print(planning.table(configs))
+        print(planning.table(configs, progress=True))
         return 0
     (name, config), *_ = configs.items()
     given = tyro.cli(

@@ -89,16 +89,17 @@ def train_and_evaluate(
         phases.hush()
     shapes = published_shapes(config) if place.mesh is None else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preparing(config, shapes))
+        stack.enter_context(preparing(config, shapes, phases))
         with phases("data"):
             dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
             if place.mesh is None and shapes != (shapes := shapes_of(dataset)):
-                stack.enter_context(preparing(config, shapes))
+                stack.enter_context(preparing(config, shapes, phases))
         result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)
     if main:
         with phases("files"):
             outputs.write(result, Path(workdir))
-        summary = {**result.summary, "phases": phases.seconds()}
+        spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
+        summary = {**result.summary, **spent}
         result = dataclasses.replace(result, summary=summary)
         records.write_json(Path(workdir) / "summary.json", summary)
     return result
@@ -274,10 +275,12 @@ def _run(ready: _Ready) -> State:
             bar.set_postfix_str(progress_text(state.history[-1]))
         for batch in streaming.prefetch(ready.feed, steps):
             state = course.advance(state, batch)
-            bar.update()
+            with course.phases("telemetry"):
+                bar.update()
             if course.evaluates(state.done):
                 state = course.evaluated(state)
-                bar.set_postfix_str(progress_text(state.history[-1]))
+                with course.phases("telemetry"):
+                    bar.set_postfix_str(progress_text(state.history[-1]))
             if course.saves(state.done):
                 course.save(state, wait=state.done == course.last)
     return state

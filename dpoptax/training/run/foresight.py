@@ -21,7 +21,8 @@ from dpoptax.training.data.streaming import in_memory, read
 from dpoptax.training.models import models
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.evaluation import evaluated_steps
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.phases import Phases
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.step import Loaded, Resident, compile_step
 
 
@@ -78,8 +79,10 @@ def shapes_of(dataset: Dataset) -> Shapes:
 
 
 @contextlib.contextmanager
-def preparing(config: TrainConfig, shapes: Shapes | None) -> Iterator[None]:
+def preparing(config: TrainConfig, shapes: Shapes | None, phases: Phases) -> Iterator[None]:
     """Prepares a run on one device in the background of the context; nothing without `shapes`.
+
+    `phases` gets what this costs, as time aside.
 
     The accounting, and then the compilation of the step, happen next to that of the parameters'
     initialisation and the curve of ε that the run will show.
@@ -91,7 +94,7 @@ def preparing(config: TrainConfig, shapes: Shapes | None) -> Iterator[None]:
     config = dataclasses.replace(config, seed=0)
     pool = ThreadPoolExecutor(2, thread_name_prefix="foresight")
     for work in (_step, _init):
-        pool.submit(_quietly, work, config, shapes)
+        pool.submit(_quietly, work, config, shapes, phases)
     try:
         yield
     finally:
@@ -104,8 +107,14 @@ def _quietly(work: Callable[..., object], *arguments: Any) -> None:
         work(*arguments)
 
 
-def _step(config: TrainConfig, shapes: Shapes) -> None:
-    plan = make_plan(config, shapes.train_size)
+def _step(config: TrainConfig, shapes: Shapes, phases: Phases) -> None:
+    with phases.aside("accounting"):
+        plan = make_plan(config, shapes.train_size)
+    with phases.aside("compile"):
+        _compile_step(config, shapes, plan)
+
+
+def _compile_step(config: TrainConfig, shapes: Shapes, plan: PrivacyPlan) -> None:
     model = models.build_model(config, shapes.num_classes, shapes.kind)
     chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     init = functools.partial(models.init_variables, model)
@@ -120,12 +129,15 @@ def _step(config: TrainConfig, shapes: Shapes) -> None:
     compile_step(chain, model, (params, state, batch, mask, frozen))
 
 
-def _init(config: TrainConfig, shapes: Shapes) -> None:
-    model = models.build_model(config, shapes.num_classes, shapes.kind)
-    inputs = shapes.example["inputs"]
-    models.compiled_init(model, inputs.shape, inputs.dtype, jax.random.key(0).dtype)
-    plan = make_plan(config, shapes.train_size)
-    plan.bounds(evaluated_steps(config, plan.permitted_steps))
+def _init(config: TrainConfig, shapes: Shapes, phases: Phases) -> None:
+    with phases.aside("init"):
+        model = models.build_model(config, shapes.num_classes, shapes.kind)
+        inputs = shapes.example["inputs"]
+        models.compiled_init(model, inputs.shape, inputs.dtype, jax.random.key(0).dtype)
+    with phases.aside("accounting"):
+        plan = make_plan(config, shapes.train_size)
+    with phases.aside("telemetry"):
+        plan.bounds(evaluated_steps(config, plan.permitted_steps))
 
 
 def _stacked(example: dict[str, jax.ShapeDtypeStruct], count: int) -> Any:

@@ -3,11 +3,15 @@
 import dataclasses
 import functools
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from dpoptax import accounting
 from dpoptax.training.config import TrainConfig
@@ -17,6 +21,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, build_step
+from dpoptax.training.sharing import once
 
 _SAME = 0.01
 """Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
@@ -82,8 +87,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     plan = make_plan(config, size)
     model = models.build_model(config, num_classes, kind)
     chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
-    init = functools.partial(models.init_variables, model)
-    params, frozen = jax.eval_shape(init, example["inputs"], jax.random.key(0))
+    params, frozen = _variables(model, example["inputs"])
     state = jax.eval_shape(chain.optimizer.init, params)
     rows = plan.sampler.padded_size
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
@@ -160,11 +164,18 @@ def text(name: str, cost: RunCost) -> str:
     return "\n".join([name, *(f"  {label:<{width}}  {value}" for label, value in lines)])
 
 
-def table(configs: dict[str, TrainConfig]) -> str:
-    """The costs of several runs, a row for each, without FLOPs."""
+def table(configs: dict[str, TrainConfig], *, progress: bool = False) -> str:
+    """The costs of several runs, a row for each, without FLOPs.
+
+    Rows are computed in threads; what several have in common, of noise or of model, once.
+    `progress` shows how many are done, where all of them take more than a second.
+    """
     rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
-    for name, config in configs.items():
-        cost = plan_run(config, count_flops=False)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(functools.partial(plan_run, count_flops=False), configs.values())
+        bar = tqdm(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
+        costs = list(bar)
+    for (name, config), cost in zip(configs.items(), costs, strict=True):
         private = config.method.private
         epsilon = "none proven" if private and cost.epsilon is None else "not private"
         rows.append(
@@ -194,6 +205,14 @@ def _data(config: TrainConfig) -> tuple[int, dict[str, jax.ShapeDtypeStruct], in
         name: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for name, value in record.items()
     }
     return dataset.train_size, example, dataset.num_classes, dataset.kind
+
+
+@once(maxsize=64)
+def _variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
+    """Shapes and types of what a model computes with."""
+    init = functools.partial(models.init_variables, model)
+    shapes: models.Variables = jax.eval_shape(init, inputs, jax.random.key(0))
+    return shapes
 
 
 def _disagreement(config: TrainConfig, plan: Any) -> tuple[float, float] | None:
