@@ -12,7 +12,8 @@ hold 10,000 out for validation.
 the state of the art, which is De et al.'s; the baseline was run anew, and at which of them is not
 said. Here all rows have ε = 8 at 1/N^1.1, and noise that is calibrated to it by privacy loss
 distributions, the better accountant to which section C.3 ascribes the baseline's gain, where C.1
-has Rényi divergences for all. `--delta 8e-7` is the other reading. De et al.'s σ is 2.5.
+has Rényi divergences for all. `--delta 8e-7` is the other reading; `--noise-multiplier 2.5` is De
+et al.'s, for which ε = 8 is a budget.
 
 `base_plain` and `disk_plain` are without copies and average, for a quarter of the operations; they
 are not in the figure.

@@ -8,11 +8,12 @@ accounted by Rényi divergences (C.1). δ is that of Table 7: half of 1/N, and f
 examples of all its splits, not 1/N^1.1 as the text says.
 
 The trainer reports the perplexity of the references. Of the five "Val. Perp." of Table 5 one,
-without privacy, is below 1 (0.921), which no perplexity is; the cross-entropy in nats can be. BLEU and ROUGE-L are of texts by beam search as
-in that script: 5 beams, length penalty 1, at most 100 tokens; but line breaks are not forbidden.
-They are of the development sets, by sacrebleu and rouge-score: BLEU is counted as the E2E
-challenge's tool does, ROUGE-L is not (see `dpoptax.training.run.generation.scores`). METEOR,
-NIST and CIDEr need that tool; generated.jsonl has the texts.
+without privacy, is below 1 (0.921), which no perplexity is; the cross-entropy in nats can be. BLEU
+and ROUGE-L are of texts by beam search as in that script: 5 beams, length penalty 1, at most 100
+tokens; but line breaks are not forbidden. They are of the development sets, by sacrebleu and
+rouge-score: BLEU is counted as the E2E challenge's tool does, ROUGE-L is not (see
+`dpoptax.training.run.generation.scores`). METEOR, NIST and CIDEr need that tool; generated.jsonl
+has the texts.
 """
 
 from dpoptax.training.config import TrainConfig

@@ -147,9 +147,9 @@ class ResNet(nn.Module):
         for stage, channels in enumerate(self.channels):
             for block in range(self.blocks):
                 stride = 2 if stage and not block else 1
-                hidden = _ResidualBlock(
-                    channels, stride, relu_after_sum=self.relu_after_sum
-                )(hidden)
+                hidden = _ResidualBlock(channels, stride, relu_after_sum=self.relu_after_sum)(
+                    hidden
+                )
         return nn.Dense(self.num_classes)(hidden.mean((0, 1)))
 
 
