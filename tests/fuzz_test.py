@@ -18,7 +18,7 @@ from dpoptax.training.models.models import build_model
 from dpoptax.training.run.chain import build_chain
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
-GEODP = DIGITS.parent / "papers" / "geodp" / "tables_2_3.py"
+GEODP = DIGITS.parent / "papers" / "geodp" / "figure_5.py"
 FIELDS = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "method"]
 numbers = st.one_of(
     st.integers(-(2**70), 2**70).map(str),
@@ -132,7 +132,7 @@ def test_any_config_file(text, tmp_path_factory):
         ("audit", str(DIGITS / "dp_sgd.py"), "--confidence", "2"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--trials", "-1"),
         ("audit", str(DIGITS / "dp_sgd.py"), "--sampling", "shuffled"),
-        ("audit", f"{GEODP}:figure_5/sigma-1/geodp_1-2048"),
+        ("audit", f"{GEODP}:a/sigma-1/geodp_1-2048"),
     ],
 )
 def test_bad_audits(arguments):

@@ -16,10 +16,12 @@ from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.compare import table as comparison_table
 
 _DIGITS = {
-    "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4)",
+    "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4; "
+    "DP-PMLF, Fig. 1(a), has it worse at ε = 8)",
     "DiSK": "DiSK is better than DP-SGD at equal ε (DiSK, Fig. 1, 2 and 4)",
     "DP-PMLF": "DP-PMLF is better than DP-SGD at equal ε (DP-PMLF, Tables 1 and 3, Fig. 4)",
-    "Inner-outer": "DP-SGD with inner and outer momentum is better than without (its rows there)",
+    "Inner-outer": "DP-SGD with inner and outer momentum is better than without on grey images "
+    "(DP-PMLF, Tables 1 and 3; with ViT on CIFAR it is far worse, and Fig. 1(b) is of that)",
 }
 
 
@@ -131,7 +133,8 @@ def _text(
         f"{len(runs)} runs of the papers' tables and figures are configured and were not trained. "
         "[reproduction/commands.sh](reproduction/commands.sh) has the command of each. Operations "
         "are those of the traced step, `dpoptax plan`, without what the compiler saves, times the "
-        "number of gradient points, of copies and of steps. Hours are for one seed at "
+        "number of gradient points, of copies and of steps. Hours are for one seed, however many "
+        "repetitions the paper has, at "
         f"{report.flops_per_second:.3g} operations a second, an assumption of what one large GPU "
         "sustains in single precision; nothing of this was measured.",
         cost_table(runs, report.flops_per_second),

@@ -1,6 +1,11 @@
 """DiSK, Figure 6(b): DiSK against DOPPLER, DP-FTRL and the base optimizer, WRN-16-4 on CIFAR-10.
 
-Names are eps-E/METHOD; ε as in Table 6. Figure 6(a) is `dpoptax.studies.noisy_regression`.
+Names are eps-E/METHOD. The ε are on the figure's axis alone: here those of Table 6. Figure 6(a) is
+`dpoptax.studies.noisy_regression`.
+
+DOPPLER is here what C.3 and section 3.3 say: DiSK with the gradient at one point, that is the
+filter of first order with b = κ = 0.7 and a = -(1 - κ) = -0.3, and not one of DOPPLER's own tables.
+Its first steps have DOPPLER's correction of the bias where DiSK begins at the first gradient.
 
 Of DP-FTRL the paper says no more than two references: Kairouz et al. (2021), tree aggregation with
 batches in a fixed order, and Choquette-Choo et al. (2024), noise correlated by a Toeplitz matrix.
@@ -23,7 +28,7 @@ def get_configs() -> dict[str, TrainConfig]:
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     methods = {
         "base": DPSGD(),
-        "doppler": Doppler(),
+        "doppler": Doppler(b=(0.7,), a=(-0.3,)),
         "dp_ftrl": CorrelatedNoise(bands=10),
         "dp_ftrl_sampled": CorrelatedNoise(bands=4),
         "disk": Disk(kappa=0.7, gamma=0.5),

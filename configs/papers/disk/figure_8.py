@@ -1,7 +1,8 @@
-"""DiSK, Figure 8: κ against γ at ε = 8, with the grids of Table 2; 5-layer CNN, CIFAR-10.
+"""DiSK, Figure 8: κ against γ at ε = 8 and κ against ε at γ = 1; 5-layer CNN, CIFAR-10.
 
-Names are kappa-K/gamma-G; gamma-nag is (1 - κ)/κ, one gradient per example. The second panel, κ
-against ε at γ = 1, is `kappa-*/gamma-1` with `--epsilon`.
+Names are kappa-K/gamma-G for panel (a), with the grids of Table 2; gamma-nag is (1 - κ)/κ, one
+gradient per example. Panel (b) is kappa-K/gamma-1/eps-E, and at ε = 8 panel (a)'s kappa-K/gamma-1;
+its ε are on the axis alone, here those of Table 6.
 """
 
 import dataclasses
@@ -10,14 +11,23 @@ from pathlib import Path
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import Disk
 
+KAPPAS = (0.99, 0.9, 0.8, 0.7, 0.6, 0.5)
 GAMMAS = {f"{gamma:g}": gamma for gamma in (0.2, 0.3, 0.5, 1.0, 2.0, 3.0)} | {"nag": None}
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """Forty-two pairs of gain and look-ahead."""
+    """Pairs of gain and look-ahead, then of gain and ε."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
-    return {
+    first = {
         f"kappa-{kappa:g}/gamma-{name}": dataclasses.replace(base, method=Disk(kappa, gamma))
-        for kappa in (0.99, 0.9, 0.8, 0.7, 0.6, 0.5)
+        for kappa in KAPPAS
         for name, gamma in GAMMAS.items()
     }
+    second = {
+        f"kappa-{kappa:g}/gamma-1/eps-{epsilon:g}": dataclasses.replace(
+            base, method=Disk(kappa, 1.0), epsilon=epsilon
+        )
+        for kappa in KAPPAS
+        for epsilon in (0.5, 1.0, 2.0, 4.0)
+    }
+    return first | second

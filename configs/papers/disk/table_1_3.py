@@ -3,9 +3,11 @@
 `--pretrained` is a copy of FacebookAI/roberta-base or roberta-large. The paper takes η, B and the
 epochs from Bu et al. (2024), whose published script is that of Li et al. (2021): batches of 1000,
 2000, 6000, 6000 and 3, 6, 18, 18 epochs for SST-2, QNLI, QQP, MNLI, η = 5e-4 (5e-5 without
-privacy), 256 tokens; here with linear decay and a classification head. LoRA has rank 16 on the
-projections for query and value; its scale is not stated, here 16. δ is that of Table 7, which is
-1/N^1.1 for SST-2 and QQP, and a little and much less than it for MNLI and QNLI.
+privacy), 256 tokens; here with a classification head. AdamW is Adam, for that script has no weight
+decay; the rate decays by cosine without warm-up as C.1 says, where the script has linear decay.
+Noise is accounted by Rényi divergences (C.1). LoRA has rank 16 on the projections for query and
+value; its scale is not stated, here 16. δ is that of Table 7, which is 1/N^1.1 for SST-2 and QQP,
+and a little and much less than it for MNLI and QNLI.
 """
 
 from dpoptax.training.config import TrainConfig
@@ -53,12 +55,13 @@ def get_configs() -> dict[str, TrainConfig]:
                         steps=3 * factor * size // (1000 * factor),
                         batch_size=1000 * factor,
                         microbatch_size=20,
-                        optimizer="adamw",
+                        optimizer="adam",
                         learning_rate=5e-4 if method.private else 5e-5,
-                        schedule="linear",
+                        schedule="cosine",
                         clip="auto_v",
                         epsilon=epsilon,
                         delta=delta,
+                        accountant="rdp",
                         eval_every=20,
                     )
     return rows

@@ -1,6 +1,7 @@
 """DOPPLER, Figures 10 (learning rates of LP-DPAdamBC) and 11 (LP-DPSGD's schedule), 150 epochs.
 
-5-layer CNN on CIFAR-10 at ε = 8 and δ = 1/N^1.1; the rates are the grid of Table 1.
+ε = 8, δ = 1/N^1.1 and 150 epochs are stated for Figure 10 and assumed for 11, the 5-layer CNN for
+both; the rates are the grid of Table 1.
 """
 
 import dataclasses

@@ -1,7 +1,9 @@
-"""DOPPLER, Figure 2: spectra of the gradients of ResNet-50 on CIFAR-10, 40 epochs in 4000 steps.
+"""DOPPLER, Figure 2: spectra in the training of ResNet-50 on CIFAR-10, 40 epochs in 4000 steps.
 
-The paper records private and stochastic gradients; here those that are released, of which
-recording.npz keeps a thousand coordinates and spectrum.png shows the spectra. Its ε is not stated.
+The figure shows the noise w_t and the stochastic gradients g_t of SGD, and those of LP-SGD. They
+are private, and nothing here writes them: recording.npz keeps a thousand coordinates of what is
+released, gradient and noise together, before and behind the filter, and spectrum.png shows their
+spectra. Privacy is not stated for this figure, so that ε = 8 is assumed. The steps make B = 500.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """DOPPLER, Figures 3 (data sets) and 7 (models on CIFAR-10) at ε = 8: DPSGD against LP-DPSGD.
 
-Names are DATASET/MODEL/METHOD. The filter is the first-order one of Table 2; which EfficientNet it
-is, the paper does not say, here B0.
+Names are DATASET/MODEL/METHOD. The filter is the first-order one of Table 2, of its two the first.
+Not stated and assumed: the model of Figure 3, here the 5-layer CNN of Figure 7(a); which
+EfficientNet it is, here B0.
 """
 
 import dataclasses

@@ -1,9 +1,10 @@
 """DOPPLER, Figure 4: SGD, AdamBC and GaLore with and without the filter, 5-layer CNN on CIFAR-10.
 
 Names are OPTIMIZER/eps-E/METHOD. The panels' ε are to be read off their axes only; here 1, 2, 4 and
-8. Learning rates: 0.5 and, for Adam, the 1e-3 that Figure 10 finds best. Without the filter, Adam
-has its own momentum of 0.9. GaLore's rank is not stated, here 16; it projects matrices, that is the
-last layer of this model.
+8. Learning rates: 0.5 and, for Adam, the 1e-3 that Figure 10 finds best. Panel (b) is DPAdam in
+the caption and DPAdamBC in section 6.2, which is here. Without the filter, Adam has its own
+momentum of 0.9. GaLore's rank is not stated, here 16; it projects matrices, that is the last layer
+of this model, which is not stated either.
 """
 
 import dataclasses

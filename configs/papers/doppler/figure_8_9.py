@@ -1,7 +1,8 @@
 """DOPPLER, Figures 8 (filters of Tables 2 and 4) and 9 (clipping): 5-layer CNN, CIFAR-10, ε = 8.
 
-The paper does not say what a layer is, nor how it splits C: here each array of parameters is one,
-weights and bias apart, and all have the same bound, C over the root of their number.
+ε = 8 and the 5-layer CNN are assumed for both figures. The paper does not say what a layer is, nor
+how it splits C: here each array of parameters is one, weights and bias apart, and all have the same
+bound, C over the root of their number. "Norm" is automatic clipping, here AUTO-S.
 """
 
 import dataclasses

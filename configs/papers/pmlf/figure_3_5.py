@@ -1,7 +1,8 @@
 """DP-PMLF, Figures 3 (ablations), 4 (5-layer CNN at more ε) and 5 (ResNet-18, 100 epochs, ε = 1).
 
-Names are figure_N/DATASET/…/METHOD. Figure 4 at ε of 1 and 8 is in table_1_3.py, here are 2, 4 and
-6. InnerOuter and LP-DPSGD are as there.
+Names are figure_N/DATASET/…/METHOD. ε goes from 1 to 8 in Figures 3 and 4, whose grid is on the
+axes alone: here 1, 2, 4, 6, 8. Figure 4 at 1 and 8 is in table_1_3.py. InnerOuter and LP-DPSGD are
+as there.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""DP-PMLF, Tables 1 (ViT) and 3 (ResNet-18), Figures 2 and 4 (5-layer CNN): four methods.
+"""DP-PMLF, Tables 1 (ViT) and 3 (ResNet-18), Figure 4 at ε of 1 and 8 (5-layer CNN): four methods.
 
-Names are DATASET/eps-E/MODEL/METHOD. LP-DPSGD has the filter that DP-PMLF has on the data set, for
-its own is not stated; nor are InnerOuter's momenta, here 0.1 over two iterates and 0.9.
+Names are DATASET/eps-E/MODEL/METHOD. Not stated and assumed: LP-DPSGD's filter, here the one that
+DP-PMLF has on the data set; InnerOuter's momenta, here 0.1 over two iterates and 0.9; the size of
+the ViT, here width 64 and depth 4.
 """
 
 import dataclasses

@@ -36,15 +36,18 @@ class Disk(Method):
     name: ClassVar[str] = "DiSK"
 
     kappa: float = field(0.7, Role.UNPRICED)
-    """Gain of the filter, in (0, 1]; 1 is DP-SGD."""
+    """Gain of predictor and filter, in (0, 1]; 1 is DP-SGD."""
     gamma: float | None = field(0.5, Role.UNPRICED)
     """Length of the look-ahead in units of the last step; 0 takes the Hessian-vector product, None
     is (1 - kappa) / kappa, which needs one gradient per example instead of two."""
+    filter_gain: float | None = field(None, Role.UNPRICED)
+    """Gain of the filter alone, in (0, 1]; None: kappa. The code published with Opacus has the two
+    weights of the filter swapped, which is 1 - kappa."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """Its gradient points and its filter."""
         del stddev
-        return dpoptax.disk(self.kappa, self.gamma)
+        return dpoptax.disk(self.kappa, self.gamma, filter_gain=self.filter_gain)
 
 
 @dataclasses.dataclass(frozen=True)

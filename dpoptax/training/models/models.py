@@ -68,7 +68,10 @@ register_model("mlp", MLP)
 register_model("cnn", CNN)
 register_model("cnn_2", networks.TwoLayerCNN)
 register_model("cnn_5", networks.FiveLayerCNN)
-register_model("resnet_3", lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1))
+register_model(
+    "resnet_3",
+    lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1, relu_after_sum=False),
+)
 register_model("resnet_18", networks.ResNet)
 register_model("resnet_50", large_networks.ResNet50)
 register_model("efficientnet_b0", large_networks.EfficientNetB0)

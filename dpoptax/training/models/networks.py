@@ -14,7 +14,7 @@ class TwoLayerCNN(nn.Module):
 
     Two 5x5 convolutions of 10 and 20 channels without padding, each with 2x2 max-pooling and ReLU,
     then 50 hidden units: the layers are not in the paper, but this is the usual network of its
-    size.
+    size. The softmax that the paper calls the activation is that of the loss.
     """
 
     num_classes: int
@@ -34,8 +34,8 @@ class FiveLayerCNN(nn.Module):
     """The 5-layer CNN of DOPPLER, DiSK and DP-PMLF.
 
     Five 3x3 convolutions, each followed by tanh and 2x2 max-pooling (DP-PMLF, appendix), then a
-    linear layer. The papers state no widths; these are taken from the usual small CNNs of
-    differentially private training.
+    linear layer. The papers state no widths and no kernel sizes; these are taken from the usual
+    small CNNs of differentially private training.
     """
 
     num_classes: int
@@ -93,12 +93,16 @@ def group_norm(hidden: jax.Array, groups: int) -> jax.Array:
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; ReLU after the sum, or `preactivated` before each."""
+    """Two 3x3 convolutions beside a shortcut, a ReLU between them and, if asked for, after the sum.
+
+    `preactivated`: norm and ReLU before each convolution, none after the sum.
+    """
 
     channels: int
     stride: int = 1
     groups: int = 16
     preactivated: bool = False
+    relu_after_sum: bool = True
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -117,7 +121,7 @@ class _ResidualBlock(nn.Module):
         if changes:
             shortcut = _conv(self.channels, 1, self.stride, False)(inputs)
             shortcut = group_norm(shortcut, self.groups)
-        return nn.relu(shortcut + hidden)
+        return nn.relu(shortcut + hidden) if self.relu_after_sum else shortcut + hidden
 
 
 class ResNet(nn.Module):
@@ -127,11 +131,14 @@ class ResNet(nn.Module):
         num_classes: Number of logits.
         channels: Width of each stage; every stage but the first halves height and width.
         blocks: Number of blocks in a stage.
+        relu_after_sum: Whether a block has its second ReLU; GeoDP's residual network has one a
+            block (section VI-A).
     """
 
     num_classes: int
     channels: tuple[int, ...] = (64, 128, 256, 512)
     blocks: int = 2
+    relu_after_sum: bool = True
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -140,7 +147,9 @@ class ResNet(nn.Module):
         for stage, channels in enumerate(self.channels):
             for block in range(self.blocks):
                 stride = 2 if stage and not block else 1
-                hidden = _ResidualBlock(channels, stride)(hidden)
+                hidden = _ResidualBlock(channels, stride, relu_after_sum=self.relu_after_sum)(
+                    hidden
+                )
         return nn.Dense(self.num_classes)(hidden.mean((0, 1)))
 
 

@@ -1,0 +1,28 @@
+"""DP-PMLF, Figure 1: two earlier methods against DPSGD, 5-layer CNN on CIFAR-10 over 100 epochs.
+
+Names are eps-E/METHOD: LP-DPSGD at ε = 8 (panel a), InnerOuter at ε = 1 (panel b). Both end below
+DPSGD in the paper. LP-DPSGD's filter and InnerOuter's momenta are as in table_1_3.py, not stated.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.methods import DPSGD, Doppler, InnerOuter
+
+PANELS = {
+    8.0: {"dp_sgd": DPSGD(), "lp_dp_sgd": Doppler("pmlf-cifar")},
+    1.0: {"dp_sgd": DPSGD(), "inner_outer": InnerOuter()},
+}
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """Two curves a panel."""
+    base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
+    return {
+        f"eps-{epsilon:g}/{name}": dataclasses.replace(
+            base, epsilon=epsilon, steps=100 * 50, method=method
+        )
+        for epsilon, methods in PANELS.items()
+        for name, method in methods.items()
+    }
