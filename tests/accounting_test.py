@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as PLD  # noqa: N812
 from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax._privacy import events, losses, renyi
+from dpoptax._privacy import events, renyi
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 DELTA = 1e-5
@@ -683,42 +682,7 @@ def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, prob
     assert 0 <= spent[2] < 1e-3
 
 
-class TestDistributionsOnArrays:
-    """What `_privacy.losses` computes on arrays is what dp_accounting computes in a loop."""
-
-    @pytest.mark.parametrize("relation", list(dpa.NeighboringRelation))
-    @pytest.mark.parametrize(("sigma", "q"), [(0.7, 0.02), (1.1, 0.5), (0.4, 0.99), (3.0, 1.0)])
-    def test_a_sampled_gaussian_is_that_of_dp_accounting(self, sigma, q, relation):
-        event = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
-        found = losses.sampled_gaussian_pld(event, relation, 1e-3)
-        expected = PLD.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=q,
-            value_discretization_interval=1e-3,
-            neighboring_relation=relation,
-        )
-        same_deltas(found, expected)
-
-    @pytest.mark.parametrize("size", [30, 40, 1000])
-    def test_a_truncated_one_is_too(self, size):
-        event = dpa.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=1000,
-            sampling_probability=0.02,
-            truncated_batch_size=size,
-            noise_multiplier=0.8,
-        )
-        relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-        found = losses.sampled_gaussian_pld(event, relation, 1e-3)
-        expected = PLD.from_truncated_subsampled_gaussian_mechanism(
-            dataset_size=1000,
-            sampling_probability=0.02,
-            truncated_batch_size=size,
-            noise_multiplier=0.8,
-            value_discretization_interval=1e-3,
-            neighboring_relation=relation,
-        )
-        same_deltas(found, expected)
-
+class TestPricing:
     @pytest.mark.parametrize(("sigma", "shows"), [(3.0, False), (0.5, True)])
     def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, shows):
         # Of the second, truncation shows, and is priced by itself.
@@ -734,11 +698,3 @@ class TestDistributionsOnArrays:
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.5, **run)
         monkeypatch.setattr(events, "_pld_epsilon", None)
         assert accounting.epsilon(noise_multiplier=sigma, **run) <= 2.5
-
-
-def same_deltas(found, expected):
-    epsilons = np.linspace(-3, 8, 40)
-    for part in ("_pmf_remove", "_pmf_add"):
-        actual = getattr(found, part).get_delta_for_epsilon(epsilons)
-        wanted = getattr(expected, part).get_delta_for_epsilon(epsilons)
-        np.testing.assert_allclose(actual, wanted, rtol=1e-13, atol=0)

@@ -18,10 +18,9 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event, pld, rdp
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from dpoptax._privacy import losses, renyi
+from dpoptax._privacy import renyi
 
 RELATIONS = {
     "add-or-remove-one": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -175,26 +174,6 @@ class _RdpAccountant(rdp.RdpAccountant):
         return None
 
 
-class _PldAccountant(pld.PLDAccountant):
-    """dp_accounting's, with a sampled Gaussian's distribution computed on arrays."""
-
-    _pld: privacy_loss_distribution.PrivacyLossDistribution
-    _value_discretization_interval: float
-
-    def _maybe_compose(
-        self, event: Event, count: int, do_compose: bool
-    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
-        if not (do_compose and losses.is_sampled_gaussian(event)):
-            return super()._maybe_compose(event, count, do_compose)
-        refused = super()._maybe_compose(event, count, False)
-        if refused is None:
-            one = losses.sampled_gaussian_pld(
-                event, self._neighboring_relation, self._value_discretization_interval
-            )
-            self._pld = self._pld.compose(one.self_compose(count))
-        return refused
-
-
 def _rdp_epsilon(
     event: Event,
     delta: float,
@@ -217,7 +196,7 @@ def _pld_epsilon(
         rough = 0.0
     if 2000 < rough < math.inf:
         interval = max(interval, 1e-6 * rough)
-    return float(_compose(_PldAccountant(relation, interval), event).get_epsilon(delta))
+    return float(_compose(pld.PLDAccountant(relation, interval), event).get_epsilon(delta))
 
 
 def _compose(accountant: dpa.PrivacyAccountant, event: Event) -> dpa.PrivacyAccountant:

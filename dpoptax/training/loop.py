@@ -275,11 +275,11 @@ def _run(ready: _Ready) -> State:
             bar.set_postfix_str(progress_text(state.history[-1]))
         for batch in streaming.prefetch(ready.feed, steps):
             state = course.advance(state, batch)
-            with course.phases("telemetry"):
+            with course.around.phases("telemetry"):
                 bar.update()
             if course.evaluates(state.done):
                 state = course.evaluated(state)
-                with course.phases("telemetry"):
+                with course.around.phases("telemetry"):
                     bar.set_postfix_str(progress_text(state.history[-1]))
             if course.saves(state.done):
                 course.save(state, wait=state.done == course.last)
