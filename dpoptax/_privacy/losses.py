@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import dp_accounting as dpa
 import numpy as np
@@ -10,7 +11,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import stats
 
-Adjacency = privacy_loss_mechanism.AdjacencyType
+Adjacency: TypeAlias = privacy_loss_mechanism.AdjacencyType
 
 
 def is_sampled_gaussian(event: dpa.DpEvent) -> bool:
