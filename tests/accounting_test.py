@@ -240,13 +240,13 @@ class TestCurve:
 
     def test_few_prices_for_many_counts(self, monkeypatch):
         asked = []
-        priced = accounting._events.epsilon_of
+        priced = events.epsilon_of
 
         def counting(event, *arguments):
             asked.append(event)
             return priced(event, *arguments)
 
-        monkeypatch.setattr(accounting._events, "epsilon_of", counting)
+        monkeypatch.setattr(events, "epsilon_of", counting)
         accounting.epsilon_curve(
             noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301)
         )

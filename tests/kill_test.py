@@ -13,6 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax.training import loop
+from dpoptax.training.run import setup
 from tests import runs
 
 CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, batch_size=16)
@@ -21,7 +22,7 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 def _train(steps, workdir):
     """The body of a process: the run, with a line for each step of what it is about to release."""
     workdir = Path(workdir)
-    compile_step = loop.compile_step
+    compile_step = setup.compile_step
 
     def watched(*args):
         step = compile_step(*args)
@@ -37,7 +38,7 @@ def _train(steps, workdir):
 
         return logged
 
-    loop.compile_step = watched
+    setup.compile_step = watched
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 

@@ -13,7 +13,10 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Disk, NonPrivate
+from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints as checkpoints_module
+from dpoptax.training.run import setup
+from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from tests.runs import CONFIG
 
@@ -26,7 +29,7 @@ def run(workdir, stop_before=None, **changes):
     """A run, or the part of it before a step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_step = loop.compile_step
+            compile_step = setup.compile_step
 
             def stopping(*args):
                 step, count = compile_step(*args), iter(range(stop_before))
@@ -38,7 +41,7 @@ def run(workdir, stop_before=None, **changes):
 
                 return limited
 
-            patch.setattr(loop, "compile_step", stopping)
+            patch.setattr(setup, "compile_step", stopping)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -182,10 +185,10 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
 def _state_like():
     """Parameters and optimizer state of the runs here, before any step."""
     dataset = loop.load_dataset(CONFIG.dataset)
-    model = loop.models.build_model(CONFIG, dataset.num_classes)
+    model = models.build_model(CONFIG, dataset.num_classes)
     inputs = dataset.train["inputs"][0]
-    params, _ = loop.models.init_variables(model, inputs, jax.random.key(0))
-    tx = loop.build_chain(CONFIG, CONFIG.noise_multiplier, jax.random.key(0)).optimizer
+    params, _ = models.init_variables(model, inputs, jax.random.key(0))
+    tx = build_chain(CONFIG, CONFIG.noise_multiplier, jax.random.key(0)).optimizer
     return params, tx.init(params)
 
 

@@ -17,10 +17,11 @@ from dpoptax.training import loop
 from dpoptax.training.data.dataset import FILE_DATASETS, FileDataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
-from dpoptax.training.run import foresight, phases, step
+from dpoptax.training.run import phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.shapes import shapes_of, shapes_of_files
 from dpoptax.training.sharing import once
 from tests.runs import CONFIG
 
@@ -164,17 +165,17 @@ class TestForesight:
             published = FileDataset(lambda _: digits, size, (8, 8, 1), 10)
             monkeypatch.setitem(FILE_DATASETS, "filed", published)
             config = dataclasses.replace(CONFIG, dataset="filed", data_dir=tmp_path)
-            shapes = foresight.published_shapes(config)
+            shapes = shapes_of_files(config)
             assert shapes.train_size == size
-            assert (shapes == foresight.shapes_of(digits)) == (size == digits.train_size)
+            assert (shapes == shapes_of(digits)) == (size == digits.train_size)
             found = loop.train_and_evaluate(config, tmp_path / str(size), progress=False)
             plain = loop.train(config, digits, make_plan(config, digits.train_size))
             assert found.summary["params_sha256"] == plain.summary["params_sha256"]
 
     def test_missing_files_are_left_to_the_run(self, tmp_path):
         config = dataclasses.replace(CONFIG, dataset="mnist", data_dir=tmp_path)
-        assert foresight.published_shapes(config) is None
-        assert foresight.published_shapes(CONFIG) is None
+        assert shapes_of_files(config) is None
+        assert shapes_of_files(CONFIG) is None
 
 
 def test_initial_parameters_of_one_program_are_those_of_each_operation():

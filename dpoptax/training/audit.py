@@ -16,7 +16,8 @@ from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import Run, resolve
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
 _SMALL = 2
@@ -75,7 +76,15 @@ def audit_config(
             "dpoptax.auditing with claimed_epsilon"
         )
     dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
-    plan = make_plan(config, dataset.train_size)
+    # A fixed key, into which the audit folds its own.
+    run = resolve(
+        config,
+        make_plan(config, dataset.train_size),
+        num_classes=dataset.num_classes,
+        kind=dataset.kind,
+        noise_key=jax.random.key(0),
+    )
+    plan, chain = run.plan, run.chain
     settings: dict[str, Any] = {
         "delta": config.delta,
         "confidence": confidence,
@@ -83,10 +92,9 @@ def audit_config(
     }
     runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
     releases = {
-        "one full-batch release": _full_batch(config, plan),
-        "one full-batch release, worst example found": _worst_example(config, plan),
+        "one full-batch release": _full_batch(run),
+        "one full-batch release, worst example found": _worst_example(run),
     }
-    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
     rows = [
         Audited(config.method.name, name, auditing.audit(game, trials=10 * trials, **settings))
         for name, game in releases.items()
@@ -107,7 +115,7 @@ def audit_config(
         rows.append(Audited(config.method.name, f"{plan.permitted_steps} steps", result))
     if streaming.in_memory(dataset.train):
         result = auditing.audit_one_run(
-            _model(config, chain, plan, dataset),
+            _model(run, dataset),
             canaries=min(_CANARIES, dataset.train_size),
             **settings,
         )
@@ -132,23 +140,27 @@ def table(rows: list[Audited]) -> str:
     return "\n".join(lines)
 
 
-def _full_batch(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
-    records = plan.sampler.dataset_size
-    release = dataclasses.replace(config, batch_size=records, steps=1)
-    chain = build_chain(release, plan.noise_multiplier, jax.random.key(0))
+def _full_batch(run: Run) -> auditing.Game:
+    records = run.plan.sampler.dataset_size
+    chain = _one_release(run, records)
     sampler = sampling.PoissonSampler(records, records, seed=0)
     return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
 
 
-def _worst_example(config: TrainConfig, plan: PrivacyPlan) -> auditing.Game:
+def _worst_example(run: Run) -> auditing.Game:
     # Full batches of the search's few examples: epsilon is that of one release, as above.
-    release = dataclasses.replace(config, batch_size=_SEARCHED, steps=1)
-    chain = build_chain(release, plan.noise_multiplier, jax.random.key(0))
+    chain = _one_release(run, _SEARCHED)
     return auditing.searched_canary(chain.release, chain.clip)[0]
 
 
-def _model(config: TrainConfig, chain: Chain, plan: PrivacyPlan, dataset: Dataset) -> auditing.Game:
-    model = models.build_model(config, dataset.num_classes, dataset.kind)
+def _one_release(run: Run, batch_size: int) -> Chain:
+    """The run's chain, with its noise, for a single step on a batch of another size."""
+    config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
+    return build_chain(config, run.plan.noise_multiplier, jax.random.key(0))
+
+
+def _model(run: Run, dataset: Dataset) -> auditing.Game:
+    config, model, chain = run.config, run.model, run.chain
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
@@ -169,6 +181,6 @@ def _model(config: TrainConfig, chain: Chain, plan: PrivacyPlan, dataset: Datase
         of_records,
         params,
         with_ids,
-        plan.sampler,
-        plan.permitted_steps,
+        run.plan.sampler,
+        run.plan.permitted_steps,
     )

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,21 @@ from tqdm import tqdm
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, load_dataset
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import (
-    Course,
     Record,
     State,
     Surroundings,
     progress_text,
 )
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
-from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
-from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.foresight import preparing, published_shapes, shapes_of
-from dpoptax.training.run.generation import Generation
+from dpoptax.training.run.foresight import preparing
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import PrivacyPlan, guarantee, make_plan
-from dpoptax.training.run.step import compile_step
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.setup import Ready, set_up
+from dpoptax.training.run.shapes import shapes_of, shapes_of_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +81,7 @@ def train_and_evaluate(
     main = jax.process_index() == 0
     if not main:
         phases.hush()
-    shapes = published_shapes(config) if place.mesh is None else None
+    shapes = shapes_of_files(config) if place.mesh is None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(preparing(config, shapes, phases))
         with phases("data"):
@@ -127,21 +121,16 @@ def _train_in(
             )
         with phases("accounting"):
             plan = make_plan(resume.with_seed_of(config, begun), dataset.train_size)
-            if begun is not None:
-                resume.check_same_run(config, plan, begun, workdir)
+        with phases("init"):
+            run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+        if begun is not None:
+            with phases("accounting"):
+                resume.check_same_run(run, begun, workdir)
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None) as observe:
-            return train(
-                config,
-                dataset,
-                plan,
-                observe=observe,
-                progress=progress,
-                checkpoints=checkpoints,
-                place=place,
-                phases=phases,
-            )
+            around = Surroundings(place, phases, checkpoints, observe, progress)
+            return _train(run, dataset, around)
 
 
 def train(
@@ -163,110 +152,24 @@ def train(
     the time of each part.
     """
     around = Surroundings(place, phases or Phases(), checkpoints, observe, progress)
-    ready = _set_up(config, dataset, plan, around)
-    return _result(ready, _run(ready))
+    with around.phases("init"):
+        run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+    return _train(run, dataset, around)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ready:
-    """A run of which all is compiled, before its first step or the first after a checkpoint.
-
-    Attributes:
-        course: What is the same at each step.
-        state: Where the run stands.
-        feed: The batches.
-        generate: What generates texts at the end; None: nothing does.
-        dataset: The data set's name.
-        stddev: Of the noise in each coordinate of a release.
-        compile_seconds: How long compiling took.
-    """
-
-    course: Course
-    state: State
-    feed: Feed
-    generate: Generation | None
-    dataset: str
-    stddev: float
-    compile_seconds: float
+def _train(run: Run, dataset: Dataset, around: Surroundings) -> RunResult:
+    ready = set_up(run, dataset, around)
+    return _result(ready, _advanced(ready))
 
 
-def _set_up(
-    config: TrainConfig, dataset: Dataset, plan: PrivacyPlan, around: Surroundings
-) -> _Ready:
-    """Builds, restores and compiles; a run that begins is saved before any step."""
-    if config.record_training_metrics and not streaming.in_memory(dataset.train):
-        raise ConfigError(
-            "record_training_metrics=True reads the whole training split, which is streamed from "
-            "files; leave it out"
-        )
-    place, phases = around.place, around.phases
-    with phases("init"):
-        init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-        model = models.build_model(config, dataset.num_classes, dataset.kind)
-        generate = Generation(config, model, dataset) if config.beams else None
-        chain = build_chain(config, plan.noise_multiplier, noise_key)
-        example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
-        params, frozen = place.replicate(
-            models.start_variables(config, model, example["inputs"], init_key)
-        )
-        state = State(0, params, place.replicate(chain.optimizer.init(params)))
-    with phases("data"):
-        feed = Feed(dataset, plan, place, config)
-    with phases("checkpoints"):
-        state, restored = _restored(state, around)
-    last = max(state.done, plan.permitted_steps)
-
-    compiling = time.perf_counter()
-    evaluate = Evaluation(config, model, feed.splits, frozen)
-    with phases("compile"):
-        if place.mesh is None:
-            evaluate.compile(state.params, "test")
-        arguments = (state.params, state.opt_state, *feed(0), frozen)
-        step = compile_step(chain, model, arguments, place.mesh)
-    with phases("telemetry"):
-        bounds = plan.bounds(evaluated_steps(config, last))
-    if place.mesh is not None:
-        with phases("evaluation"):
-            evaluate(state.params, "test")  # compiles
-    compiled = time.perf_counter()
-    course = Course(
-        config=config,
-        plan=plan,
-        last=last,
-        bounds=bounds,
-        step=step,
-        frozen=frozen,
-        evaluate=evaluate,
-        began=compiled - (state.history[-1]["seconds"] if state.history else 0.0),
-        around=around,
-    )
-    if not restored:
-        course.save(state, wait=True)
-    return _Ready(course, state, feed, generate, dataset.name, chain.stddev, compiled - compiling)
-
-
-def _restored(state: State, around: Surroundings) -> tuple[State, bool]:
-    """The newest checkpoint's state, its records observed again, or `state`; and which it is."""
-    begun = None
-    if around.checkpoints is not None:
-        begun = around.checkpoints.restore((state.params, state.opt_state))
-    if begun is None:
-        return state, False
-    (params, opt_state), saved = begun
-    resume.check_ledger(saved, opt_state)
-    for entry in saved["history"]:
-        around.observe(entry)
-    return State(saved["step"], params, opt_state, tuple(saved["history"])), True
-
-
-def _run(ready: _Ready) -> State:
+def _advanced(ready: Ready) -> State:
     """The state at the end of a run."""
     course, state = ready.course, ready.state
-    steps = range(state.done, course.plan.permitted_steps)
+    steps = range(state.done, course.run.plan.permitted_steps)
     with tqdm(
         total=course.last,
         initial=state.done,
-        desc=course.config.method.name,
+        desc=course.run.config.method.name,
         unit="step",
         disable=not course.around.progress,
     ) as bar:
@@ -286,10 +189,10 @@ def _run(ready: _Ready) -> State:
     return state
 
 
-def _result(ready: _Ready, state: State) -> RunResult:
+def _result(ready: Ready, state: State) -> RunResult:
     """What a run has come to in its last state."""
     course = ready.course
-    config, plan, phases = course.config, course.plan, course.around.phases
+    config, phases = course.run.config, course.around.phases
     final = averaged(state.params, state.opt_state)
     scored: Record = {}
     generated: list[Record] = []
@@ -299,7 +202,7 @@ def _result(ready: _Ready, state: State) -> RunResult:
                 final, course.frozen, progress=course.around.progress
             )
     with phases("accounting"):
-        promised = guarantee(config, plan, state.opt_state)
+        promised = course.run.guarantee(state.opt_state)
     with phases("files"):
         sha256, versions = records.params_sha256(final), records.versions()
     newest = state.history[-1]
@@ -323,4 +226,5 @@ def _result(ready: _Ready, state: State) -> RunResult:
         "versions": versions,
     }
     recorded = recording.recorded(state.opt_state)
-    return RunResult(summary, list(state.history), final, recorded, generated, ready.stddev)
+    stddev = course.run.chain.stddev
+    return RunResult(summary, list(state.history), final, recorded, generated, stddev)

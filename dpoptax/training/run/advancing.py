@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import resume
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import Step
 
 Record = dict[str, Any]
@@ -61,8 +60,7 @@ class Course:
     """What is the same at each step of a run.
 
     Attributes:
-        config: The run.
-        plan: Its sampler and budget.
+        run: The config, its budget and its optimizer.
         last: Number of steps after which it ends.
         bounds: What to show of ε after each number of steps that is evaluated.
         step: Compiled; it is given the arrays of a state for good.
@@ -72,8 +70,7 @@ class Course:
         around: Where records, checkpoints and times go.
     """
 
-    config: TrainConfig
-    plan: PrivacyPlan
+    run: Run
     last: int
     bounds: Mapping[int, float | None]
     step: Step
@@ -95,11 +92,11 @@ class Course:
 
     def evaluates(self, done: int) -> bool:
         """Whether the run is evaluated after so many steps."""
-        return done % self.config.eval_every == 0 or done == self.last
+        return done % self.run.config.eval_every == 0 or done == self.last
 
     def saves(self, done: int) -> bool:
         """Whether it is saved then."""
-        return done % self.config.checkpoint_every == 0 or done == self.last
+        return done % self.run.config.checkpoint_every == 0 or done == self.last
 
     def evaluated(self, state: State) -> State:
         """The state with a record of its metrics, which `observe` gets too."""
@@ -107,7 +104,7 @@ class Course:
             params = averaged(state.params, state.opt_state)
             bound = self.bounds[state.done]
             entry: Record = {"step": state.done, "epsilon": bound, **self.evaluate(params, "test")}
-            if self.config.record_training_metrics:
+            if self.run.config.record_training_metrics:
                 entry["not_covered_by_epsilon"] = self.evaluate(params, "train")
         with self.around.phases("telemetry"):
             entry["seconds"] = round(time.perf_counter() - self.began, 4)
@@ -120,7 +117,7 @@ class Course:
         if checkpoints is None:
             return
         with self.around.phases("checkpoints"):
-            described = resume.describe(self.config, self.plan, state.opt_state)
+            described = resume.describe(self.run, state.opt_state)
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),

@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.run import devices
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import Loaded, Resident
 
 
@@ -19,15 +18,13 @@ class Feed:
         splits: What evaluations read, on the device, or where it is if it is streamed.
     """
 
-    def __init__(
-        self, dataset: Dataset, plan: PrivacyPlan, place: devices.Devices, config: TrainConfig
-    ) -> None:
-        self._sampler, self._source, self._place = plan.sampler, dataset.train, place
+    def __init__(self, run: Run, dataset: Dataset, place: devices.Devices) -> None:
+        self._sampler, self._source, self._place = run.plan.sampler, dataset.train, place
         self._resident = place.mesh is None and streaming.in_memory(dataset.train)
         self.splits: dict[str, Any] = {"test": dataset.test}
         if streaming.in_memory(dataset.test):
             self.splits["test"] = place.replicate(dataset.test)
-        if self._resident or config.record_training_metrics:
+        if self._resident or run.config.record_training_metrics:
             self.splits["train"] = place.replicate(dataset.train)
 
     def __call__(self, step: int) -> tuple[Any, Any]:

@@ -7,21 +7,17 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
 from dpoptax import accounting
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import FILE_DATASETS, Kind, load_dataset
-from dpoptax.training.models import models
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.step import Loaded, build_step
-from dpoptax.training.sharing import once
+from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.shapes import Shapes, published_shapes, shapes_of, step_arguments
+from dpoptax.training.run.step import build_step
 
 _SAME = 0.01
 """Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
@@ -83,28 +79,24 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
     """
-    size, example, num_classes, kind = _data(config)
+    shapes = _shapes(config)
+    size = shapes.train_size
     plan = make_plan(config, size)
-    model = models.build_model(config, num_classes, kind)
-    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
-    params, frozen = _variables(model, example["inputs"])
-    state = jax.eval_shape(chain.optimizer.init, params)
-    rows = plan.sampler.padded_size
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), example)
-    loaded = Loaded(batch, jax.ShapeDtypeStruct((rows,), jnp.int32))
-    arguments = (params, state, loaded, jax.ShapeDtypeStruct((rows,), jnp.bool_), frozen)
+    run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    arguments = step_arguments(run, shapes, resident=False)
+    params, state, loaded, _, frozen = arguments
 
     def lower(chain: Chain) -> Any:
-        return jax.jit(build_step(chain, model)).lower(*arguments)
+        return jax.jit(build_step(chain, run.model)).lower(*arguments)
 
     flops = working = None
     if count_flops:
         # A loop's body is counted once: microbatches would hide all examples but the first few.
         at_once = dataclasses.replace(config, microbatch_size=None)
-        whole = lower(build_chain(at_once, plan.noise_multiplier, jax.random.key(0)))
+        whole = lower(build_chain(at_once, plan.noise_multiplier, run.init_key))
         flops = float(whole.cost_analysis()["flops"])
     if compiled:
-        working = lower(chain).compile().memory_analysis().temp_size_in_bytes
+        working = lower(run.chain).compile().memory_analysis().temp_size_in_bytes
     promise = plan.sampler.neighbouring_relation if config.method.private else "not private"
     return RunCost(
         config=config,
@@ -114,12 +106,12 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
         noise_multiplier=plan.noise_multiplier,
         epsilon=plan.epsilon(plan.permitted_steps),
         promise=plan.unproven or promise,
-        stated=_disagreement(config, plan),
+        stated=_disagreement(run),
         num_params=_count(params),
         num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
         state_bytes=_bytes(state),
-        batch_bytes=_bytes(batch),
+        batch_bytes=_bytes(loaded.batch),
         flops=flops,
         working_bytes=working,
     )
@@ -193,32 +185,20 @@ def table(configs: dict[str, TrainConfig], *, progress: bool = False) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _data(config: TrainConfig) -> tuple[int, dict[str, jax.ShapeDtypeStruct], int, Kind]:
-    """Number of training examples, shapes and types of one, number of classes, kind."""
-    published = FILE_DATASETS.get(config.dataset)
-    if published is not None and config.data_dir is None:
-        example = published.example(config.sequence_length)
-        return published.train_size, example, published.num_classes, published.kind
-    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
-    record = streaming.read(dataset.train, np.zeros(1, np.int64))
-    example = {
-        name: jax.ShapeDtypeStruct(value.shape[1:], value.dtype) for name, value in record.items()
-    }
-    return dataset.train_size, example, dataset.num_classes, dataset.kind
+def _shapes(config: TrainConfig) -> Shapes:
+    """Those of the data where they are there or need no files; else the published ones."""
+    if config.data_dir is None and (published := published_shapes(config)) is not None:
+        return published
+    return shapes_of(load_dataset(config.dataset, config.data_dir, config.tokens))
 
 
-@once(maxsize=64)
-def _variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
-    """Shapes and types of what a model computes with."""
-    init = functools.partial(models.init_variables, model)
-    shapes: models.Variables = jax.eval_shape(init, inputs, jax.random.key(0))
-    return shapes
-
-
-def _disagreement(config: TrainConfig, plan: Any) -> tuple[float, float] | None:
-    if plan.delta is None or config.epsilon is None or not config.noise_multiplier:
+def _disagreement(run: Run) -> tuple[float, float] | None:
+    config, plan = run.config, run.plan
+    if config.epsilon is None or not config.noise_multiplier:
         return None
     spent = plan.epsilon(config.steps)
+    if spent is None:
+        return None
     needed = accounting.calibrate_noise_multiplier(
         epsilon=config.epsilon,
         delta=config.delta,

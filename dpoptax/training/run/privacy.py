@@ -116,29 +116,6 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     )
 
 
-def guarantee(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> dict[str, Any]:
-    """What the run promises, from the ledger that the noise stage kept in the final state."""
-    epsilon = None
-    if plan.delta is not None and plan.noise_multiplier > 0:
-        epsilon = accounting.epsilon_spent(
-            opt_state, plan.sampler, plan.delta, accountant=plan.accountant
-        )
-    recorded = ["training loss and accuracy"] if config.record_training_metrics else []
-    return {
-        "method": config.method.name,
-        "private": epsilon is not None,
-        "unproven": plan.unproven,
-        "epsilon": epsilon,
-        "delta": plan.delta,
-        "noise_multiplier": plan.noise_multiplier if config.method.private else None,
-        "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
-        "accountant": config.accountant,
-        **plan.sampler.describe(),
-        "not_covered_by_epsilon": recorded,
-        "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
-    }
-
-
 @once(maxsize=256)
 def _noise_and_steps(
     sampler: Any,

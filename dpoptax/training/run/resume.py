@@ -8,15 +8,15 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.resolved import Run
 
 
-def describe(config: TrainConfig, plan: PrivacyPlan, opt_state: Any) -> dict[str, Any]:
+def describe(run: Run, opt_state: Any) -> dict[str, Any]:
     """What a checkpoint records of its run, the ledger included."""
     return {
-        "run": _identity(config, plan),
+        "run": _identity(run),
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
-        "seed": plan.sampler.seed,
+        "seed": run.plan.sampler.seed,
     }
 
 
@@ -27,16 +27,15 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     return dataclasses.replace(config, seed=record["seed"])
 
 
-def check_same_run(
-    config: TrainConfig, plan: PrivacyPlan, record: dict[str, Any], workdir: Path
-) -> None:
+def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
     """Raises a `ConfigError` that names the first field in which the begun run differs."""
+    config, plan = run.config, run.plan
     if plan.sampler.seed != record["seed"]:
         raise ConfigError(
             f"seed differs from that of the run in {workdir}: it would go on with other noise on "
             "the same data; give the old one, or another workdir for a new run"
         )
-    old, new = record["run"], _identity(config, plan)
+    old, new = record["run"], _identity(run)
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:
@@ -64,8 +63,9 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
             )
 
 
-def _identity(config: TrainConfig, plan: PrivacyPlan) -> dict[str, Any]:
+def _identity(run: Run) -> dict[str, Any]:
     """What must not change, data and sampling first; JSON values, and no seed."""
+    config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)
     del sampler["seed"]
     fields = config.to_dict()

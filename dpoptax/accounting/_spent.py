@@ -1,0 +1,130 @@
+"""Epsilon of what was released, read from the ledgers of an optimizer state."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import dp_accounting as dpa
+
+from dpoptax._privacy.checks import Accountant, check_delta
+from dpoptax.accounting._epsilon import event_epsilon
+
+if TYPE_CHECKING:
+    from dpoptax._noise.ledger import Ledger
+    from dpoptax._trees import PyTree
+    from dpoptax.sampling import Sampler
+
+
+def epsilon_spent(
+    opt_state: "PyTree", sampler: "Sampler", delta: float, *, accountant: Accountant = "pld"
+) -> float:
+    """Epsilon that a run has spent, read from the ledgers in its optimizer state.
+
+    Ledgers of several noise stages are taken to have released noisy sums of the *same* batches,
+    as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch are
+    one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
+    epsilon.
+
+    Args:
+      opt_state: holds at least one noise stage's state; a restored checkpoint will do.
+      sampler: the one that drew the batches; its batch size must be the ledgers'.
+      delta: in (0, 1).
+      accountant: "pld" or "rdp".
+
+    Raises:
+      ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
+        two noise stages with one key; a mechanism without a proof; a sampler of another batch
+        size; a sampler that has no event, or none with a mechanism's correlated noise; correlated
+        noise next to another noise stage.
+    """
+    from dpoptax._noise.ledger import ledgers
+
+    found = ledgers(opt_state)
+    if not found:
+        raise ValueError(
+            "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
+            "of a chain that starts with gaussian_noise or clip_and_noise"
+        )
+    event = _joint_event(found, sampler)
+    check_delta(delta, sampler.dataset_size)
+    return event_epsilon(
+        event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
+    )
+
+
+def ensemble_epsilon_spent(
+    opt_state: "PyTree",
+    sampler: "Sampler",
+    delta: float,
+    *,
+    same_batches: bool,
+    accountant: Accountant = "pld",
+) -> float:
+    """Epsilon of all runs of an ensemble together, which `vmap` made of one step.
+
+    For who gets to see more than one of them: the average of their parameters, the best, or all.
+    A single run's epsilon holds for who sees that run and nothing of the others.
+
+    Args:
+      opt_state: the states of the runs, stacked: every array has the runs as leading axis.
+      sampler: the one that drew the batches.
+      delta: in (0, 1).
+      same_batches: whether the runs shared their batches, in every step. Then releases with
+        multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
+        drew batches of its own, with a seed of its own, and the runs are composed.
+      accountant: "pld" or "rdp".
+
+    Raises:
+      ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
+    """
+    from dpoptax._noise.ledger import ledgers, runs_of
+
+    runs = runs_of(opt_state)
+    ledgers(runs)  # raises where two runs have one key
+    found = [ledgers(run) for run in runs]
+    if same_batches:
+        event = _joint_event([ledger for run in found for ledger in run], sampler)
+    else:
+        event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
+    check_delta(delta, sampler.dataset_size)
+    return event_epsilon(
+        event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
+    )
+
+
+def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler") -> dpa.DpEvent:
+    """What the releases of several ledgers on the same batches reveal."""
+    for mechanism in (ledger.mechanism for ledger in found):
+        if mechanism.unproven is not None:
+            raise ValueError(
+                f"opt_state was made by a mechanism without a privacy proof: {mechanism.unproven}. "
+                "No epsilon holds for it; use a mechanism that has a proof"
+            )
+        if mechanism.batch_size != sampler.batch_size:
+            raise ValueError(
+                f"sampler.batch_size={sampler.batch_size} differs from the noise stage's "
+                f"batch_size={mechanism.batch_size}; pass the sampler that drew this run's batches"
+            )
+    strategies = [s for ledger in found if (s := ledger.mechanism.strategy)]
+    if strategies and len(found) > 1:
+        raise ValueError(
+            f"opt_state holds {len(found)} noise stages, one of them with correlated noise: no "
+            "epsilon is known for the two together; remove one"
+        )
+    sampling = strategies[0].under(sampler) if strategies else sampler
+    releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
+    events, before = [], 0
+    for last in sorted({count for count, _ in releases}):
+        active = [multiplier for count, multiplier in releases if count >= last]
+        events.append(sampling.dp_event(_joint_multiplier(active), last - before))
+        before = last
+    return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
+
+
+def _joint_multiplier(multipliers: Sequence[float]) -> float:
+    if len(multipliers) == 1:
+        return multipliers[0]
+    if 0 in multipliers:
+        return 0.0
+    precision = math.fsum(m**-2 for m in multipliers)
+    return precision**-0.5 if precision else math.inf

@@ -1,0 +1,83 @@
+"""A run as all its parts see it: what was asked for, what it may spend, and what it trains with."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from dpoptax import accounting
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import Kind
+from dpoptax.training.models import models
+from dpoptax.training.run.chain import Chain, build_chain
+from dpoptax.training.run.privacy import PrivacyPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A config with all that follows from it and from what its data are, made once.
+
+    Attributes:
+        config: What was asked for. Its seed may be None, and then summaries do not tell the one
+            that was drawn.
+        plan: How the run is sampled, with its seed, and what it may spend.
+        model: Maps one example's inputs to logits.
+        chain: Its clip, noise, filter and optimizer.
+        init_key: Of the parameters.
+    """
+
+    config: TrainConfig
+    plan: PrivacyPlan
+    model: nn.Module
+    chain: Chain
+    init_key: jax.Array
+
+    def guarantee(self, opt_state: Any) -> dict[str, Any]:
+        """What the run promises, from the ledger that the noise stage kept in the final state."""
+        config, plan = self.config, self.plan
+        epsilon = None
+        if plan.delta is not None and plan.noise_multiplier > 0:
+            epsilon = accounting.epsilon_spent(
+                opt_state, plan.sampler, plan.delta, accountant=plan.accountant
+            )
+        recorded = ["training loss and accuracy"] if config.record_training_metrics else []
+        return {
+            "method": config.method.name,
+            "private": epsilon is not None,
+            "unproven": plan.unproven,
+            "epsilon": epsilon,
+            "delta": plan.delta,
+            "noise_multiplier": plan.noise_multiplier if config.method.private else None,
+            "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
+            "accountant": config.accountant,
+            **plan.sampler.describe(),
+            "not_covered_by_epsilon": recorded,
+            "assumed_secret": [] if epsilon is None or config.seed is None else ["config.seed"],
+        }
+
+
+def resolve(
+    config: TrainConfig,
+    plan: PrivacyPlan,
+    *,
+    num_classes: int,
+    kind: Kind,
+    noise_key: jax.Array | None = None,
+) -> Run:
+    """The run of a config within its plan.
+
+    Args:
+        config: What was asked for.
+        plan: From `make_plan`, of this config.
+        num_classes: Of the data; 0 for generation.
+        kind: What an example is.
+        noise_key: That the noise begins with; None: the one that follows from the run's seed.
+
+    Raises:
+        ConfigError: As for `build_model` and `build_chain`.
+    """
+    model = models.build_model(config, num_classes, kind)
+    init_key, own_key = jax.random.split(jax.random.key(plan.sampler.seed))
+    key = own_key if noise_key is None else noise_key
+    return Run(config, plan, model, build_chain(config, plan.noise_multiplier, key), init_key)

@@ -1,0 +1,100 @@
+"""What is known of a data set, and of a step on it, without any values."""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind
+from dpoptax.training.data.streaming import in_memory, read
+from dpoptax.training.models import models
+from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.step import Loaded, Resident
+from dpoptax.training.sharing import once
+
+
+class Shapes(NamedTuple):
+    """What is known of a data set without its values.
+
+    Attributes:
+        train_size: Number of training examples.
+        example: Shapes and types of one.
+        num_classes: Number of classes; 0 for generation.
+        kind: What an example is.
+        resident: Whether the training split will be on the device.
+    """
+
+    train_size: int
+    example: dict[str, jax.ShapeDtypeStruct]
+    num_classes: int
+    kind: Kind
+    resident: bool
+
+
+def published_shapes(config: TrainConfig) -> Shapes | None:
+    """Those that the files of a config's data set have, as published; None of others."""
+    published = FILE_DATASETS.get(config.dataset)
+    if published is None:
+        return None
+    example = published.example(config.sequence_length)
+    return Shapes(
+        published.train_size, example, published.num_classes, published.kind, published.in_memory
+    )
+
+
+def shapes_of_files(config: TrainConfig) -> Shapes | None:
+    """Those of a data set of files that are there, before they are read; None of others.
+
+    The files decide in the end: where they hold something else, what was prepared is not used.
+    """
+    published = FILE_DATASETS.get(config.dataset)
+    if published is None or config.data_dir is None or not config.data_dir.is_dir():
+        return None
+    try:
+        published.find(config.data_dir)
+    except ValueError:
+        return None  # the run says so
+    return published_shapes(config)
+
+
+def shapes_of(dataset: Dataset) -> Shapes:
+    """Those of a data set that was read."""
+    record = read(dataset.train, np.zeros(1, np.int64))
+    example = {
+        name: jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
+        for name, values in record.items()
+    }
+    return Shapes(
+        dataset.train_size,
+        example,
+        dataset.num_classes,
+        dataset.kind,
+        in_memory(dataset.train),
+    )
+
+
+def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ...]:
+    """Shapes and types of a step's arguments; `resident` where the batch is rows of the split."""
+    params, frozen = _variables(run.model, shapes.example["inputs"])
+    state = jax.eval_shape(run.chain.optimizer.init, params)
+    rows = run.plan.sampler.padded_size
+    indices = jax.ShapeDtypeStruct((rows,), np.int32)
+    batch: Any = Loaded(_stacked(shapes.example, rows), indices)
+    if resident:
+        batch = Resident(_stacked(shapes.example, shapes.train_size), indices)
+    return params, state, batch, jax.ShapeDtypeStruct((rows,), np.bool_), frozen
+
+
+@once(maxsize=64)
+def _variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
+    """Shapes and types of what a model computes with."""
+    init = functools.partial(models.init_variables, model)
+    shapes: models.Variables = jax.eval_shape(init, inputs, jax.random.key(0))
+    return shapes
+
+
+def _stacked(example: dict[str, jax.ShapeDtypeStruct], count: int) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), example)
