@@ -51,10 +51,8 @@ METHODS = {
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
     "singular_values": {"method": SingularValues(decay=0.9)},
-    "james_stein": {"method": JamesStein()},
     "muon": {"method": Muon(), "learning_rate": 0.05},
     "shrunk_muon": {"method": ShrunkMuon(), "learning_rate": 0.05},
-    "sign_sgd": {"method": SignSGD(decay=0.5), "learning_rate": 0.01},
 }
 
 
