@@ -39,8 +39,12 @@ from dpoptax._methods.lp_adam import ScaleByLpAdamState as ScaleByLpAdamState
 from dpoptax._methods.lp_adam import adam_bc as adam_bc
 from dpoptax._methods.lp_adam import lp_adam as lp_adam
 from dpoptax._methods.lp_adam import scale_by_lp_adam as scale_by_lp_adam
+from dpoptax._methods.muon import scale_by_shrunk_muon as scale_by_shrunk_muon
+from dpoptax._methods.muon import shrunk_muon as shrunk_muon
 from dpoptax._methods.pmlf import inner_outer as inner_outer
 from dpoptax._methods.pmlf import pmlf as pmlf
+from dpoptax._methods.shrinkage import james_stein as james_stein
+from dpoptax._methods.shrinkage import singular_value_shrinkage as singular_value_shrinkage
 from dpoptax._noise.adaptive import AdaptiveNoiseState as AdaptiveNoiseState
 from dpoptax._noise.adaptive import CountedGradient as CountedGradient
 from dpoptax._noise.adaptive import adaptive_clip as adaptive_clip

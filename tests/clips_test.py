@@ -204,3 +204,40 @@ def test_layers_that_are_no_prefix_are_refused():
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+BOUNDED = {
+    "l2_clip": dpoptax.l2_clip,
+    "automatic_clip": dpoptax.automatic_clip,
+    "psac_clip": dpoptax.psac_clip,
+    "normalized_clip": dpoptax.normalized_clip,
+    "per_layer_clip": dpoptax.per_layer_clip,
+    "per_layer_clip of layers": lambda bound: dpoptax.per_layer_clip([1.0, bound]),
+    "adaptive_clip": dpoptax.adaptive_clip,
+    "hyperspherical_clip": lambda bound: dpoptax.hyperspherical_clip(bound, angle_norm=1.0),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(
+    ("bound", "meant"),
+    [
+        (0, r"=0\.0: .*write dpoptax\.automatic_clip\(1\.0, gamma=0\.0\)"),
+        (np.float32(np.inf), r"=inf: .*write dpoptax\.adaptive_clip\(1\.0\)"),
+    ],
+)
+def test_a_bound_that_bounds_nothing_names_the_geometry_that_is_meant(name, bound, meant):
+    with pytest.raises(ValueError, match=meant):
+        BOUNDED[name](bound)
+
+
+def test_the_geometry_meant_by_a_bound_of_zero_is_the_limit_of_small_ones():
+    grads = _grads(7)
+    meant = sum_clipped(dpoptax.automatic_clip(1.0, gamma=0.0), grads)
+    limit = sum_clipped(dpoptax.normalized_clip(1e-6), grads)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), meant, limit)
+
+
+def test_a_traced_bound_is_refused_as_such():
+    with pytest.raises(TypeError, match="l2_clip_norm is a traced array"):
+        jax.jit(lambda bound: dpoptax.l2_clip(bound).sensitivity)(0.0)

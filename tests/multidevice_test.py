@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CHECKS = ("sums", "noise", "scaling")
+CHECKS = ("sums", "noise", "shrinkage", "scaling")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ METHODS = {
     "scale_by_lp_adam": lambda: dpoptax.scale_by_lp_adam(*FILTER),
     "adaptive_fir": lambda: dpoptax.adaptive_fir(3, 0.1),
     "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
+    "singular_value_shrinkage": lambda: dpoptax.singular_value_shrinkage(1e-3),
+    "singular_value_shrinkage_of_mean": lambda: dpoptax.singular_value_shrinkage(1e-3, decay=0.9),
+    "james_stein": lambda: dpoptax.james_stein(1e-3),
+    "scale_by_shrunk_muon": lambda: dpoptax.scale_by_shrunk_muon(1e-3),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }
 ALL = {**NOISE, **METHODS}

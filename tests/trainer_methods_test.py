@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
 
 import dpoptax
@@ -23,7 +25,12 @@ from dpoptax.training.methods import (
     CorrelatedNoise,
     Disk,
     GeoDP,
+    JamesStein,
     LPAdam,
+    Muon,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
 )
 from dpoptax.training.models import models
 from dpoptax.training.run import chain
@@ -43,6 +50,9 @@ METHODS = {
     "averaged": {"parameter_ema": 0.5},
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
+    "singular_values": {"method": SingularValues(decay=0.9)},
+    "muon": {"method": Muon(), "learning_rate": 0.05},
+    "shrunk_muon": {"method": ShrunkMuon(), "learning_rate": 0.05},
 }
 
 
@@ -268,3 +278,41 @@ def test_what_claims_nothing_is_not_audited():
     config = tiny(method=GeoDP(), noise_multiplier=1.0, epsilon=None)
     with pytest.raises(ConfigError, match=r"GeoDP claims no ε .*turn a small mean gradient around"):
         audit.audit_config(config)
+
+
+@pytest.mark.parametrize(
+    ("method", "behind"),
+    [
+        (SingularValues(0.5), lambda s: dpoptax.singular_value_shrinkage(s, decay=0.5)),
+        (JamesStein(0.5, False), lambda s: dpoptax.james_stein(s, decay=0.5, per_leaf=False)),
+        (ShrunkMuon(0.5), lambda s: dpoptax.scale_by_shrunk_muon(s, decay=0.5)),
+        (Muon(0.5), lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0))),
+        (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind):
+    config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
+    params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
+    trainer = chain.build_chain(config, 2.0, jax.random.key(0))
+    noise = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=64, key=jax.random.key(0))
+    by_hand = optax.chain(noise, behind(2.0 * config.l2_clip_norm / 64), optax.scale(-0.5))
+    states = trainer.optimizer.init(params), by_hand.init(params)
+    for step in range(3):
+        total = jax.tree.map(
+            lambda p, t=step: jnp.sin(jnp.arange(p.size) + t).reshape(p.shape), params
+        )
+        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
+        got, first = trainer.optimizer.update(clipped, states[0], params)
+        want, second = by_hand.update(clipped, states[1], params)
+        states = first, second
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
+
+
+def test_the_kernels_of_convolutions_are_muon_s_too():
+    direction = Muon().direction(0.1)
+    params = {"conv": jnp.zeros((3, 3, 2, 8)), "bias": jnp.zeros(8)}
+    grads = jax.tree.map(lambda p: jnp.sin(jnp.arange(1.0, p.size + 1)).reshape(p.shape), params)
+    out, _ = direction.update(grads, direction.init(params), params)
+    values = np.linalg.svd(np.asarray(out["conv"]).reshape(18, 8), compute_uv=False)
+    assert np.all((values > 0.3) & (values < 1.3) | (values < 1e-3))

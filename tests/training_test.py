@@ -282,6 +282,8 @@ def test_what_cannot_be_trained_is_an_error_before_training(changes, message):
         ({"eval_every": 0}, "eval_every=0 .*positive whole"),
         ({"learning_rate": math.nan}, "learning_rate=nan .*positive finite"),
         ({"l2_clip_norm": -1.0}, "l2_clip_norm=-1.0 .*positive finite"),
+        ({"l2_clip_norm": 0.0}, r"l2_clip_norm=0.0 .*clip=.auto_v."),
+        ({"l2_clip_norm": float("inf")}, r"l2_clip_norm=inf .*method=NonPrivate\(\)"),
         ({"epsilon": 0.0}, "epsilon=0.0 .*positive finite"),
         ({"epsilon": math.inf}, "epsilon=inf .*positive finite"),
         ({"delta": 1.0}, "delta=1.0 .*between 0 and 1"),

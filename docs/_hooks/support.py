@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 import dpoptax
 from dpoptax import matrix, sampling
@@ -56,6 +57,14 @@ def methods():
         "`adaptive_fir`": (clip, optax.chain(white, dpoptax.adaptive_fir(3, stddev))),
         "`lp_adam`": (clip, optax.chain(white, dpoptax.lp_adam(0.1, *low_pass))),
         "`adam_bc`": (clip, optax.chain(white, dpoptax.adam_bc(0.1, stddev=stddev))),
+        "`singular_value_shrinkage`": (
+            clip,
+            optax.chain(white, dpoptax.singular_value_shrinkage(stddev)),
+        ),
+        "`james_stein`": (clip, optax.chain(white, dpoptax.james_stein(stddev))),
+        "`shrunk_muon`": (clip, optax.chain(white, dpoptax.shrunk_muon(0.1, stddev=stddev))),
+        "`optax.contrib.muon`": (clip, optax.chain(white, optax.contrib.muon(0.1))),
+        "DP-SignSGD": (clip, optax.chain(white, optax.scale_by_sign())),
         "`adaptive_clip`": (
             adaptive,
             dpoptax.adaptive_gaussian_noise(adaptive, **release, key=key),

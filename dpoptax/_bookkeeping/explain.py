@@ -9,6 +9,7 @@ import jax
 from dpoptax._bookkeeping.plan import Plan, Product, describe_uses, make_plan
 from dpoptax._bookkeeping.program import Program
 from dpoptax._bookkeeping.reading import read_program
+from dpoptax._keys import check_key
 from dpoptax._trees import PyTree
 
 _RULES = {
@@ -103,6 +104,8 @@ def explain(
     ['b']      (2,)    add          elementwise           4
     ['w']      (3, 2)  dot_general  product of two norms  11
     """
+    if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
+        key = check_key(key)
     program = read_program(loss_fn, params, example, key, has_aux=has_aux)
     plan = make_plan(program, batch_size, 1)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]

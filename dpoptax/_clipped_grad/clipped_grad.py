@@ -17,6 +17,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis
+from dpoptax._keys import check_key
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
 
@@ -180,6 +181,7 @@ def clipped_grad(
         if layout is None:
             check_one_device(batch)
         which = _check_mask(mask, batch_axis(batch))
+        key = None if key is None else check_key(key)
         records = _check_ids(ids, key, which.shape[0])
         if grid is not None:
             check_capacity(clip, grid, which.shape[0])

@@ -10,6 +10,16 @@ import jax.numpy as jnp
 
 from dpoptax._trees import PyTree
 
+# What a bound of 0 or infinity is written for, in libraries that take it for a geometry.
+_MEANT = {
+    0.0: "want a number in (0, 1e9]; at 0 every gradient is cut to nothing. To scale all gradients "
+    "to one length, the limit of a small clip bound, write dpoptax.automatic_clip(1.0, gamma=0.0)",
+    math.inf: "want a number in (0, 1e9]; without a bound no noise makes the sum private. To have "
+    "the bound found, privately, write dpoptax.adaptive_clip(1.0) with "
+    "dpoptax.adaptive_gaussian_noise; to train without privacy, take the gradient of the mean "
+    "loss, without clip and noise",
+}
+
 
 class Clip(abc.ABC):
     """How a per-example gradient is bounded. Subclasses are frozen dataclasses: static, hashable.
@@ -123,7 +133,7 @@ def l2_clip(l2_clip_norm: float) -> L2Clip:
     >>> l2_clip(1.0).sensitivity
     1.0
     """
-    return L2Clip(positive("l2_clip_norm", l2_clip_norm))
+    return L2Clip(clip_norm("l2_clip_norm", l2_clip_norm))
 
 
 def positive(name: str, value: float) -> float:
@@ -137,6 +147,13 @@ def positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and 0.0 < value <= 1e9):
         raise ValueError(f"{name}={value}: want a number in (0, 1e9]")
     return value
+
+
+def clip_norm(name: str, value: float) -> float:
+    """`positive`, which for a bound that bounds nothing names the geometry that is meant."""
+    if not isinstance(value, jax.core.Tracer) and float(value) in _MEANT:
+        raise ValueError(f"{name}={float(value)}: {_MEANT[float(value)]}")
+    return positive(name, value)
 
 
 def check_clip(clip: object) -> Clip:

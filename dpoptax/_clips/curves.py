@@ -7,7 +7,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clips.base import Clip, L2Clip, positive
+from dpoptax._clips.base import Clip, L2Clip, clip_norm, positive
 from dpoptax._trees import PyTree
 
 # Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
@@ -57,7 +57,7 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
     gamma = float(gamma)
     if not (math.isfinite(gamma) and gamma >= 0.0):
         raise ValueError(f"gamma={gamma}: want a finite number >= 0; 0 is AUTO-V")
-    return AutomaticClip(positive("l2_clip_norm", l2_clip_norm), gamma)
+    return AutomaticClip(clip_norm("l2_clip_norm", l2_clip_norm), gamma)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def psac_clip(l2_clip_norm: float, r: float = 0.1) -> PsacClip:
     >>> psac_clip(2.0).factors(jnp.array([0.0, 0.4]))
     Array([2.       , 3.3333...], dtype=float32)
     """
-    return PsacClip(positive("l2_clip_norm", l2_clip_norm), positive("r", r))
+    return PsacClip(clip_norm("l2_clip_norm", l2_clip_norm), positive("r", r))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def normalized_clip(l2_clip_norm: float) -> NormalizedClip:
     >>> normalized_clip(5.0).sensitivity
     1.0
     """
-    return NormalizedClip(positive("l2_clip_norm", l2_clip_norm))
+    return NormalizedClip(clip_norm("l2_clip_norm", l2_clip_norm))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +219,7 @@ def per_layer_clip(clips: PyTree) -> PerLayerClip:
 def _flat(given: Clip | float) -> Clip:
     """A geometry that scales whole gradients by their norm; that of a number is `l2_clip`."""
     if not isinstance(given, Clip):
-        return L2Clip(positive("clips", given))
+        return L2Clip(clip_norm("clips", given))
     if given.encodes or given.followed or type(given).groups is not Clip.groups:
         raise TypeError(
             f"clips={given!r}: want bounds or flat geometries, such as dpoptax.l2_clip(1.0) or "

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, UnitClip, positive
+from dpoptax._clips.base import Clip, UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_each
+from dpoptax._keys import check_key
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import GaussianNoiseState, release
-from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._points import ReferenceState
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
@@ -150,7 +151,7 @@ def adaptive_clip(
     if not 0.0 < count_share < 1.0:
         raise ValueError(f"count_share={count_share}: want a number in (0, 1)")
     return AdaptiveClip(
-        positive("initial_l2_clip_norm", initial_l2_clip_norm),
+        clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),
         float(quantile),
         positive("learning_rate", learning_rate),
         float(count_share),

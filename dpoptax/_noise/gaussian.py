@@ -11,6 +11,7 @@ import optax
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
 from dpoptax._clips.per_example import clip_per_example
+from dpoptax._keys import check_key
 from dpoptax._noise import fixed_point as _fixed_point
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.ledger import (
@@ -19,7 +20,6 @@ from dpoptax._noise.ledger import (
     State,
     after_release,
     begin,
-    check_key,
     check_mechanism,
     check_state,
     refusals,

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import UnitClip, positive
+from dpoptax._clips.base import UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
+from dpoptax._keys import check_key
 from dpoptax._noise import normal
 from dpoptax._noise.gaussian import GaussianNoiseState, release
-from dpoptax._noise.ledger import Mechanism, begin, check_key, check_mechanism
+from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._trees import PyTree
 
 _UNPROVEN = (
@@ -199,7 +200,7 @@ def hyperspherical_clip(
     if positive("magnitude_weight", magnitude_weight) >= 1.0:
         raise ValueError(f"magnitude_weight={magnitude_weight}: want a number in (0, 1)")
     return HypersphericalClip(
-        positive("l2_clip_norm", l2_clip_norm),
+        clip_norm("l2_clip_norm", l2_clip_norm),
         None if angle_norm is None else positive("angle_norm", angle_norm),
         None if beta is None else float(beta),
         float(magnitude_weight),

@@ -251,16 +251,6 @@ def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, 
     return float(noise_multiplier), batch_size
 
 
-def check_key(key: object) -> jax.Array:
-    """Returns `key` as a typed key, or raises where it is none."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape == ():
-            return key
-    elif isinstance(key, jax.Array) and key.dtype == jnp.uint32 and key.ndim == 1:
-        return jax.random.wrap_key_data(key)
-    raise TypeError(f"key={key!r}: want one key, as from jax.random.key(seed)")
-
-
 def _copy_key(key: jax.Array) -> jax.Array:
     """A copy: a state that is donated must not delete the key of the closure."""
     data = jnp.array(jax.random.key_data(key), copy=True)

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from dpoptax import accounting
-from dpoptax._noise.ledger import after_releases, check_key, is_ledger
+from dpoptax._keys import check_key
+from dpoptax._noise.ledger import after_releases, is_ledger
 from dpoptax.auditing._game import Game as Game
 from dpoptax.auditing._game import canary_gradient as canary_gradient
 from dpoptax.auditing._game import canary_gradients as canary_gradients

@@ -11,6 +11,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
+from dpoptax._keys import check_key
 
 
 class GeoDPErrors(NamedTuple):
@@ -34,7 +35,7 @@ def random_mean_gradient(dimension: int, *, norm: float, key: Array) -> Array:
 
     The paper's gradients come from a network; its results depend on ‖ḡ‖/C, which it does not state.
     """
-    direction = jax.random.normal(key, (dimension,))
+    direction = jax.random.normal(check_key(key), (dimension,))
     return norm * direction / jnp.linalg.norm(direction)
 
 
@@ -69,7 +70,7 @@ def geodp_errors(
         gradient,
         noise_multiplier * l2_clip_norm / batch_size,
         noise_multiplier * _angle_range(gradient.size, beta) / batch_size,
-        jax.random.split(key, repeats),
+        jax.random.split(check_key(key), repeats),
     )
     return GeoDPErrors(*(float(error) for error in errors))
 
@@ -231,7 +232,7 @@ def geodp_sweep(
     for value in values:
         settings = {**fixed, name: value}
         dimension = int(settings.pop("dimension"))
-        for_gradient, for_noise = jax.random.split(key)
+        for_gradient, for_noise = jax.random.split(check_key(key))
         gradient = random_mean_gradient(
             dimension, norm=relative_norm * l2_clip_norm, key=for_gradient
         )

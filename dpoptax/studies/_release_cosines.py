@@ -11,6 +11,7 @@ from jax import Array
 import dpoptax
 from dpoptax._clips.base import Clip
 from dpoptax._clips.per_example import sum_clipped
+from dpoptax._keys import check_key
 
 
 def direction_clips(
@@ -66,7 +67,7 @@ def release_cosines(
       repeats: draws of the noise.
       key: a JAX key.
     """
-    keys = jax.random.split(key, repeats)
+    keys = jax.random.split(check_key(key), repeats)
     return {
         name: float(_mean_cosine(clip, gradients, truth, reference, noise_multiplier, keys))
         for name, clip in clips.items()

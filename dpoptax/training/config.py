@@ -132,8 +132,14 @@ class TrainConfig:
             _check(self, name, _is_count, "a positive whole number", optional=True)
         _check(self, "sequence_length", _is_length, "a whole number of at least 2")
         _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
-        for name in ("learning_rate", "l2_clip_norm", "lora_alpha"):
+        for name in ("learning_rate", "lora_alpha"):
             _check(self, name, _is_positive, "a positive finite number")
+        clips = (
+            "a positive finite number; gradients that are all scaled to one length are "
+            "clip='auto_v', a bound that is found is method=AdaptiveClip(), and none at all "
+            "method=NonPrivate()"
+        )
+        _check(self, "l2_clip_norm", _is_positive, clips)
         _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
         between = "a number strictly between 0 and 1"
         _check(self, "delta", _is_fraction, between)

@@ -1,0 +1,114 @@
+"""What is taken for a key, and what is refused with the line to write, wherever keys are taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpoptax
+from dpoptax import auditing, studies
+
+KEY = jax.random.key(3)
+CLIP = dpoptax.l2_clip(1.0)
+RELEASE = {"noise_multiplier": 1.0, "batch_size": 4}
+POINTS = dpoptax.gradient_points((), jnp.zeros(2))
+
+
+def _random_loss(w, x, key):
+    return jnp.vdot(w, x) * jax.random.normal(key)
+
+
+def _game():
+    tx = dpoptax.gaussian_noise(**RELEASE, key=KEY)
+    sampler = dpoptax.sampling.PoissonSampler(dataset_size=4, batch_size=4, seed=0)
+    return auditing.canary_gradient(tx, CLIP, {"w": jnp.zeros(2)}, sampler)
+
+
+# Each gives something that depends on the key, or that only a key makes possible.
+TAKERS = {
+    "gaussian_noise": lambda key: _started(dpoptax.gaussian_noise(**RELEASE, key=key)),
+    "clip_and_noise": lambda key: _started(dpoptax.clip_and_noise(CLIP, **RELEASE, key=key)),
+    "adaptive_gaussian_noise": lambda key: _started(
+        dpoptax.adaptive_gaussian_noise(dpoptax.adaptive_clip(1.0), **RELEASE, key=key)
+    ),
+    "correlated_noise": lambda key: _started(
+        dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **RELEASE, key=key)
+    ),
+    "geodp": lambda key: _started(dpoptax.geodp(0.1, **RELEASE, key=key)),
+    "grad_fn": lambda key: (
+        dpoptax.clipped_grad(_random_loss, CLIP)(
+            POINTS, jnp.ones((3, 2)), key=key, ids=np.arange(3)
+        ).sum
+    ),
+    "explain": lambda key: str(
+        dpoptax.explain(_random_loss, jnp.zeros(2), jnp.ones(2), key=key)
+    ).encode(),
+    "audit": lambda key: auditing.audit(_game(), key=key, trials=64, delta=1e-2).attack.encode(),
+    "random_mean_gradient": lambda key: studies.random_mean_gradient(5, norm=1.0, key=key),
+}
+
+
+def _started(tx):
+    return jnp.stack(
+        [
+            jax.random.key_data(leaf)
+            for leaf in jax.tree.leaves(tx.init(jnp.zeros(2)))
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize(
+    "whole",
+    [0, True, np.int64(7), np.uint32(7), np.asarray(7), jnp.int32(7), jnp.uint32(7)],
+    ids=str,
+)
+def test_a_whole_number_is_refused_with_the_line_to_write(name, whole):
+    line = r"key=dpoptax\.random_key_from_os\(\).*key=jax\.random\.key\("
+    with pytest.raises(TypeError, match=line):
+        TAKERS[name](whole)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (jax.random.split(KEY, 3), r"key=keys\[0\]"),
+        (np.zeros(3, np.uint32), r"shape \(3,\) and uint32: want one key"),
+        (np.zeros((2, 2), np.uint32), r"shape \(2, 2\) and uint32: want one key"),
+        (np.zeros(2, np.int32), r"int32: want one key"),
+        (1.0, r"key=1\.0: want one key"),
+        ("seed", r"key='seed': want one key"),
+    ],
+)
+def test_what_is_no_key_is_refused(name, wrong, message):
+    with pytest.raises(TypeError, match=message):
+        TAKERS[name](wrong)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_a_legacy_key_is_the_typed_one(name):
+    want = TAKERS[name](KEY)
+    for legacy in (jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))):
+        np.testing.assert_array_equal(TAKERS[name](legacy), want)
+
+
+def test_a_number_in_the_message_is_the_one_that_was_given():
+    with pytest.raises(TypeError, match=r"^key=12: .*key=jax\.random\.key\(12\)$"):
+        dpoptax.gaussian_noise(**RELEASE, key=12)
+
+
+def test_a_traced_number_is_refused_and_a_traced_key_is_not():
+    noise = lambda key: dpoptax.gaussian_noise(**RELEASE, key=key).init(jnp.zeros(2)).count  # noqa: E731
+    assert jax.jit(noise)(KEY) == 0
+    assert jax.jit(noise)(jax.random.PRNGKey(0)) == 0
+    with pytest.raises(TypeError, match="random_key_from_os"):
+        jax.jit(noise)(7)
+
+
+def test_keys_of_another_generator_are_kept():
+    key = jax.random.key(0, impl="rbg")
+    np.testing.assert_array_equal(TAKERS["gaussian_noise"](key)[0], jax.random.key_data(key))
+    with pytest.raises(TypeError, match=r"wrap_key_data\(data, impl="):
+        TAKERS["gaussian_noise"](jax.random.key_data(key))

@@ -1,0 +1,33 @@
+"""Shrinkage of kernels that are split over devices: that of one device, and split again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import dpoptax
+from tests.multidevice.problem import KINDS, make_mesh, put
+
+METHODS = {
+    "singular values": lambda: dpoptax.singular_value_shrinkage(1.0, decay=0.5),
+    "James-Stein": lambda: dpoptax.james_stein(1.0, per_leaf=False),
+    "shrunk Muon": lambda: dpoptax.scale_by_shrunk_muon(1.0),
+}
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(None, "data")], ids=["rows", "columns"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_split_kernel_is_shrunk_as_a_whole_one(name, kind, spec):
+    tx = METHODS[name]()
+    g = {"w": 3.0 * jax.random.normal(jax.random.key(0), (16, 24)), "b": jnp.arange(8.0)}
+    want, _ = jax.jit(tx.update)(g, tx.init(g), g)
+    mesh = make_mesh((8,), ("data",), kind)
+    with jax.set_mesh(mesh):
+        split = {"w": put(g["w"], mesh, spec), "b": put(g["b"], mesh, P("data"))}
+        out, _ = jax.jit(tx.update)(split, tx.init(split), split)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), out, want)
+    if kind == AxisType.Explicit:
+        assert out["w"].sharding.is_equivalent_to(split["w"].sharding, 2)
