@@ -45,13 +45,14 @@ class _WhenImported(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
-        execute = spec.loader.exec_module
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
         def execute_and_register(module: Any) -> None:
             execute(module)
             register()
 
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        loader.exec_module = execute_and_register
         return spec
 
 

@@ -25,6 +25,7 @@ MODULES = (
     "dpoptax.sampling",
     "dpoptax.selection",
     "dpoptax.spectrum",
+    "dpoptax.studies",
 )
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 

@@ -31,7 +31,9 @@ DOPPLER_TABLE_2 = (
     "doppler-first-order-2",
     "doppler-second-order",
 )
+"""Names of the filters of DOPPLER's Table 2, for `filters.preset`."""
 DOPPLER_TABLE_4 = tuple(f"doppler-f{i}" for i in range(1, 7))
+"""Names of the filters of DOPPLER's Table 4, for `filters.preset`."""
 
 
 def filter_responses(

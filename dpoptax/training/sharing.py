@@ -21,13 +21,12 @@ def once(maxsize: int) -> Callable[[Function], Function]:
         # Other arguments that share a lock wait for nothing, but for no longer than a call.
         locks = [threading.RLock() for _ in range(32)]
 
-        @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             with locks[hash((args, tuple(sorted(kwargs.items())))) % len(locks)]:
                 return cached(*args, **kwargs)
 
-        call.cache_info = cached.cache_info  # type: ignore[attr-defined]
-        call.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
-        return cast(Function, call)
+        waiting: Any = functools.wraps(function)(call)
+        waiting.cache_info, waiting.cache_clear = cached.cache_info, cached.cache_clear
+        return cast(Function, waiting)
 
     return decorate
