@@ -89,16 +89,22 @@ class Scales(NamedTuple):
 def scales(tops: list[jax.Array]) -> Scales:
     """The scales of pieces, from the largest entries (sides, B) of each.
 
-    They are made in a loop, whose results XLA keeps: in one program with what reads them, it
+    On CPU they are made in a loop, whose results XLA keeps: in one program with what reads them, it
     computes them once more in each of hundreds of kernels, and compiles those twice as long.
     """
-    return lax.map(_scale, jnp.stack(tops))
+    together = jnp.stack(tops)
+    if not isinstance(together, jax.core.Tracer):  # each operation by itself: nothing is fused
+        return _scales(together)
+    return lax.platform_dependent(together, cpu=lambda x: lax.map(_scale, x), default=_scales)
 
 
 def _scale(tops: jax.Array) -> Scales:
     finite = jnp.all(jnp.isfinite(tops), axis=0)
     found = exponent(jnp.where(finite, tops, 0.0))
     return Scales(power(-jnp.maximum(found, -126)), jnp.sum(found, axis=0, dtype=jnp.int32), finite)
+
+
+_scales = jax.vmap(_scale)
 
 
 def top(x: jax.Array) -> jax.Array:
