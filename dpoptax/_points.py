@@ -56,7 +56,7 @@ class TrackIteratesState:
       iterates: x_{t−1}, x_{t−2}, …, newest first, each shaped like the parameters.
       weights: the weights of the next step's points, float32 of shape (points,).
       tangent_weight: the weight of the Hessian-vector product, float32 scalar, or `None`.
-      rows: the mixing coefficients: point j is Σ_i rows[j][i] x_{t−i}. Static.
+      rows: the mixing coefficients: point j is Σ_i `rows[j][i]` x_{t−i}. Static.
       tangent_row: the same for the direction of the Hessian-vector product. Static.
     """
 
@@ -92,7 +92,7 @@ def track_iterates(
 ) -> optax.GradientTransformation:
     """Passes updates through and remembers the iterates that the gradient points are made of.
 
-    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i rows[j][i] x_{t−i} and the
+    With iterates x_t, x_{t−1}, …, x_{t−k+1}, the points are x_j = Σ_i `rows[j][i]` x_{t−i} and the
     clipped quantity is Σ_j weights[j] ∇ℓ(x_j; ξ) + tangent_weight · ∇²ℓ(x_0; ξ) Σ_i tangent_row[i]
     x_{t−i}. The iterates are the `params` given to `update`, so the points are right whatever the
     optimizer behind does with learning rates, schedules or weight decay. Before step k the missing
@@ -104,8 +104,8 @@ def track_iterates(
     only.
 
     Args:
-      rows: the mixing weights, k a point: rows[j][i] is how much of x_{t−i} is in point j. Where a
-        row sums to 1, the point is an affine combination of iterates.
+      rows: the mixing weights, k a point: `rows[j][i]` is how much of x_{t−i} is in point j.
+        Where a row sums to 1, the point is an affine combination of iterates.
       weights: one weight a point, or a function of the step count that returns them (JAX scalars).
       tangent_row: k coefficients, for the Hessian-vector product.
       tangent_weight: its weight, or a function of the step count.

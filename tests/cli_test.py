@@ -1,5 +1,6 @@
 """The command line, run in this process as a user would run it."""
 
+import dataclasses
 import importlib.metadata
 import json
 from pathlib import Path
@@ -211,9 +212,9 @@ def compared(tmp_path_factory):
 def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
     _, workdir, results = compared
     assert json.loads((workdir / "results.json").read_text())["methods"][0]["name"] == "DP-SGD"
-    private, plain = results["methods"]
-    assert 3.9 < private["epsilon"] <= 4.0
-    assert plain["epsilon"] is None
+    private, plain = results.methods
+    assert 3.9 < private.epsilon <= 4.0
+    assert plain.epsilon is None
     rows = (workdir / "table.md").read_text().splitlines()
     assert [row.split("|")[1].strip() for row in (rows[0], rows[2], rows[3])] == [
         "method",
@@ -221,20 +222,17 @@ def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
         "Non-private",
     ]
     assert "∞ (not private)" in rows[3]
-    assert private["runs"][0]["l2_clip_norm"] == 0.5
-    assert {m["runs"][0]["config"]["optimizer"] for m in results["methods"]} == {"momentum"}
+    assert private.runs[0]["l2_clip_norm"] == 0.5
+    assert {m.runs[0]["config"]["optimizer"] for m in results.methods} == {"momentum"}
     assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
 
 
 def test_learning_rate_is_selected_by_validation_accuracy(compared):
-    for method in compared[2]["methods"]:
-        means = {
-            point["learning_rate"]: sum(point["validation_accuracies"]) / 2
-            for point in method["grid"]
-        }
+    for method in compared[2].methods:
+        means = {point.learning_rate: sum(point.validation_accuracies) / 2 for point in method.grid}
         assert means[1.0] > means[1e-3]
-        assert method["learning_rate"] == 1.0
-        assert any(method["name"] in note and "edge" in note for note in compared[2]["notes"])
+        assert method.learning_rate == 1.0
+        assert any(method.name in note and "edge" in note for note in compared[2].notes)
 
 
 def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
@@ -243,7 +241,7 @@ def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     options += ["--l2-clip-norm", "0.5", "--optimizer", "momentum"]
     assert main(["train", str(paths["dp_sgd"]), *options, "--workdir", str(tmp_path)]) == 0
     repeated = json.loads((tmp_path / "summary.json").read_text())
-    reported = results["methods"][0]["runs"][1]
+    reported = results.methods[0].runs[1]
     assert repeated["params_sha256"] == reported["params_sha256"]
     assert repeated["test_accuracy"] == reported["test_accuracy"]
 
@@ -269,8 +267,8 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
     def compared(*rates):
         trained.clear()
         found = compare({str(rate): configs[rate] for rate in rates}, comparison, progress=False)
-        assert json.loads((tmp_path / "results.json").read_text())["methods"] == found["methods"]
-        return [method["name"] for method in found["methods"]]
+        assert json.loads((tmp_path / "results.json").read_text()) == dataclasses.asdict(found)
+        return [method.name for method in found.methods]
 
     stop_after = 8  # a method takes five rates and a final run
     with pytest.raises(KeyboardInterrupt):

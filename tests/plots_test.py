@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpoptax.training.run import plots
+from dpoptax.training.search import plots
+from dpoptax.training.search.results import ComparisonResult, GridPoint, MethodResult
 
 
 def _results(names, seeds=3, rates=(0.5, 1.0)):
@@ -13,24 +14,23 @@ def _results(names, seeds=3, rates=(0.5, 1.0)):
         accuracies = [0.8 + 0.01 * index + 0.02 * seed for seed in range(seeds)]
         history = [[{"step": s, "test_accuracy": a * s / 10} for s in (0, 10)] for a in accuracies]
         methods.append(
-            {
-                "name": name,
-                "private": name != "Non-private",
-                "test_accuracy_mean": float(np.mean(accuracies)),
-                "grid": [{"learning_rate": r, "validation_accuracies": accuracies} for r in rates],
-                "runs": [
+            MethodResult(
+                name=name,
+                private=name != "Non-private",
+                unproven=None,
+                epsilon=None,
+                learning_rate=rates[0],
+                test_accuracy_mean=float(np.mean(accuracies)),
+                test_accuracy_std=None,
+                seconds_per_run=1.0,
+                grid=[GridPoint(rate, accuracies) for rate in rates],
+                runs=[
                     {"test_accuracy": a, "history": h}
                     for a, h in zip(accuracies, history, strict=True)
                 ],
-            }
+            )
         )
-    return {
-        "dataset": "digits",
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "seeds": list(range(seeds)),
-        "methods": methods,
-    }
+    return ComparisonResult("digits", 1.0, 1e-5, list(range(seeds)), [], methods, {})
 
 
 @pytest.fixture

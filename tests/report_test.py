@@ -12,6 +12,7 @@ from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, PMLF, Augmented, AugmentedDisk, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
+from dpoptax.training.search.results import ComparisonResult, method_result
 
 ROOT = Path(__file__).parents[1]
 DIGITS = """
@@ -113,16 +114,16 @@ def test_every_file_of_configs_has_its_claim():
 
 def test_a_lead_within_twice_its_error_is_not_shown():
     def method(name, accuracies):
-        return {"name": name, "runs": [{"test_accuracy": value} for value in accuracies]}
+        run = {"private": True, "unproven": None, "epsilon": 1.0, "train_seconds": 1.0}
+        return method_result(name, 1.0, [], [{**run, "test_accuracy": a} for a in accuracies])
 
     base = [0.90, 0.80, 0.85]
-    results = {
-        "methods": [
-            method("DP-SGD", base),
-            method("DiSK", [value + 0.01 for value in base]),
-            method("DP-PMLF", [0.93, 0.80, 0.84]),
-        ]
-    }
+    methods = [
+        method("DP-SGD", base),
+        method("DiSK", [value + 0.01 for value in base]),
+        method("DP-PMLF", [0.93, 0.80, 0.84]),
+    ]
+    results = ComparisonResult("digits", 1.0, 1e-5, [0, 1, 2], [], methods, {})
     found = report.digits_findings(results)
     assert [finding.holds for finding in found] == ["yes", "not shown"]
     assert found[0].found.startswith("+1.00 points")

@@ -234,9 +234,9 @@ def test_a_comparison_on_two_processes_is_the_same(tmp_path):
         compare(CONFIGS, Comparison(tmp_path / str(n), processes=n, **rates), progress=False)
         for n in (1, 2)
     )
-    for found, expected in zip(two["methods"], one["methods"], strict=True):
-        assert found["learning_rate"] == expected["learning_rate"]
-        assert found["test_accuracy_mean"] == pytest.approx(expected["test_accuracy_mean"])
+    for found, expected in zip(two.methods, one.methods, strict=True):
+        assert found.learning_rate == expected.learning_rate
+        assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
 
 
 def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):

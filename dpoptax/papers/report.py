@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -14,6 +13,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.compare import table as comparison_table
+from dpoptax.training.search.results import ComparisonResult
 
 _DIGITS = {
     "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4; "
@@ -104,7 +104,7 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
 def _text(
     report: Report,
     findings: dict[str, list[study.Finding]],
-    results: dict[str, Any] | None,
+    results: ComparisonResult | None,
     runs: list[PaperRun],
 ) -> str:
     options = f"--seeds {report.seeds} --epsilon {report.epsilon:g}"
@@ -143,7 +143,7 @@ def _text(
     return "\n\n".join(parts) + "\n"
 
 
-def _digits_section(report: Report, results: dict[str, Any] | None) -> list[str]:
+def _digits_section(report: Report, results: ComparisonResult | None) -> list[str]:
     command = (
         f"`dpoptax compare configs/digits/*.py --epsilon {report.epsilon:g} --seeds {report.seeds}`"
     )
@@ -161,11 +161,11 @@ def _digits_section(report: Report, results: dict[str, Any] | None) -> list[str]
     ]
 
 
-def digits_findings(results: dict[str, Any]) -> list[study.Finding]:
+def digits_findings(results: ComparisonResult) -> list[study.Finding]:
     """Differences from DP-SGD on digits, paired by seed."""
     accuracies = {
-        method["name"]: [100 * run["test_accuracy"] for run in method["runs"]]
-        for method in results["methods"]
+        method.name: [100 * accuracy for accuracy in method.accuracies]
+        for method in results.methods
     }
     found = []
     for name, claim in _DIGITS.items():
@@ -182,7 +182,7 @@ def digits_findings(results: dict[str, Any]) -> list[study.Finding]:
     return found
 
 
-def _summary(findings: dict[str, list[study.Finding]], results: dict[str, Any] | None) -> str:
+def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult | None) -> str:
     every = [finding for found in findings.values() for finding in found]
     count = {
         verdict: sum(finding.holds == verdict for finding in every)

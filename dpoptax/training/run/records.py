@@ -1,5 +1,6 @@
 """What a run leaves behind: strict JSON, tables, the hash of the parameters, versions."""
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -19,11 +20,15 @@ from dpoptax.training.errors import ConfigError
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON: numbers that JSON cannot write (NaN and the infinities) become null."""
+    """Strict JSON, of dataclasses too: numbers that it cannot write (NaN, infinities) are null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -13,6 +13,13 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.search.results import (
+    ComparisonResult,
+    GridPoint,
+    MethodResult,
+    Record,
+    method_result,
+)
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
@@ -64,7 +71,7 @@ class Comparison:
 
 def compare(
     configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
-) -> dict[str, Any]:
+) -> ComparisonResult:
     """Run `comparison` over named configs, write its files, return what results.json holds.
 
     Raises:
@@ -81,11 +88,12 @@ def compare(
 
     seeds = range(comparison.seeds)
     path, versions = comparison.workdir / "results.json", records.versions()
-    header = {"dataset": dataset.name, "epsilon": epsilon, "delta": delta, "seeds": list(seeds)}
-    methods: list[dict[str, Any]] = []
+    methods: list[MethodResult] = []
 
-    def results() -> dict[str, Any]:
-        return {**header, "notes": _notes(methods), "methods": methods, "versions": versions}
+    def results() -> ComparisonResult:
+        return ComparisonResult(
+            dataset.name, epsilon, delta, list(seeds), _notes(methods), list(methods), versions
+        )
 
     total = sum((len(plan) * (len(plan) > 1) + 1) * len(seeds) for plan in plans)
     made_by = records.to_json({"code": records.source_sha256(), **versions})
@@ -97,9 +105,11 @@ def compare(
     ):
         for name, config, plan in zip(names, configs.values(), plans, strict=True):
             bar.set_description(name)
-            methods.append({"name": name, **_one_method(config, plan, seeds, runner, bar)})
+            rate, grid, runs = _one_method(config, plan, seeds, runner, bar)
+            methods.append(method_result(name, rate, grid, runs))
             records.write_json(path, results())
-    from dpoptax.training.run import plots  # with matplotlib, for which no other command need wait
+    # With matplotlib, for which no other command need wait.
+    from dpoptax.training.search import plots
 
     final = results()
     (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
@@ -110,36 +120,27 @@ def compare(
 
 def _one_method(
     config: TrainConfig, rates: Sequence[float], seeds: range, runner: Runner, bar: tqdm
-) -> dict[str, Any]:
+) -> tuple[float, list[GridPoint], list[Record]]:
+    """The selected learning rate, what was tried to select it, and the runs with it."""
+
     def trials(rate: float, held_out: bool) -> list[Trial]:
         return [
             Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out)
             for seed in seeds
         ]
 
-    grid: list[dict[str, Any]] = [
-        {"learning_rate": rate, "validation_accuracies": []} for rate in rates
-    ]
+    grid = [GridPoint(rate, []) for rate in rates]
     best = grid[0]
     if len(rates) > 1:
         tried = [trial for rate in rates for trial in trials(rate, held_out=True)]
         accuracies = [run["test_accuracy"] for run in runner.run(tried, bar.update)]
-        for index, point in enumerate(grid):
-            point["validation_accuracies"] = accuracies[index * len(seeds) :][: len(seeds)]
-        best = max(grid, key=lambda point: statistics.fmean(point["validation_accuracies"]))
-    runs = runner.run(trials(best["learning_rate"], held_out=False), bar.update)
-    accuracies = [run["test_accuracy"] for run in runs]
-    return {
-        "private": runs[0]["private"],
-        "unproven": runs[0]["unproven"],
-        "epsilon": runs[0]["epsilon"],
-        "learning_rate": best["learning_rate"],
-        "test_accuracy_mean": statistics.fmean(accuracies),
-        "test_accuracy_std": statistics.stdev(accuracies) if len(runs) > 1 else None,
-        "seconds_per_run": statistics.fmean(run["train_seconds"] for run in runs),
-        "grid": grid,
-        "runs": runs,
-    }
+        grid = [
+            GridPoint(rate, accuracies[index * len(seeds) :][: len(seeds)])
+            for index, rate in enumerate(rates)
+        ]
+        best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
+    runs = runner.run(trials(best.learning_rate, held_out=False), bar.update)
+    return best.learning_rate, grid, runs
 
 
 def _on_one_footing(
@@ -202,40 +203,40 @@ def _names(configs: dict[str, TrainConfig]) -> list[str]:
     ]
 
 
-def _notes(methods: list[dict[str, Any]]) -> list[str]:
+def _notes(methods: list[MethodResult]) -> list[str]:
     notes = []
-    if any(len(method["grid"]) > 1 for method in methods):
+    if any(len(method.grid) > 1 for method in methods):
         notes.append(
             "Each learning rate was selected on a fifth of the training split, held out for it; "
             "the test split was used for the reported accuracy alone."
         )
-    if any(method["private"] for method in methods):
+    if any(method.private for method in methods):
         notes.append(
             "ε is that of one run at the selected learning rate. It covers neither the runs that "
             "selected the rate nor the repetitions over seeds."
         )
-    notes += [f"{m['name']}: {m['unproven']}." for m in methods if m["unproven"]]
+    notes += [f"{method.name}: {method.unproven}." for method in methods if method.unproven]
     for method in methods:
-        rates = [point["learning_rate"] for point in method["grid"]]
-        if len(rates) > 1 and method["learning_rate"] in (min(rates), max(rates)):
+        rates = [point.learning_rate for point in method.grid]
+        if len(rates) > 1 and method.learning_rate in (min(rates), max(rates)):
             notes.append(
-                f"{method['name']}: the selected learning rate {method['learning_rate']:g} is at "
+                f"{method.name}: the selected learning rate {method.learning_rate:g} is at "
                 "the edge of its grid; a wider grid may give a better one."
             )
     return notes
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: ComparisonResult) -> str:
     """The comparison as a Markdown table, the notes below it."""
     rows = [("method", "ε", "best learning rate", "test accuracy (%)", "seconds")]
-    for method in results["methods"]:
-        accuracy = f"{100 * method['test_accuracy_mean']:.2f}"
-        if method["test_accuracy_std"] is not None:
-            accuracy += f" ± {100 * method['test_accuracy_std']:.2f}"
-        epsilon = "none proven" if method["unproven"] else "∞ (not private)"
-        if method["private"]:
-            epsilon = f"{method['epsilon']:.3f}"
-        seconds = f"{method['seconds_per_run']:.2f}"
-        rows.append((method["name"], epsilon, f"{method['learning_rate']:g}", accuracy, seconds))
+    for method in results.methods:
+        accuracy = f"{100 * method.test_accuracy_mean:.2f}"
+        if method.test_accuracy_std is not None:
+            accuracy += f" ± {100 * method.test_accuracy_std:.2f}"
+        epsilon = "none proven" if method.unproven else "∞ (not private)"
+        if method.private:
+            epsilon = f"{method.epsilon:.3f}"
+        seconds = f"{method.seconds_per_run:.2f}"
+        rows.append((method.name, epsilon, f"{method.learning_rate:g}", accuracy, seconds))
     lines = records.markdown_table(rows[0], rows[1:])
-    return "\n".join([lines, "", *(f"- {note}" for note in results["notes"])])
+    return "\n".join([lines, "", *(f"- {note}" for note in results.notes)])

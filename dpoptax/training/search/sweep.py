@@ -80,9 +80,8 @@ def run_sweep(
         _publish(results, trials, found, runner, sweep.workdir)
     (sweep.workdir / "trials.md").write_text(table(results) + "\n", encoding="utf-8")
     if rows:
-        from dpoptax.training.run import (
-            plots,  # with matplotlib, for which no other command need wait
-        )
+        # With matplotlib, for which no other command need wait.
+        from dpoptax.training.search import plots
 
         plots.plot_sweep(results, sweep.workdir / "sweep.png")
     records.write_json(sweep.workdir / "sweep.json", results)

@@ -1,0 +1,99 @@
+"""What a comparison found, as results.json holds it."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+Record = dict[str, Any]
+"""A run: its summary with its `history`, as its file holds it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GridPoint:
+    """A learning rate that was tried.
+
+    Attributes:
+        learning_rate: The rate.
+        validation_accuracies: On the fifth that was held out, one a seed; none where there was
+            nothing to select.
+    """
+
+    learning_rate: float
+    validation_accuracies: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodResult:
+    """What one config came to.
+
+    Attributes:
+        name: Of the method, with that of the config where two have one method.
+        private: Whether an ε is stated.
+        unproven: Why none is although there is noise.
+        epsilon: Of one run.
+        learning_rate: The one that was selected.
+        test_accuracy_mean: Over the seeds.
+        test_accuracy_std: Over the seeds; None for one.
+        seconds_per_run: Mean time of training.
+        grid: The rates that were tried.
+        runs: Those at the selected rate, one a seed.
+    """
+
+    name: str
+    private: bool
+    unproven: str | None
+    epsilon: float | None
+    learning_rate: float
+    test_accuracy_mean: float
+    test_accuracy_std: float | None
+    seconds_per_run: float
+    grid: list[GridPoint]
+    runs: list[Record]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Test accuracies at the selected rate, one a seed."""
+        return [run["test_accuracy"] for run in self.runs]
+
+
+def method_result(
+    name: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
+) -> MethodResult:
+    """The result of a config whose runs at the selected rate are `runs`."""
+    accuracies = [run["test_accuracy"] for run in runs]
+    return MethodResult(
+        name=name,
+        private=runs[0]["private"],
+        unproven=runs[0]["unproven"],
+        epsilon=runs[0]["epsilon"],
+        learning_rate=learning_rate,
+        test_accuracy_mean=statistics.fmean(accuracies),
+        test_accuracy_std=statistics.stdev(accuracies) if len(runs) > 1 else None,
+        seconds_per_run=statistics.fmean(run["train_seconds"] for run in runs),
+        grid=list(grid),
+        runs=runs,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonResult:
+    """What a comparison found.
+
+    Attributes:
+        dataset: The data set's name.
+        epsilon: Of every private config; None where none is.
+        delta: The same.
+        seeds: Of the runs.
+        notes: What is to be said below the table.
+        methods: In the order of the configs.
+        versions: Of what the numbers depend on.
+    """
+
+    dataset: str
+    epsilon: float | None
+    delta: float | None
+    seeds: list[int]
+    notes: list[str]
+    methods: list[MethodResult]
+    versions: dict[str, str]
