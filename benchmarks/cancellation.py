@@ -24,7 +24,8 @@ from tqdm import tqdm
 import dpoptax
 from benchmarks.models import MODELS, Problem
 from dpoptax._bookkeeping import clipped_sum
-from dpoptax._bookkeeping.pieces import make_pieces, run_passes
+from dpoptax._bookkeeping.passes import run_passes
+from dpoptax._bookkeeping.pieces import make_pieces
 from dpoptax._bookkeeping.plan import make_plan
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds

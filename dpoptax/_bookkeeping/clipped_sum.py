@@ -17,11 +17,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import (
     Pieces,
     Sums,
     make_pieces,
-    run_passes,
     sum_pieces,
     zero_sums,
 )
