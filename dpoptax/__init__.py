@@ -60,9 +60,9 @@ from dpoptax._noise.geodp import HypersphericalClip as HypersphericalClip
 from dpoptax._noise.geodp import geodp as geodp
 from dpoptax._noise.geodp import hyperspherical_clip as hyperspherical_clip
 from dpoptax._noise.keys import random_key_from_os as random_key_from_os
-from dpoptax._noise.ledger import Ledger as Ledger
 from dpoptax._noise.ledger import Mechanism as Mechanism
-from dpoptax._noise.ledger import ledgers as ledgers
+from dpoptax._noise.reading import Ledger as Ledger
+from dpoptax._noise.reading import ledgers as ledgers
 from dpoptax._points import GradientPoints as GradientPoints
 from dpoptax._points import ReferenceState as ReferenceState
 from dpoptax._points import TrackIteratesState as TrackIteratesState

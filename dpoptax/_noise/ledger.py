@@ -1,10 +1,10 @@
-"""The ledger: what a noise stage released, written into its state, and who may read it."""
+"""The ledger: what a noise stage released, written into its state."""
 
 import dataclasses
 import math
 import numbers
 import zlib
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypedDict, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,25 +13,12 @@ import optax
 
 from dpoptax._clips.clipped_sum import mixed
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree
 
 if TYPE_CHECKING:
     from dpoptax._strategies import Strategy
 
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
-_REASONS = {
-    CHANGED_SUM: "the clipped sum was changed on its way to the noise stage (scaled, added to "
-    "another, given another clip or reference), so that the clip's bound did not hold for it",
-    OTHER_MECHANISM: "its arrays are those of another mechanism: they were restored into a chain "
-    "with another noise multiplier, batch size or strategy",
-    OTHER_KEY: "its key is not the one that it was begun with",
-    EDITED: "its integers do not belong together: it was averaged with another, or edited",
-}
-_RESTART = (
-    "take the last state before that, with the chain that made it, or start anew with tx.init and "
-    "count both runs"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +37,6 @@ class Mechanism:
     batch_size: float
     unproven: str | None = None
     strategy: "Strategy | None" = None
-
-
-class Ledger(NamedTuple):
-    """The releases that an optimizer's state accounts for, as Python values.
-
-    Attributes:
-      mechanism: the `Mechanism` of each release.
-      releases: how many there were.
-    """
-
-    mechanism: Mechanism
-    releases: int
 
 
 @serializable
@@ -131,7 +106,7 @@ def with_key(state: State, key: jax.Array) -> State:
 
 def check_state(state: LedgerState, mechanism: Mechanism) -> None:
     """Raises where types, shapes and statics show that `state` is not of a stage's own making."""
-    _check_imprint(state)
+    check_imprint(state)
     if state.mechanism != mechanism:
         raise ValueError(
             f"the state was made for {state.mechanism}, this noise stage is {mechanism}: give the "
@@ -176,59 +151,6 @@ def after_releases(state: State, count: int, refused: int) -> State:
     return dataclasses.replace(state, count=total, imprint=signed)
 
 
-def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
-    """Returns the ledger of every noise stage in an optimizer's state, in tree order.
-
-    Reads the arrays from the device, and compares them with each other and with the mechanisms that
-    the state's structure names. An empty tuple means that nothing in the state adds noise.
-
-    Args:
-      opt_state: an optimizer's state, or any pytree around it, such as a restored checkpoint.
-
-    Raises:
-      ValueError: a ledger that refused a release, and why; arrays that are another mechanism's, key
-        or ledger's; two stages with one key; a state of several runs, as `vmap` makes, which
-        `dpoptax.accounting.ensemble_epsilon_spent` prices; a state of a version without imprints.
-    """
-    states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
-    found: dict[bytes, int] = {}
-    for i, state in enumerate(states):
-        _check_imprint(state)
-        if jnp.shape(state.count) != ():
-            raise ValueError(
-                f"a ledger's count has shape {jnp.shape(state.count)}: these are the states of "
-                "several runs, and who sees them all learns from each. Price them together with "
-                "dpoptax.accounting.ensemble_epsilon_spent"
-            )
-        _raise_refusals(state)
-        key = np.asarray(imprint_of(state).key).tobytes()
-        if key in found:
-            raise ValueError(
-                f"noise stages {found[key]} and {i} of the state have one key: their noise is the "
-                "same, so that the difference of their releases has none. Give each a key of its "
-                "own, as from jax.random.split; no epsilon holds for these releases"
-            )
-        found[key] = i
-    return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
-
-
-def runs_of(opt_state: PyTree) -> list[PyTree]:
-    """The states of an ensemble's runs, from one whose arrays have the runs as leading axis."""
-    states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
-    for state in states:
-        _check_imprint(state)
-    shapes = {jnp.shape(state.count) for state in states}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise ValueError(
-            f"the ledgers' counts have shapes {sorted(shapes)}: want the state of an ensemble, one "
-            "leading axis over its runs; dpoptax.accounting.epsilon_spent prices that of one run"
-        )
-    return [
-        [jax.tree.map(lambda x, i=i: x[i], state) for state in states]
-        for i in range(next(iter(shapes))[0])
-    ]
-
-
 def is_ledger(x: object) -> TypeGuard[LedgerState]:
     """Whether `x` is the state of a noise stage."""
     return isinstance(getattr(x, "mechanism", None), Mechanism)
@@ -269,7 +191,8 @@ def imprint_of(state: LedgerState) -> Imprint:
     return imprint
 
 
-def _check_imprint(state: LedgerState) -> None:
+def check_imprint(state: LedgerState) -> None:
+    """Raises where a ledger's arrays are of other types than it was begun with."""
     imprint = imprint_of(state)
     kinds = {
         "count": (state.count, jnp.int32),
@@ -282,25 +205,6 @@ def _check_imprint(state: LedgerState) -> None:
                 "state was averaged or cast. Average parameters, and leave the optimizer's state "
                 "as it is"
             )
-
-
-def _raise_refusals(state: LedgerState) -> None:
-    now = refusals(state, state.mechanism, jnp.bool_(True))
-    bits = int(now)
-    if not bits:
-        return
-    reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
-    if bits & OTHER_MECHANISM:
-        sigma, size = np.asarray(imprint_of(state).values)[:4].view(np.float64)
-        mechanism = state.mechanism
-        reasons.append(
-            f"they say noise_multiplier={sigma:g}, batch_size={size:g}, and the chain "
-            f"noise_multiplier={mechanism.noise_multiplier:g}, batch_size={mechanism.batch_size:g}"
-        )
-    raise ValueError(
-        f"no epsilon holds for this noise state: {'; '.join(reasons)}. From then on its releases "
-        f"are NaN; {_RESTART}"
-    )
 
 
 def _values(mechanism: Mechanism) -> np.ndarray:

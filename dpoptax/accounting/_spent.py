@@ -10,7 +10,7 @@ from dpoptax._privacy.checks import Accountant, check_delta
 from dpoptax.accounting._epsilon import event_epsilon
 
 if TYPE_CHECKING:
-    from dpoptax._noise.ledger import Ledger
+    from dpoptax._noise.reading import Ledger
     from dpoptax._trees import PyTree
     from dpoptax.sampling import Sampler
 
@@ -37,7 +37,7 @@ def epsilon_spent(
         size; a sampler that has no event, or none with a mechanism's correlated noise; correlated
         noise next to another noise stage.
     """
-    from dpoptax._noise.ledger import ledgers
+    from dpoptax._noise.reading import ledgers
 
     found = ledgers(opt_state)
     if not found:
@@ -77,7 +77,7 @@ def ensemble_epsilon_spent(
     Raises:
       ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
     """
-    from dpoptax._noise.ledger import ledgers, runs_of
+    from dpoptax._noise.reading import ledgers, runs_of
 
     runs = runs_of(opt_state)
     ledgers(runs)  # raises where two runs have one key

@@ -13,8 +13,6 @@ its streams between versions (NEP 19); a run is reproducible within one.
 """
 
 import abc
-import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -25,10 +23,7 @@ from scipy import stats
 
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
-
-# By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
-# is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
-_OVERFLOW_PROBABILITY = 1e-12
+from dpoptax.sampling._draws import largest_usual_draw, permuted
 
 
 class Sample(NamedTuple):
@@ -178,7 +173,7 @@ class PoissonSampler(Sampler):
         """The length of every sample, and the size that larger draws are cut to."""
         if self.max_batch_size is not None:
             return self._padded(self.max_batch_size)
-        return self._padded(_largest_usual_draw(self.dataset_size, self.sampling_probability))
+        return self._padded(largest_usual_draw(self.dataset_size, self.sampling_probability))
 
     @property
     def overflow_probability(self) -> float:
@@ -281,7 +276,7 @@ class ShuffledSampler(Sampler):
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))
-        return self._pad(np.sort(_permuted(positions, self.dataset_size, self._generator(epoch))))
+        return self._pad(np.sort(permuted(positions, self.dataset_size, self._generator(epoch))))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
         """Raises: no epsilon is known to hold."""
@@ -290,39 +285,3 @@ class ShuffledSampler(Sampler):
             "of each other, and to account for them as Poisson samples understates epsilon; "
             "train with PoissonSampler or FixedSizeSampler"
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _largest_usual_draw(dataset_size: int, probability: float) -> int:
-    quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
-    return min(dataset_size, math.ceil(quantile))
-
-
-def _permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A keyed pseudorandom permutation of range(size), at the positions.
-
-    A Feistel network over pairs (left, right) in a grid of at least `size` cells: each round adds
-    a hash of one half to the other, which can be undone, so the whole is a permutation of the
-    grid. Cells outside the range are sent through again until they land inside it.
-    """
-    rows = math.isqrt(size - 1) + 1
-    columns = -(-size // rows)
-    keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
-    result = positions.astype(np.uint64)
-    outside = np.ones(len(result), bool)
-    while outside.any():
-        left, right = np.divmod(result[outside], np.uint64(columns))
-        for key in keys.reshape(-1, 2):
-            left = (left + _hash(right, key[0])) % np.uint64(rows)
-            right = (right + _hash(left, key[1])) % np.uint64(columns)
-        result[outside] = left * np.uint64(columns) + right
-        outside = result >= size
-    return result.astype(np.int64)
-
-
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """SplitMix64's finalizer of value + key (arithmetic modulo 2^64), its upper 32 bits."""
-    mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed >> np.uint64(32)

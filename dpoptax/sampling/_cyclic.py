@@ -9,7 +9,8 @@ import numpy as np
 
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling import Sample, Sampler, _largest_usual_draw, _permuted
+from dpoptax.sampling import Sample, Sampler
+from dpoptax.sampling._draws import largest_usual_draw, permuted
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class CyclicPoissonSampler(Sampler):
     @property
     def padded_size(self) -> int:
         """The length of every sample, and the size that larger draws are cut to."""
-        return self._padded(_largest_usual_draw(self.group_size, self.participation_probability))
+        return self._padded(largest_usual_draw(self.group_size, self.participation_probability))
 
     def sample(self, step: int) -> Sample:
         """The records of a step, from the group whose turn it is."""
@@ -79,7 +80,7 @@ class CyclicPoissonSampler(Sampler):
         count = min(count, self.padded_size)
         drawn = rng.choice(self.group_size, size=count, replace=False, shuffle=False)
         first = (step % self.cycle_length) * self.group_size
-        return self._pad(np.sort(_permuted(first + drawn, self.dataset_size, self._order())))
+        return self._pad(np.sort(permuted(first + drawn, self.dataset_size, self._order())))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""

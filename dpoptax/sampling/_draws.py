@@ -1,0 +1,48 @@
+"""What samplers draw with: how large a Poisson draw may be, and a permutation by a key."""
+
+import functools
+import math
+
+import numpy as np
+from scipy import stats
+
+# By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
+# is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
+_OVERFLOW_PROBABILITY = 1e-12
+
+
+@functools.lru_cache(maxsize=64)
+def largest_usual_draw(dataset_size: int, probability: float) -> int:
+    """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
+    quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
+    return min(dataset_size, math.ceil(quantile))
+
+
+def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """A keyed pseudorandom permutation of range(size), at the positions.
+
+    A Feistel network over pairs (left, right) in a grid of at least `size` cells: each round adds
+    a hash of one half to the other, which can be undone, so the whole is a permutation of the
+    grid. Cells outside the range are sent through again until they land inside it.
+    """
+    rows = math.isqrt(size - 1) + 1
+    columns = -(-size // rows)
+    keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
+    result = positions.astype(np.uint64)
+    outside = np.ones(len(result), bool)
+    while outside.any():
+        left, right = np.divmod(result[outside], np.uint64(columns))
+        for key in keys.reshape(-1, 2):
+            left = (left + _hash(right, key[0])) % np.uint64(rows)
+            right = (right + _hash(left, key[1])) % np.uint64(columns)
+        result[outside] = left * np.uint64(columns) + right
+        outside = result >= size
+    return result.astype(np.int64)
+
+
+def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """SplitMix64's finalizer of value + key (arithmetic modulo 2^64), its upper 32 bits."""
+    mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed >> np.uint64(32)
