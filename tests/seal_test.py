@@ -100,7 +100,7 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
 
 @pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
 def test_a_clip_of_the_sum_in_front_is_refused(make):
-    """Of optax's own, by an error of optax's or of the noise stage's: nothing is released."""
+    """Of optax's own, by an error of optax's (docs/faq.md) or of the noise stage's."""
     tx = optax.chain(make(1.0), noise())
     with pytest.raises(TypeError, match=r"seal of the ClippedSum|uint32"):
         tx.update(clipped_sum(), tx.init(PARAMS), PARAMS)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dpoptax._trees import PyTree
 
 
+# In the long run: one number.
 @overload
 def kalman_gain(
     *,
@@ -22,6 +23,7 @@ def kalman_gain(
     steps: None = ...,
     initial_variance: float = ...,
 ) -> float: ...
+# Step by step: error variances and gains, (steps,) each.
 @overload
 def kalman_gain(
     *,
