@@ -1,5 +1,7 @@
 """What the figure of a comparison shows: differences from DP-SGD, and a panel a method."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -78,3 +80,8 @@ def test_one_rate_and_one_seed(drawn):
     assert left.get_title().endswith("from A")
     assert _texts(left) == ["80.0", "81.0   +1.0"]
     assert len(steps.lines) == 2
+
+
+def test_an_epsilon_that_no_config_has_is_not_in_the_title(drawn):
+    results = dataclasses.replace(_results(["Non-private"]), delta=None)
+    assert "without privacy" in drawn(results).get_suptitle()
