@@ -35,6 +35,14 @@ class Strategy(abc.ABC):
     def noising_matrix(self) -> "StreamingMatrix":
         """C⁻¹ as jax_privacy's `StreamingMatrix`, in float32."""
 
+    @property
+    def redrawn(self) -> tuple[float, ...] | None:
+        """The weights of Z_t, Z_{t−1}, … in row t of C⁻¹ where they are few, else None: here.
+
+        With them noise is drawn again from its keys, and no buffer of it is kept.
+        """
+        return None
+
     def under(self, sampler: "Sampler") -> "Participation":
         """The strategy with batches drawn by `sampler`: what `dpoptax.accounting` can price.
 

@@ -11,9 +11,12 @@ not fit.
 The optimisation of strategies, their sensitivities and their noise are jax_privacy's: install
 `dpoptax[matrix]`. Source: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", 2023;
 McMahan, Xu, Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning
-Systems", 2024, for the buffered Toeplitz matrices.
+Systems", 2024, for the buffered Toeplitz matrices; Kalinin et al., "Back to Square Roots", 2025,
+for strategies whose inverse is banded, and whose noise needs no memory.
 """
 
+from dpoptax._inverse_strategies import BandedInverseToeplitz as BandedInverseToeplitz
+from dpoptax._inverse_strategies import banded_inverse_square_root as banded_inverse_square_root
 from dpoptax._participation import Participation as Participation
 from dpoptax._strategies import BandedToeplitz as BandedToeplitz
 from dpoptax._strategies import BufferedToeplitz as BufferedToeplitz

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 ORDER = (
     "_serialization", "_trees", "_keys", "_points", "_clips", "_bookkeeping", "_clipped_grad",
     "_jax_privacy", "_privacy", "sampling", "_coefficients", "_participation", "_strategies",
-    "_noise", "_methods", "filters", "matrix",
+    "_inverse_strategies", "_noise", "_methods", "filters", "matrix",
     "accounting", "selection", "spectrum", "auditing", "dpoptax",
     "training.errors", "training.roles", "training.sharing", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",

@@ -1,5 +1,7 @@
 """Correlated noise: its covariance, the sampler that keeps examples apart, and its price."""
 
+import dataclasses
+
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
 BANDED = matrix.BandedToeplitz((1.0, 0.5, 0.375))
 BUFFERED = matrix.BufferedToeplitz((0.9, 0.3), (0.2, 0.3), steps=24)
+LAMBDA = matrix.BandedInverseToeplitz((2.0, -1.6), steps=24)
+BISR = matrix.banded_inverse_square_root(24, 4)
 
 
 def _dense(strategy, steps):
@@ -41,7 +45,7 @@ def _cyclic(**changes):
     return matrix.CyclicPoissonSampler(**arguments)
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
 def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
@@ -55,7 +59,7 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
     assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24)
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
 def test_the_factory_may_be_called_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
@@ -68,6 +72,63 @@ def test_the_factory_may_be_called_under_jit(strategy):
             np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept(matrix.BandedInverseToeplitz):
+    """The same strategy by the buffers of its noising matrix."""
+
+    @property
+    def redrawn(self):
+        return None
+
+    def noising_matrix(self):
+        return matrix.BandedInverseToeplitz(self.coefficients, self.steps).noising_matrix()
+
+
+@pytest.mark.parametrize("bands", [1, 2, 7])
+def test_noise_that_is_drawn_again_is_the_noise_that_was_kept(bands):
+    arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
+    params = {"a": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
+    strategy = matrix.banded_inverse_square_root(24, bands)
+    _, again = _releases(dpoptax.correlated_noise(strategy, **arguments), 24, params)
+    kept = _Kept(strategy.coefficients, 24)
+    assert jax.tree.leaves(dpoptax.correlated_noise(kept, **arguments).init(params).buffers)
+    _, buffered = _releases(dpoptax.correlated_noise(kept, **arguments), 24, params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), again, buffered
+    )
+
+
+def test_memory_does_not_grow_with_the_bands():
+    params = jax.ShapeDtypeStruct((200, 300), jnp.float32)
+
+    def memory(bands):
+        strategy = matrix.banded_inverse_square_root(100, bands)
+        tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
+        state = jax.eval_shape(tx.init, params)
+        update = lambda p, s: tx.update(dpoptax.assert_clipped(p, CLIP), s, p)  # noqa: E731
+        analysis = jax.jit(update).lower(params, state).compile().memory_analysis()
+        return sum(x.size for x in jax.tree.leaves(state)), analysis.temp_size_in_bytes
+
+    few, many = memory(2), memory(64)
+    assert few[0] == many[0] < 20
+    assert many[1] <= few[1] + 1024  # 62 weights more, and no copy of 240 kB
+
+
+def test_more_bands_of_the_inverse_root_leave_less_noise_in_the_sums_at_equal_privacy():
+    steps, cycle = 24, 6
+    sampler = _cyclic(
+        batch_size=1000 // cycle, dataset_size=cycle * (1000 // cycle), cycle_length=6
+    )
+    sums = np.tril(np.ones((steps, steps)))
+
+    def error(strategy):
+        noise = sums @ np.linalg.inv(_dense(strategy, steps))
+        return np.mean(np.sum(noise**2, 1)) * strategy.under(sampler).sensitivity(steps) ** 2
+
+    independent, two, six = (error(matrix.banded_inverse_square_root(24, b)) for b in (1, 2, 6))
+    assert six < two < independent
+
+
 def test_one_band_is_gaussian_noise():
     arguments = {"noise_multiplier": 1.5, "batch_size": 8, "key": KEY}
     params = jnp.zeros(5)
@@ -77,7 +138,7 @@ def test_one_band_is_gaussian_noise():
     np.testing.assert_allclose(got, plain, rtol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
 def test_columns_have_norm_one_at_most(strategy):
     norms = np.linalg.norm(_dense(strategy, 24), axis=0)
     np.testing.assert_allclose(norms[0], 1.0)
@@ -142,7 +203,7 @@ def test_amplified_price_is_that_of_the_rounds_of_one_group():
     assert spent < rdp < 1.3 * spent
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
 @pytest.mark.parametrize("cycle_length", [2, 5])
 def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, cycle_length):
     sampler = _cyclic(batch_size=1000 // cycle_length, cycle_length=cycle_length)
@@ -173,7 +234,7 @@ def test_at_full_participation_both_ways_of_accounting_agree():
 
 
 def test_multipliers_are_calibrated_for_a_strategy_and_its_sampler():
-    for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250)):
+    for strategy, batch_size in ((BANDED, 50), (BUFFERED, 250), (BISR, 250)):
         sampling = strategy.under(_cyclic(batch_size=batch_size))
         sigma = accounting.calibrate_noise_multiplier(
             epsilon=2.0, delta=1e-5, steps=24, sampler=sampling
@@ -190,6 +251,8 @@ def test_multipliers_are_calibrated_for_a_strategy_and_its_sampler():
         (BANDED, sampling.ShuffledSampler(1000, 50, 0), "ShuffledSampler lets"),
         (BANDED, _cyclic(cycle_length=2), "3 successive step.* every 2 step"),
         (BUFFERED, _cyclic(cycle_length=10), "every step.*cycle_length \\* batch_size"),
+        (BISR, _cyclic(cycle_length=10), "every step.*cycle_length \\* batch_size"),
+        (LAMBDA, sampling.PoissonSampler(1000, 50, 0), "PoissonSampler lets"),
     ],
 )
 def test_a_sampler_that_does_not_fit_gets_no_epsilon(strategy, sampler, message):
@@ -285,6 +348,13 @@ def test_a_training_loop_with_a_filter_behind_the_noise():
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1, 0.2), 8), "as many of one"),
         (lambda: matrix.BufferedToeplitz((0.5,), (1.7,), 8), "unstable"),
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1,), 0), "steps=0"),
+        (lambda: matrix.BandedInverseToeplitz((), 8), "coefficients="),
+        (lambda: matrix.BandedInverseToeplitz((0.0, 1.0), 8), "first positive"),
+        (lambda: matrix.BandedInverseToeplitz((1.0, 0.5), 8), "negative somewhere or rise"),
+        (lambda: matrix.BandedInverseToeplitz((1.0, -1.1), 8), "negative somewhere or rise"),
+        (lambda: matrix.BandedInverseToeplitz((1.0, -0.1, -0.5), 8), "negative somewhere or rise"),
+        (lambda: matrix.BandedInverseToeplitz((1.0, -0.5), 0), "steps=0"),
+        (lambda: matrix.banded_inverse_square_root(8, 9), "bands=9"),
         (lambda: matrix.optimal_banded_toeplitz(8, 9), "bands=9"),
         (lambda: matrix.optimal_buffered_toeplitz(8, 9), "cycle_length=9"),
         (lambda: _cyclic(batch_size=251), "above the 250 records"),

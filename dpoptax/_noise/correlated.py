@@ -1,6 +1,8 @@
 """Noise that is correlated over steps: the privacy boundary with a matrix mechanism."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +27,8 @@ class CorrelatedNoiseState:
     Attributes:
       count: the number of noisy releases so far, int32.
       key: the typed key that every step's key is folded from.
-      buffers: what the noise of the next steps takes from that of the last ones. As secret as the
-        key: whoever knows them can subtract noise.
+      buffers: what the noise of the next steps takes from that of the last ones; nothing where that
+        is drawn again. As secret as the key: whoever knows them can subtract noise.
       mechanism: what a release is, with its strategy. Static.
       imprint: as in `GaussianNoiseState`.
     """
@@ -36,6 +38,13 @@ class CorrelatedNoiseState:
     buffers: PyTree
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint | None = None
+
+
+class _Noising(NamedTuple):
+    """How the noise of a step is made: `init(zeros)`, and `next(zeros, state, step_key)`."""
+
+    init: Callable[[PyTree], PyTree]
+    next: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]]
 
 
 def correlated_noise(
@@ -57,7 +66,9 @@ def correlated_noise(
     and both refuse a sampler for which nothing is known. Multipliers are calibrated with
     `dpoptax.accounting.calibrate_noise_multiplier(sampler=strategy.under(sampler), …)`.
 
-    Memory: bands − 1 copies of the parameters, or one a buffer, in float32.
+    Memory: bands − 1 copies of the parameters, or one a buffer, in float32; none with a strategy
+    whose inverse is banded (`dpoptax.matrix.BandedInverseToeplitz`): then Z_{t−1}, Z_{t−2}, … are
+    drawn again from their keys, and a step draws once for each of its bands.
 
     Args:
       strategy: from `dpoptax.matrix`.
@@ -83,20 +94,18 @@ def correlated_noise(
         raise TypeError(f"strategy={strategy!r}: want one of dpoptax.matrix's, as BandedToeplitz")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
     key = check_key(key)
-    with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
-        noising = strategy.noising_matrix()
+    add = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
-        return CorrelatedNoiseState(buffers=noising.init_multiply(zeros), **begin(mechanism, key))
+        return CorrelatedNoiseState(buffers=add.init(zeros), **begin(mechanism, key))
 
     def update_fn(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
             zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
-            white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
-            noise, buffers = noising.multiply_next(white, state.buffers)
+            noise, buffers = add.next(zeros, state, step_key)
             # Scaled after the matrix: the scale is this step's own even if the clip changed.
             stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
             mean = jax.tree.map(
@@ -108,3 +117,40 @@ def correlated_noise(
         return released, dataclasses.replace(state, buffers=buffers)
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _buffering(strategy: Strategy) -> _Noising:
+    """(M⁻¹ Z)_t from Z_t and what is kept of the steps before."""
+    with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
+        noising = strategy.noising_matrix()
+
+    def next_fn(
+        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
+        noise, buffers = noising.multiply_next(white, state.buffers)
+        return noise, buffers
+
+    return _Noising(noising.init_multiply, next_fn)
+
+
+def _redrawing(weights: tuple[float, ...]) -> _Noising:
+    """(M⁻¹ Z)_t = Σ_i w_i Z_{t−i}, each drawn with its own step's key, and nothing kept.
+
+    In a loop: written out, every draw would be compiled, and all could be in memory at once.
+    """
+
+    def next_fn(
+        zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        del step_key
+
+        def add(i: jax.Array, total: PyTree) -> PyTree:
+            white = add_noise(zeros, 1.0, jax.random.fold_in(state.key, state.count - i))
+            weight = jnp.asarray(weights, jnp.float32)[i]
+            return jax.tree.map(lambda x, z: x + weight * z, total, white)
+
+        steps = jnp.minimum(state.count + 1, len(weights))
+        return jax.lax.fori_loop(0, steps, add, zeros), ()
+
+    return _Noising(lambda zeros: (), next_fn)
