@@ -196,15 +196,19 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
 
 
 @pytest.mark.parametrize(
-    "change", [{"features": "none"}, {"feature_groups": 9}, {"scattering_angles": 6}]
+    "change",
+    [
+        {"features": "none"},
+        {"feature_groups": 9},
+        {"scattering_angles": 6, "feature_groups": None},
+        {"scattering_scale": 1, "feature_groups": 9},
+    ],
 )
 def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
     loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
-    ((name, value),) = change.items()
-    other = dataclasses.replace(CONFIG, **{"feature_groups": None, **change}, steps=4)
-    if name != "scattering_angles":
-        other = dataclasses.replace(CONFIG, **change, steps=4)
-    with pytest.raises(ConfigError, match=rf"{name}={value!r} differs from|feature_groups=None"):
+    name, value = next(iter(change.items()))
+    other = dataclasses.replace(CONFIG, **change, steps=4)
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r} differs from "):
         loop.train_and_evaluate(other, tmp_path / "run", progress=False)
 
 
@@ -234,7 +238,7 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
     write_mnist(tmp_path, train=64)
     options = ["--dataset", "mnist", "--data-dir", str(tmp_path), "--model", "linear"]
     options += ["--set", "features=scattering", "feature_groups=9", "delta=1e-6"]
-    options += ["--batch-size", "8", "--seeds", "1", "--factors", "1", "2"]
+    options += ["--batch-size", "8", "--seeds", "1", "--factors", "1"]
     assert main(["compare", *paths, *options, "--workdir", str(tmp_path / "out")]) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (results["dataset"], results["delta"]) == ("mnist", 1e-6)
@@ -269,6 +273,7 @@ def test_what_cannot_be_set_for_all_is_one_clear_message(tmp_path, capsys, given
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_audit_attacks_the_training_on_features(folder, tmp_path):
     jax_privacy = pytest.importorskip("jax_privacy")
     assert jax_privacy
