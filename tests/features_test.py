@@ -15,7 +15,7 @@ from dpoptax.training.data import features, streaming
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Augmented
-from dpoptax.training.run import foresight, planning
+from dpoptax.training.run import planning, shapes
 from dpoptax.training.search import trials
 from tests.published_data import write_mnist
 
@@ -163,11 +163,11 @@ def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
         published = planning.plan_run(mnist, count_flops=False)
         mnist = dataclasses.replace(mnist, data_dir=tmp_path)
         given = planning.plan_run(mnist, count_flops=False)
-        foreseen = foresight.published_shapes(mnist)
+        foreseen = shapes.shapes_of_files(mnist)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
     dataset = data.load_dataset("mnist", tmp_path, features=mnist.scattering)
-    found = foresight.shapes_of(dataset)
+    found = shapes.shapes_of(dataset)
     assert foreseen.example == found.example
     # The files here are shorter than those published, and decide.
     assert found.resident == resident
