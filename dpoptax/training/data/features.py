@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from dpoptax.training import cache_folder
 from dpoptax.training.data import scattering, streaming
@@ -49,6 +48,8 @@ def featured(
     Raises:
         ConfigError: Records that are no images in arrays, or that the transform refuses.
     """
+    from tqdm import tqdm  # with an extra that importing this module does without
+
     if not isinstance(source, Mapping):
         raise ConfigError(
             f"features='scattering' are computed for images in arrays, and dataset={name!r} is a "
