@@ -42,6 +42,9 @@ def size(tree):
         ("linear", GREY, 10, 7_850),
         ("cnn_2", GREY, 10, 21_840),  # GeoDP, section VI-D
         ("cnn_5", COLOUR, 10, 279_050),
+        ("tanh_cnn_mnist", GREY, 10, 26_010),  # Papernot et al.'s layers, summed by hand
+        ("tanh_cnn", COLOUR, 10, 550_570),
+        ("tanh_cnn_features", (8, 8, 243), 10, 187_210),
         ("resnet_18", COLOUR, 10, 11_173_962),  # of the batch-normalised one too
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
         ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too

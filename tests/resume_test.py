@@ -118,8 +118,8 @@ def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, fie
 def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
     load = loop.load_dataset
 
-    def smaller(*args):
-        dataset = load(*args)
+    def smaller(*args, **options):
+        dataset = load(*args, **options)
         train = {key: values[:-1] for key, values in dataset.train.items()}
         return dataclasses.replace(dataset, train=train)
 

@@ -4,13 +4,13 @@ import contextlib
 import hashlib
 import os
 import platform
-import stat
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+
+from dpoptax.training import cache_folder
 
 LARGEST = 2 * 2**30
 """Bytes that stay in the folder; beyond, what was written first goes."""
@@ -25,16 +25,7 @@ _SETTINGS = {
 
 def default_folder() -> Path:
     """Where the platform keeps what can be made again: XDG_CACHE_HOME or what stands for it."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    if given and Path(given).is_absolute():
-        base = Path(given)
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path.home() / ".cache"
-    return base / "dpoptax" / "compiled"
+    return cache_folder.cache_folder("compiled")
 
 
 @contextlib.contextmanager
@@ -87,29 +78,9 @@ def _set(name: str, value: object) -> None:
 
 def _prepared(folder: Path) -> Path:
     """The folder, made if missing, without what is too much; raises OSError where it is no use."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if sys.platform != "win32":
-        _check_others_keep_out(folder)
-    with open(folder / ".writable", "wb"):
-        pass
-    files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob("*-cache"))
-    excess = sum(size for _, size, _ in files) - LARGEST
-    for _, size, file in files:
-        if excess <= 0:
-            break
-        file.unlink(missing_ok=True)
-        excess -= size
+    cache_folder.prepare(folder)
+    cache_folder.keep_newest(folder, "*-cache", LARGEST)
     return folder
-
-
-def _check_others_keep_out(folder: Path) -> None:
-    found, around = folder.stat(), folder.parent.stat()
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & others or (around.st_mode & others and not around.st_mode & stat.S_ISVTX):
-        raise PermissionError(f"others may write to {folder}, and what is there would be run")
-    folder.chmod(0o700)
 
 
 def _machine() -> str:

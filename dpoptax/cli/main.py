@@ -31,6 +31,7 @@ commands:
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
+          [--set FIELD=VALUE...]
         several configs at one ε: a table and a figure
   sweep CONFIG... --workdir DIR --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
         the best of many settings, at an ε that covers the choice

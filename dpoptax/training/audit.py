@@ -75,7 +75,7 @@ def audit_config(
             "Give a method with a proof; to audit an ε that others claim for it, use "
             "dpoptax.auditing with claimed_epsilon"
         )
-    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens, config.scattering)
     # A fixed key, into which the audit folds its own.
     run = resolve(
         config,

@@ -7,9 +7,10 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal
 
+from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods import DPSGD, Method
+from dpoptax.training.methods import DPSGD, Augmented, Method
 from dpoptax.training.roles import Role, field
 
 
@@ -33,10 +34,20 @@ class TrainConfig:
     imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set as they are published; digits needs none."""
+    features: Literal["none", "scattering"] = field("none", Role.KEPT | Role.UNPRICED)
+    """What models see of an image: none, itself; scattering, fixed means of wavelet moduli, of one
+    example at a time and so without a cost in privacy, computed once and kept on disk."""
+    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED)
+    """Binary logarithm of the pixels that a feature is a mean over; the resolution falls by it."""
+    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED)
+    """Number of directions of the wavelets."""
+    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED)
+    """Number of groups of channels of features, each of mean 0 and variance 1 over its one example;
+    None: features are not normalised."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, resnet_3, resnet_18, resnet_50, wrn_16_4,
-    efficientnet_b0, vit_tiny, vit_small, vit_small_16, vit_small_published; roberta_base,
-    roberta_large for sentences; gpt2 for generation."""
+    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
+    resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_tiny, vit_small, vit_small_16,
+    vit_small_published; roberta_base, roberta_large for sentences; gpt2 for generation."""
     pretrained: Path | None = field(None, Role.KEPT)
     """Directory of a published model, with config.json, model.safetensors and, for texts, the
     tokenizer's files; training starts from its weights. The last four models need one."""
@@ -125,10 +136,12 @@ class TrainConfig:
             "checkpoint_every",
             "keep_checkpoints",
             "max_new_tokens",
+            "scattering_scale",
+            "scattering_angles",
         )
         for name in counts:
             _check(self, name, _is_count, "a positive whole number")
-        for name in ("microbatch_size", "lora_rank"):
+        for name in ("microbatch_size", "lora_rank", "feature_groups"):
             _check(self, name, _is_count, "a positive whole number", optional=True)
         _check(self, "sequence_length", _is_length, "a whole number of at least 2")
         _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
@@ -166,6 +179,13 @@ class TrainConfig:
             )
         if self.accountant not in ("pld", "rdp"):
             raise unknown_name("accountant", self.accountant, ("pld", "rdp"))
+        if self.features not in ("none", "scattering"):
+            raise unknown_name("features", self.features, ("none", "scattering"))
+        if self.features != "none" and isinstance(self.method, Augmented):
+            raise ConfigError(
+                f"features={self.features!r} are computed once, and method={self.method.name} "
+                "alters the images of each step; give features='none' or another method"
+            )
         if self.parallel not in ("none", "devices", "hosts"):
             raise unknown_name("parallel", self.parallel, ("none", "devices", "hosts"))
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
@@ -191,6 +211,13 @@ class TrainConfig:
     def tokens(self) -> Tokens:
         """How the texts of a data set become arrays."""
         return Tokens(self.pretrained, self.sequence_length)
+
+    @property
+    def scattering(self) -> Scattering | None:
+        """What takes the place of the images of a data set; None where nothing does."""
+        if self.features == "none":
+            return None
+        return Scattering(self.scattering_scale, self.scattering_angles, self.feature_groups)
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:

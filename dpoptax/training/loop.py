@@ -85,7 +85,13 @@ def train_and_evaluate(
     with contextlib.ExitStack() as stack:
         stack.enter_context(preparing(config, shapes, phases))
         with phases("data"):
-            dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+            dataset = load_dataset(
+                config.dataset,
+                config.data_dir,
+                config.tokens,
+                config.scattering,
+                progress=progress and main,
+            )
             if place.mesh is None and shapes != (shapes := shapes_of(dataset)):
                 stack.enter_context(preparing(config, shapes, phases))
         result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)

@@ -1,14 +1,16 @@
 """Data sets by name: a train and a test split, each a dict of equally long arrays or a source."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
 
 from dpoptax.training.data import streaming
+from dpoptax.training.data.features import featured
+from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 
@@ -54,18 +56,24 @@ class Dataset:
 
         What is selected on it, such as a learning rate, has not seen the real test split.
         """
-        if not streaming.in_memory(self.train):
+        held_out = np.arange(self.train_size) % stride == stride - 1
+        return dataclasses.replace(
+            self, train=self._part_of_train(~held_out), test=self._part_of_train(held_out), texts=()
+        )
+
+    def _part_of_train(self, which: np.ndarray) -> Split:
+        def part(values: Any) -> Any:
+            return values.only(which) if isinstance(values, streaming.Rows) else values[which]
+
+        train = cast(Split, self.train)
+        read_whole = not isinstance(train, Mapping) or any(
+            isinstance(values, np.memmap) for values in train.values()
+        )
+        if read_whole:
             raise ConfigError(
                 f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
             )
-        train = cast(Split, self.train)
-        held_out = np.arange(self.train_size) % stride == stride - 1
-        return dataclasses.replace(
-            self,
-            train={name: values[~held_out] for name, values in train.items()},
-            test={name: values[held_out] for name, values in train.items()},
-            texts=(),
-        )
+        return {name: part(values) for name, values in train.items()}
 
 
 DATASETS: dict[str, Callable[[], Dataset]] = {}
@@ -121,6 +129,9 @@ def load_dataset(
     name: str,
     data_dir: str | Path | None = None,
     tokens: Tokens = Tokens(None, 128),  # noqa: B008
+    features: Scattering | None = None,
+    *,
+    progress: bool = False,
 ) -> Dataset:
     """The data set registered under `name`; one of files is read from `data_dir`.
 
@@ -128,10 +139,29 @@ def load_dataset(
         name: Of the data set.
         data_dir: Directory of its files as they are published.
         tokens: How its texts become arrays, if it has texts.
+        features: What takes the place of its images; None: the images themselves.
+        progress: Whether to show a progress bar while features are computed.
 
     Raises:
-        ConfigError: No such name, no directory for one of files, or a file missing or damaged.
+        ConfigError: No such name, no directory for one of files, a file missing or damaged, or
+            examples that have no such features.
     """
+    dataset = _examples(name, data_dir, tokens)
+    if features is None:
+        return dataset
+    if dataset.kind != "images":
+        raise ConfigError(
+            f"features='scattering' are of images, and dataset={name!r} is for {dataset.kind}; "
+            "give features='none'"
+        )
+    train, test = (
+        featured(split, features, name=f"{name}, {which}", progress=progress)
+        for which, split in (("train", dataset.train), ("test", dataset.test))
+    )
+    return dataclasses.replace(dataset, train=train, test=test)
+
+
+def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]()
     if name not in FILE_DATASETS:

@@ -29,8 +29,39 @@ class RandomAccessSource(Protocol):
         """One record."""
 
 
+class Rows:
+    """An array of which rows are read when they are asked for, and turned into float32 then.
+
+    Args:
+        array: (N, ...), such as a memory-mapped one of float16.
+        rows: Which rows of it there are, in order; None: all.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None) -> None:
+        self._array, self._rows = array, np.arange(len(array)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of all rows."""
+        return (len(self), *self._array.shape[1:])
+
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        """The rows at `indices`, in memory."""
+        return np.asarray(self._array[self._rows[indices]], self.dtype)
+
+    def only(self, which: np.ndarray) -> "Rows":
+        """The rows at `which`, none of them read."""
+        return Rows(self._array, self._rows[which])
+
+
 Source = Mapping[str, np.ndarray] | RandomAccessSource
-"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
+"""Equally long arrays by name, in memory or memory-mapped, or a random-access source. In the place
+of an array there may be `Rows`."""
 
 
 def source_size(source: Source) -> int:
@@ -43,7 +74,7 @@ def source_size(source: Source) -> int:
 def in_memory(source: Source) -> bool:
     """Whether all records are in memory already, as arrays that are no views of a file."""
     return isinstance(source, Mapping) and not any(
-        isinstance(array, np.memmap) for array in source.values()
+        isinstance(array, np.memmap | Rows) for array in source.values()
     )
 
 

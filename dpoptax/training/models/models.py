@@ -68,6 +68,9 @@ register_model("mlp", MLP)
 register_model("cnn", CNN)
 register_model("cnn_2", networks.TwoLayerCNN)
 register_model("cnn_5", networks.FiveLayerCNN)
+register_model("tanh_cnn", networks.TanhCNN)
+register_model("tanh_cnn_mnist", lambda n: networks.TanhCNN(n, networks.TANH_CNN_MNIST, 32))
+register_model("tanh_cnn_features", lambda n: networks.TanhCNN(n, networks.TANH_CNN_FEATURES, 0))
 register_model(
     "resnet_3",
     lambda n: networks.ResNet(n, channels=(16, 32, 64), blocks=1, relu_after_sum=False),

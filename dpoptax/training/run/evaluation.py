@@ -76,7 +76,7 @@ class Evaluation:
     def compile(self, params: Any, name: str) -> None:
         """Compiles for parameters like `params`, by their shapes alone, on one device."""
         split = self._splits[name]
-        if not isinstance(split, Mapping):
+        if not streaming.in_memory(split):
             split = next(self._chunks(split))
         self._executable(params, split)
 
@@ -100,7 +100,7 @@ class Evaluation:
     def __call__(self, params: Any, name: str) -> dict[str, float]:
         """The metrics, each with the split's name before it."""
         split = self._splits[name]
-        parts = [split] if isinstance(split, Mapping) else self._chunks(split)
+        parts = [split] if streaming.in_memory(split) else self._chunks(split)
         sums = [self._totals(params, part) for part in parts]
         loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
         metrics = {

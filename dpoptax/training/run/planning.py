@@ -16,7 +16,13 @@ from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import Run, resolve
-from dpoptax.training.run.shapes import Shapes, published_shapes, shapes_of, step_arguments
+from dpoptax.training.run.shapes import (
+    Shapes,
+    published_shapes,
+    shapes_of,
+    step_arguments,
+    with_features,
+)
 from dpoptax.training.run.step import build_step
 
 _SAME = 0.01
@@ -122,7 +128,7 @@ def text(name: str, cost: RunCost) -> str:
     config = cost.config
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.dataset}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {_inputs(config)}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {_epochs(cost):.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}"),
     ]
@@ -189,7 +195,12 @@ def _shapes(config: TrainConfig) -> Shapes:
     """Those of the data where they are there or need no files; else the published ones."""
     if config.data_dir is None and (published := published_shapes(config)) is not None:
         return published
-    return shapes_of(load_dataset(config.dataset, config.data_dir, config.tokens))
+    dataset = load_dataset(config.dataset, config.data_dir, config.tokens)
+    return with_features(shapes_of(dataset), config)  # a plan waits for none of them
+
+
+def _inputs(config: TrainConfig) -> str:
+    return config.dataset if config.scattering is None else f"{config.features} of {config.dataset}"
 
 
 def _disagreement(run: Run) -> tuple[float, float] | None:

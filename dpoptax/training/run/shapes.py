@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import features
 from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind
 from dpoptax.training.data.streaming import in_memory, read
 from dpoptax.training.models import models
@@ -40,9 +41,23 @@ def published_shapes(config: TrainConfig) -> Shapes | None:
     if published is None:
         return None
     example = published.example(config.sequence_length)
-    return Shapes(
+    shapes = Shapes(
         published.train_size, example, published.num_classes, published.kind, published.in_memory
     )
+    return with_features(shapes, config)
+
+
+def with_features(shapes: Shapes, config: TrainConfig) -> Shapes:
+    """Those of a data set of images after its images have given way to a config's features.
+
+    Raises:
+        ConfigError: Examples that have no such features.
+    """
+    if config.scattering is None:
+        return shapes
+    example = config.scattering.example(shapes.example)
+    resident = features.resident((shapes.train_size, *example["inputs"].shape))
+    return shapes._replace(example=example, resident=resident)
 
 
 def shapes_of_files(config: TrainConfig) -> Shapes | None:

@@ -13,6 +13,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.search import settings
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -58,6 +59,11 @@ class Comparison:
     """Course of the learning rate of every config."""
     model: str | None = None
     """Model of every config."""
+    dataset: str | None = None
+    """Data set of every config."""
+    set: tuple[str, ...] = ()
+    """FIELD=VALUE for any other field of every config, such as features=scattering; fields of their
+    methods as method.FIELD=VALUE."""
     processes: int = 1
     """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 
@@ -78,8 +84,8 @@ def compare(
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    first = next(iter(configs.values()))
-    dataset = dataset_of(first, held_out=False)
+    for config in reversed(configs.values()):  # the runs find what is computed here once
+        dataset = dataset_of(config, held_out=False, progress=progress)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # every bad value shows before the first long run
@@ -149,6 +155,7 @@ def _on_one_footing(
     """The configs at one ε and δ on one data set, with these two; raises where they disagree."""
     if not configs:
         raise ConfigError("no config given; give the path of at least one")
+    configs = _with_values(configs, comparison)
     private = {
         name: config
         for name, config in configs.items()
@@ -157,20 +164,34 @@ def _on_one_footing(
     epsilon = comparison.epsilon
     if epsilon is None and private:
         epsilon = _common("epsilon", private, "--epsilon")
-    delta = _common("delta", private, "the same delta in each config") if private else None
+    delta = _common("delta", private, "--set delta=VALUE") if private else None
     if len({(config.dataset, config.data_dir) for config in configs.values()}) > 1:
-        _common("dataset", configs, "configs of one data set")
+        _common("dataset", configs, "--dataset, or configs of one data set")
         raise ConfigError("the configs have several data_dir; give --data-dir")
-    changes: dict[str, Any] = {"record_training_metrics": False}
-    for field in _set_by_comparisons():
-        if getattr(comparison, field) is not None:
-            changes[field] = getattr(comparison, field)
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
-    configs = {
-        name: dataclasses.replace(config, **changes, **(calibrated if name in private else {}))
-        for name, config in configs.items()
+    configs = configs | {
+        name: dataclasses.replace(config, **calibrated) for name, config in private.items()
     }
     return configs, epsilon, delta
+
+
+def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
+    """The configs with all that is given for every one of them, but for ε."""
+    changes: dict[str, Any] = {"record_training_metrics": False}
+    options = {"epsilon": "--epsilon", "learning_rate": "--learning-rates", "seed": "--seeds"}
+    options |= {"noise_multiplier": "--epsilon", "data_dir": "--data-dir"}
+    for field in _set_by_comparisons():
+        options[field] = f"--{field.replace('_', '-')}"
+        if getattr(comparison, field) is not None:
+            changes[field] = getattr(comparison, field)
+    for text in comparison.set:
+        field = text.partition("=")[0].replace("-", "_")
+        if field in options:
+            raise ConfigError(f"set={text!r} is not what decides {field}; give {options[field]}")
+        if field in changes:
+            raise ConfigError(f"set={text!r}: a comparison has no use for {field}; leave it out")
+    configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}
+    return settings.with_values(configs, comparison.set)
 
 
 def _set_by_comparisons() -> list[str]:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,16 @@ def grid_candidates(configs: dict[str, TrainConfig], given: Sequence[str]) -> li
         ConfigError: A field or a value that a config does not have.
     """
     return _products(configs, [(field, text.split(",")) for field, text in _parsed(given)])
+
+
+def with_values(configs: dict[str, TrainConfig], given: Sequence[str]) -> dict[str, TrainConfig]:
+    """The configs, each with the values of FIELD=VALUE, commas and all.
+
+    Raises:
+        ConfigError: A field or a value that a config does not have.
+    """
+    values = dict(_parsed(given, "FIELD=VALUE"))
+    return {name: _candidate(name, config, values).config for name, config in configs.items()}
 
 
 def random_candidates(
@@ -93,12 +104,12 @@ def _products(
     ]
 
 
-def _parsed(given: Sequence[str]) -> list[tuple[str, str]]:
+def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[tuple[str, str]]:
     pairs = []
     for text in given:
         field, separator, values = text.partition("=")
         if not (field and separator and values):
-            raise ConfigError(f"{text!r} is no setting; give FIELD=VALUE,VALUE,...")
+            raise ConfigError(f"{text!r} is no setting; give {form}")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):
@@ -139,6 +150,8 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
         if inner not in names or field in ("method", "seed", "parallel"):
             raise unknown_name(f"setting of {name}", field, names)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
+        if field == "pretrained" and isinstance(holder[field], str):
+            holder[field] = Path(holder[field])
     try:
         method = dataclasses.replace(config.method, **of_method)
         return Candidate(name, shown, dataclasses.replace(config, method=method, **own))

@@ -22,12 +22,30 @@ import jax
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, load_dataset
+from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
 
-_dataset = functools.lru_cache(maxsize=2)(load_dataset)
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    """What is read, of the fields of a config that decide it; who waits for it does not."""
+
+    dataset: str
+    data_dir: Path | None
+    tokens: Tokens
+    features: Scattering | None
+    progress: bool = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=2)
+def _loaded(data: _Data) -> Dataset:
+    return load_dataset(
+        data.dataset, data.data_dir, data.tokens, data.features, progress=data.progress
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +132,14 @@ def default_processes() -> int:
     return len(os.sched_getaffinity(0)) if jax.default_backend() == "cpu" else 1
 
 
-def dataset_of(config: TrainConfig, *, held_out: bool) -> Dataset:
-    """The data set of a config, its test split replaced where a fifth is held out."""
-    dataset = _dataset(config.dataset, config.data_dir, config.tokens)
+def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -> Dataset:
+    """The data set of a config, its test split replaced where a fifth is held out.
+
+    `progress` shows a bar where features have to be computed.
+    """
+    dataset = _loaded(
+        _Data(config.dataset, config.data_dir, config.tokens, config.scattering, progress)
+    )
     return dataset.for_selection() if held_out else dataset
 
 

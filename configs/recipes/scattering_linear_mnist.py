@@ -1,0 +1,28 @@
+"""A linear model on scattering features of MNIST (Tramèr and Boneh, 2021).
+
+The authors report 98.7 % at ε = 3, δ = 1e-5 (B = 4096, 40 epochs, η = 8, momentum 0.9), with
+features normalised by noisy statistics of the data set, a part of its ε; here each example's are
+normalised by themselves. Measured at ε = 1, one run, seed 0: 98.20 % on the test split, by
+
+    dpoptax train configs/recipes/scattering_linear_mnist.py --data-dir DIR --workdir runs/recipe
+
+The rate was found in trials on MNIST, which this ε does not cover.
+"""
+
+from dpoptax.training.config import TrainConfig
+
+
+def get_config() -> TrainConfig:
+    """B = 4096, 300 steps, C = 0.1, η = 32, group normalisation of each example, ε = 1."""
+    return TrainConfig(
+        dataset="mnist",
+        features="scattering",
+        model="linear",
+        steps=300,
+        batch_size=4096,
+        learning_rate=32.0,
+        l2_clip_norm=0.1,
+        epsilon=1.0,
+        delta=1e-5,
+        eval_every=50,
+    )

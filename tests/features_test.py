@@ -1,0 +1,285 @@
+"""Features in the place of images: on disk, in plans, runs, comparisons and audits."""
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import pytest
+
+from dpoptax.cli.main import main
+from dpoptax.training import loop
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import dataset as data
+from dpoptax.training.data import features, streaming
+from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import Augmented
+from dpoptax.training.run import planning, shapes
+from dpoptax.training.search import trials
+from tests.published_data import write_mnist
+
+WANTED = Scattering()
+CONFIG = TrainConfig(
+    features="scattering",
+    model="linear",
+    steps=2,
+    eval_every=2,
+    batch_size=32,
+    noise_multiplier=1.0,
+    epsilon=None,
+    accountant="rdp",
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where features are kept, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches" / "dpoptax" / "features"
+
+
+@pytest.fixture
+def split():
+    return {name: values[:40] for name, values in data.digits().train.items()}
+
+
+def refuse(*_):
+    raise AssertionError("features are computed a second time")
+
+
+def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkeypatch):
+    first = features.featured(split, WANTED, name="digits")
+    assert first["inputs"].shape == (40, 2, 2, 81)
+    assert first["inputs"].dtype == np.float32
+    np.testing.assert_array_equal(first["labels"], split["labels"])
+    (file,) = folder.glob("*.npy")
+    stored = np.load(file)
+    assert stored.dtype == np.float16
+    np.testing.assert_array_equal(stored, first["inputs"])
+    if os.name == "posix":
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert file.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(features, "_parts", refuse)
+    again = features.featured(split, WANTED, name="other")
+    np.testing.assert_array_equal(again["inputs"], first["inputs"])
+
+
+@pytest.mark.parametrize("what", ["data", "parameters", "code"])
+def test_other_data_parameters_or_code_have_other_features(
+    folder, split, what, monkeypatch, tmp_path
+):
+    features.featured(split, WANTED, name="digits")
+    wanted = WANTED
+    if what == "data":
+        images = split["inputs"].copy()
+        images[-1, 0, 0, 0] += 1e-3
+        split = {**split, "inputs": images}
+    elif what == "parameters":
+        wanted = dataclasses.replace(WANTED, groups=9)
+    else:
+        (tmp_path / "other.py").write_text("changed = True")
+        monkeypatch.setattr(features.scattering, "__file__", str(tmp_path / "other.py"))
+    features.featured(split, wanted, name="digits")
+    assert len(list(folder.glob("*.npy"))) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"no array", None])
+def test_a_damaged_file_is_made_anew(folder, split, damage):
+    first = features.featured(split, WANTED, name="digits")
+    (file,) = folder.glob("*.npy")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100] if damage is None else damage)
+    again = features.featured(split, WANTED, name="digits")
+    np.testing.assert_array_equal(again["inputs"], first["inputs"])
+    assert file.read_bytes() == whole
+
+
+def test_without_a_folder_features_are_held_in_memory_with_a_warning(folder, split, monkeypatch):
+    first = features.featured(split, WANTED, name="digits")
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    folder.write_text("")
+    with pytest.warns(UserWarning, match="features are not kept.*XDG_CACHE_HOME"):
+        again = features.featured(split, WANTED, name="digits")
+    np.testing.assert_array_equal(again["inputs"], first["inputs"])
+
+
+def test_a_computation_that_is_interrupted_leaves_nothing_behind(folder, split, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(features, "_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        features.featured(split, WANTED, name="digits")
+    assert list(folder.glob("*.npy")) == []
+
+
+def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, monkeypatch):
+    features.featured(split, WANTED, name="digits")
+    (old,) = folder.glob("*.npy")
+    os.utime(old, (1, 1))
+    monkeypatch.setattr(features, "LARGEST", 1.5 * old.stat().st_size)
+    features.featured(split, dataclasses.replace(WANTED, groups=9), name="digits")
+    assert not old.exists()
+    assert len(list(folder.glob("*.npy"))) == 1
+
+
+def test_rows_are_read_when_they_are_asked_for():
+    array = np.arange(12, dtype=np.float16).reshape(6, 2)
+    rows = streaming.Rows(array)
+    assert not streaming.in_memory({"inputs": rows})
+    odd = rows.only(np.array([False, True] * 3))
+    assert (len(odd), odd.shape, odd.dtype) == (3, (3, 2), np.float32)
+    np.testing.assert_array_equal(odd[np.array([2, 0])], [[10, 11], [2, 3]])
+    assert odd[np.array([0])].dtype == np.float32
+
+
+def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
+    """Read by rows or held in memory, held out or not."""
+    found = {}
+    for limit in (2**28, 0):
+        monkeypatch.setattr(features, "IN_MEMORY", limit)
+        dataset = data.load_dataset("digits", features=CONFIG.scattering)
+        assert streaming.in_memory(dataset.train) == bool(limit)
+        for part in (dataset, dataset.for_selection()):
+            plan = loop.make_plan(CONFIG, part.train_size)
+            summary = loop.train(CONFIG, part, plan).summary
+            result = summary["params_sha256"], summary["test_accuracy"]
+            assert found.setdefault(part.train_size, result) == result
+    assert sorted(found) == [1151, 1438]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
+    folder, tmp_path, monkeypatch, resident
+):
+    monkeypatch.setattr(features, "IN_MEMORY", 2**28 if resident else 0)
+    write_mnist(tmp_path)
+    mnist = dataclasses.replace(CONFIG, dataset="mnist", batch_size=4)
+    with monkeypatch.context() as patched:
+        patched.setattr(features, "_parts", refuse)
+        published = planning.plan_run(mnist, count_flops=False)
+        mnist = dataclasses.replace(mnist, data_dir=tmp_path)
+        given = planning.plan_run(mnist, count_flops=False)
+        foreseen = shapes.shapes_of_files(mnist)
+    assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
+    assert "linear on scattering of mnist" in planning.text("mnist", given)
+    dataset = data.load_dataset("mnist", tmp_path, features=mnist.scattering)
+    found = shapes.shapes_of(dataset)
+    assert foreseen.example == found.example
+    # The files here are shorter than those published, and decide.
+    assert found.resident == resident
+    assert foreseen.resident == features.resident((60_000, 7, 7, 81)) is False
+
+
+def test_what_has_no_features_is_refused_by_name(folder, split):
+    with pytest.raises(ConfigError, match="features='scatering' is unknown"):
+        TrainConfig(features="scatering")
+    with pytest.raises(ConfigError, match=r"features='scattering' are computed once, and method="):
+        TrainConfig(features="scattering", method=Augmented())
+    for name in ("scattering_scale", "scattering_angles", "feature_groups"):
+        with pytest.raises(ConfigError, match=f"{name}=0 is not allowed"):
+            TrainConfig(**{name: 0})
+    with pytest.raises(ConfigError, match="a source of records"):
+        features.featured([{"inputs": split["inputs"][0]}], WANTED, name="mine")
+    sentences = data.Dataset("words", split, split, 2, "sentences")
+    data.DATASETS["words"] = lambda: sentences
+    try:
+        with pytest.raises(
+            ConfigError, match="are of images, and dataset='words' is for sentences"
+        ):
+            data.load_dataset("words", features=WANTED)
+    finally:
+        del data.DATASETS["words"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": "none"},
+        {"feature_groups": 9},
+        {"scattering_angles": 6, "feature_groups": None},
+        {"scattering_scale": 1, "feature_groups": 9},
+    ],
+)
+def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
+    loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
+    name, value = next(iter(change.items()))
+    other = dataclasses.replace(CONFIG, **change, steps=4)
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r} differs from "):
+        loop.train_and_evaluate(other, tmp_path / "run", progress=False)
+
+
+def test_features_are_loaded_once_for_all_trials(folder, monkeypatch):
+    first = trials.dataset_of(CONFIG, held_out=False)
+    other = dataclasses.replace(CONFIG, learning_rate=0.1)
+    assert trials.dataset_of(other, held_out=False, progress=True) is first
+    plain = dataclasses.replace(CONFIG, features="none")
+    assert trials.dataset_of(plain, held_out=False).train["inputs"].shape == (1438, 8, 8, 1)
+
+
+TEXT = """
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import DPSGD, NonPrivate
+
+def get_config():
+    return TrainConfig(method={method}(), steps=2, eval_every=2, batch_size=64, accountant="rdp")
+"""
+
+
+def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
+    paths = []
+    for name in ("DPSGD", "NonPrivate"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(TEXT.format(method=name))
+        paths.append(str(path))
+    write_mnist(tmp_path, train=64)
+    options = ["--dataset", "mnist", "--data-dir", str(tmp_path), "--model", "linear"]
+    options += ["--set", "features=scattering", "feature_groups=9", "delta=1e-6"]
+    options += ["--batch-size", "8", "--seeds", "1", "--factors", "1"]
+    assert main(["compare", *paths, *options, "--workdir", str(tmp_path / "out")]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (results["dataset"], results["delta"]) == ("mnist", 1e-6)
+    for method in results["methods"]:
+        (run,) = method["runs"]
+        stated = {name: run["config"][name] for name in ("features", "feature_groups", "model")}
+        assert stated == {"features": "scattering", "feature_groups": 9, "model": "linear"}
+        assert run["num_params"] == 7 * 7 * 81 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("steps=3", "set='steps=3' is not what decides steps; give --steps"),
+        ("l2-clip-norm=3", "give --l2-clip-norm"),
+        ("dataset=mnist", "give --dataset"),
+        ("epsilon=1", "give --epsilon"),
+        ("noise_multiplier=1", "give --epsilon"),
+        ("learning_rate=1", "give --learning-rates"),
+        ("seed=1", "give --seeds"),
+        ("record_training_metrics=True", "a comparison has no use for record_training_metrics"),
+        ("features=wavelets", "features='wavelets' is unknown; available: none, scattering"),
+        ("feature=scattering", "'feature' is unknown"),
+        ("features", "'features' is no setting; give FIELD=VALUE"),
+        ("method.kappa=1", "'method.kappa' is unknown"),
+    ],
+)
+def test_what_cannot_be_set_for_all_is_one_clear_message(tmp_path, capsys, given, message):
+    path = tmp_path / "dp_sgd.py"
+    path.write_text(TEXT.format(method="DPSGD"))
+    assert main(["compare", str(path), "--set", given, "--workdir", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_audit_attacks_the_training_on_features(folder, tmp_path):
+    jax_privacy = pytest.importorskip("jax_privacy")
+    assert jax_privacy
+    from dpoptax.training import audit
+
+    config = dataclasses.replace(CONFIG, steps=1)
+    rows = audit.audit_config(config, trials=200)
+    assert rows[-1].name == "one training of linear"
+    assert not any(row.result.violated for row in rows)

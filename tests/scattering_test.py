@@ -1,0 +1,120 @@
+"""Scattering features of one image: against the formula in NumPy, and against Kymatio."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpoptax.training.data import scattering
+from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.errors import ConfigError
+from tests.oracles import scattering as oracle
+
+RAW = Scattering(groups=None)
+
+
+def features(wanted, images):
+    return np.asarray(wanted.transform(images.shape[1:])(images))
+
+
+def images(count, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("scale", "angles"), [(0, 8), (1, 8), (2, 6)])
+def test_wavelets_are_those_of_the_formula(scale, angles):
+    for angle in range(angles):
+        found = scattering.morlet((24, 32), scale, angle, angles)
+        want = np.fft.fft2(oracle.wavelet((24, 32), scale, angle, angles))
+        np.testing.assert_allclose(found, want, atol=1e-12)
+        assert abs(found[0, 0]) < 1e-12  # of mean 0
+    sigma = 0.8 * 2**scale
+    want = np.fft.fft2(oracle.gabor((24, 32), sigma, 0.0, 0.0, 1.0))
+    np.testing.assert_allclose(scattering.gaussian((24, 32), scale + 1), want, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape"),
+    [
+        (RAW, (8, 12, 2)),
+        (RAW, (9, 14, 1)),  # reflected to (12, 16)
+        (Scattering(1, 4, None), (6, 4, 1)),
+        (Scattering(3, 2, None), (24, 16, 1)),
+    ],
+)
+def test_coefficients_are_those_of_the_formula(wanted, shape):
+    given = images(2, *shape)
+    found = features(wanted, given)
+    assert found.shape == (2, *wanted.shape(shape))
+    for image, have in zip(given, found, strict=True):
+        planes = [
+            oracle.scattering(p, wanted.scale, wanted.angles) for p in np.moveaxis(image, -1, 0)
+        ]
+        np.testing.assert_allclose(np.moveaxis(have, -1, 0), np.concatenate(planes), atol=2e-6)
+
+
+@pytest.mark.parametrize(("colours", "channels"), [(1, 81), (3, 243)])
+def test_each_group_of_each_example_has_mean_0_and_variance_1(colours, channels):
+    found = features(Scattering(), images(3, 16, 16, colours))
+    assert found.shape == (3, 4, 4, channels)
+    grouped = found.reshape(3, 16, 27, -1)
+    np.testing.assert_allclose(grouped.mean((1, 3)), 0, atol=1e-5)
+    # The variances of what is this small are not far above what is added to them.
+    raw = features(RAW, images(3, 16, 16, colours))
+    for have, example in zip(found, raw, strict=True):
+        want = oracle.normalised(np.moveaxis(example, -1, 0).astype(float), 27)
+        np.testing.assert_allclose(np.moveaxis(have, -1, 0), want, atol=2e-4)
+
+
+def test_an_example_has_its_features_whatever_the_others_are():
+    given = images(5, 8, 8, 1)
+    others = np.concatenate([np.full_like(given[:2], np.nan), given[2:3], 1e6 * given[3:]])
+    np.testing.assert_array_equal(
+        features(Scattering(), given)[2], features(Scattering(), others)[2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "message"),
+    [
+        (Scattering(), (4, 28, 1), "scattering_scale=2 is too large for images of shape"),
+        (Scattering(groups=28), (28, 28, 1), "feature_groups=28 does not divide the 81 channels"),
+        (Scattering(), (784,), "wants images .height, width, channels., not examples of shape"),
+    ],
+)
+def test_what_has_no_features_is_refused(wanted, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        wanted.shape(shape)
+
+
+def pattern():
+    """An image that is written as quickly as it is made."""
+    down, right = np.mgrid[:12, :16]
+    return np.cos(0.9 * down + 0.1 * right**1.5) * (1 + right / 16)
+
+
+def test_the_values_are_those_that_agreed_with_kymatio():
+    # Printed by the oracle. Kymatio 0.3.0, with its 3.1415 for π and its float32, has 0.39281655,
+    # 0.32104675, 0.61639667, 0.0035236, 0.00414518 and the sum 37.61979350.
+    want = [0.39280499, 0.32102783, 0.61636031, 0.00352329, 0.00414482]
+    for found in (
+        oracle.scattering(pattern()),
+        np.moveaxis(features(RAW, pattern()[None, ..., None].astype(np.float32))[0], -1, 0),
+    ):
+        np.testing.assert_allclose(found[[0, 3, 11, 20, 80], 1, 2], want, rtol=2e-5)
+        np.testing.assert_allclose(found.sum(), 37.61733704944257, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [RAW, dataclasses.replace(RAW, scale=3, angles=6)])
+def test_kymatio_has_the_same_values(wanted, monkeypatch):
+    import scipy.special
+
+    # Its 3-D part imports what scipy no longer has.
+    monkeypatch.setattr(scipy.special, "sph_harm", None, raising=False)
+    kymatio = pytest.importorskip("kymatio.numpy", reason="kymatio is not installed")
+    given = images(2, 24, 40, 1)
+    want = kymatio.Scattering2D(J=wanted.scale, L=wanted.angles, shape=(24, 40))(given[..., 0])
+    # It has 3.1415 for π, up to three times in a coefficient.
+    np.testing.assert_allclose(
+        features(wanted, given), np.moveaxis(want, 1, -1), rtol=3e-4, atol=1e-5
+    )
