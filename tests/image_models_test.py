@@ -67,6 +67,20 @@ def test_every_model_takes_every_small_image(name, shape):
     assert logits.shape == (7,)
 
 
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("resnet_3", 1 + 3),  # GeoDP, section VI-A: one in each of three blocks; the stem's is ours
+        ("resnet_18", 1 + 2 * 8),
+    ],
+)
+def test_how_many_relu_a_residual_network_has(name, count, monkeypatch):
+    calls = []
+    monkeypatch.setattr(networks.nn, "relu", lambda hidden: calls.append(1) or jax.nn.relu(hidden))
+    shapes(MODELS[name](10), COLOUR)
+    assert len(calls) == count
+
+
 @pytest.mark.parametrize("standardised_scale", [1e-3, 1.0, 50.0])
 def test_a_standardised_kernel_keeps_the_scale_of_its_input(standardised_scale):
     conv = networks.StandardisedConv(64)

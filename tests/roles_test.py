@@ -28,7 +28,8 @@ def test_every_field_of_a_config_says_what_it_is_part_of(declared):
 
 def test_what_a_method_changes_in_the_release_is_priced():
     # Of the shipped methods these fields alone may be drawn from a range without a price of their
-    # own: they are of gradient points, filters, and of a method for which no ε is stated.
+    # own: they are of gradient points, of filters and what else follows the release, and of a
+    # method for which no ε is stated.
     unpriced = {
         each.name
         for method in vars(methods).values()
@@ -36,7 +37,7 @@ def test_what_a_method_changes_in_the_release_is_priced():
         for each in dataclasses.fields(method)
         if Role.UNPRICED in role_of(each)
     }
-    assert unpriced == {"kappa", "gamma", "filter_gain", "beta", "momentum", "preset"}
+    assert unpriced == {"kappa", "gamma", "filter_gain", "beta", "momentum", "preset", "decay"}
 
 
 def test_a_range_needs_a_field_without_a_price_in_every_config():

@@ -5,40 +5,55 @@
 set -eu
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-0.5/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-0.5/base  # 6 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-0.5/disk --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-0.5/disk  # 11 s
+dpoptax train configs/papers/disk/figure_1.py:mnist/eps-0.5/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-0.5/disk_swapped  # 11 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-1/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-1/base  # 6 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-1/disk --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-1/disk  # 11 s
+dpoptax train configs/papers/disk/figure_1.py:mnist/eps-1/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-1/disk_swapped  # 11 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-2/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-2/base  # 6 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-2/disk --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-2/disk  # 11 s
+dpoptax train configs/papers/disk/figure_1.py:mnist/eps-2/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-2/disk_swapped  # 11 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-4/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-4/base  # 6 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-4/disk --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-4/disk  # 11 s
+dpoptax train configs/papers/disk/figure_1.py:mnist/eps-4/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-4/disk_swapped  # 11 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-8/base --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-8/base  # 6 s
 dpoptax train configs/papers/disk/figure_1.py:mnist/eps-8/disk --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-8/disk  # 11 s
+dpoptax train configs/papers/disk/figure_1.py:mnist/eps-8/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/mnist/eps-8/disk_swapped  # 11 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-0.5/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-0.5/base  # 13 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-0.5/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-0.5/disk  # 25 s
+dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-0.5/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-0.5/disk_swapped  # 25 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-1/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-1/base  # 13 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-1/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-1/disk  # 25 s
+dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-1/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-1/disk_swapped  # 25 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-2/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-2/base  # 13 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-2/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-2/disk  # 25 s
+dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-2/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-2/disk_swapped  # 25 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-4/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-4/base  # 13 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-4/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-4/disk  # 25 s
+dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-4/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-4/disk_swapped  # 25 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-8/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-8/base  # 13 s
 dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-8/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-8/disk  # 25 s
+dpoptax train configs/papers/disk/figure_1.py:cifar10/eps-8/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar10/eps-8/disk_swapped  # 25 s
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-0.5/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-0.5/base  # 8 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-0.5/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-0.5/disk  # 17 min
+dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-0.5/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-0.5/disk_swapped  # 17 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-1/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-1/base  # 8 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-1/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-1/disk  # 17 min
+dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-1/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-1/disk_swapped  # 17 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-2/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-2/base  # 8 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-2/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-2/disk  # 17 min
+dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-2/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-2/disk_swapped  # 17 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-4/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-4/base  # 8 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-4/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-4/disk  # 17 min
+dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-4/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-4/disk_swapped  # 17 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-8/base --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-8/base  # 8 min
 dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-8/disk --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-8/disk  # 17 min
+dpoptax train configs/papers/disk/figure_1.py:cifar100/eps-8/disk_swapped --data-dir "$DATA" --workdir runs/disk/figure_1/cifar100/eps-8/disk_swapped  # 17 min
 dpoptax train configs/papers/disk/figure_2_4.py:mnist/cnn_5/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/mnist/cnn_5/base  # 6 s
 dpoptax train configs/papers/disk/figure_2_4.py:mnist/cnn_5/disk --data-dir "$DATA" --workdir runs/disk/figure_2_4/mnist/cnn_5/disk  # 11 s
 dpoptax train configs/papers/disk/figure_2_4.py:cifar100/wrn_16_4/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/cifar100/wrn_16_4/base  # 8 min
 dpoptax train configs/papers/disk/figure_2_4.py:cifar100/wrn_16_4/disk --data-dir "$DATA" --workdir runs/disk/figure_2_4/cifar100/wrn_16_4/disk  # 17 min
-dpoptax train configs/papers/disk/figure_2_4.py:imagenet/vit_small_16/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/imagenet/vit_small_16/base  # 88.6 h
-dpoptax train configs/papers/disk/figure_2_4.py:imagenet/vit_small_16/disk --data-dir "$DATA" --workdir runs/disk/figure_2_4/imagenet/vit_small_16/disk  # 177.2 h
+dpoptax train configs/papers/disk/figure_2_4.py:imagenet/vit_small_16/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/imagenet/vit_small_16/base  # 88.8 h
+dpoptax train configs/papers/disk/figure_2_4.py:imagenet/vit_small_16/disk --data-dir "$DATA" --workdir runs/disk/figure_2_4/imagenet/vit_small_16/disk  # 177.6 h
 dpoptax train configs/papers/disk/figure_2_4.py:cifar10/cnn_5/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/cifar10/cnn_5/base  # 13 s
 dpoptax train configs/papers/disk/figure_2_4.py:cifar10/cnn_5/disk --data-dir "$DATA" --workdir runs/disk/figure_2_4/cifar10/cnn_5/disk  # 25 s
 dpoptax train configs/papers/disk/figure_2_4.py:cifar10/wrn_16_4/base --data-dir "$DATA" --workdir runs/disk/figure_2_4/cifar10/wrn_16_4/base  # 8 min
@@ -80,10 +95,10 @@ dpoptax train configs/papers/disk/figure_6.py:eps-8/doppler --data-dir "$DATA" -
 dpoptax train configs/papers/disk/figure_6.py:eps-8/dp_ftrl --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/dp_ftrl  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-8/dp_ftrl_sampled --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/dp_ftrl_sampled  # 8 min
 dpoptax train configs/papers/disk/figure_6.py:eps-8/disk --data-dir "$DATA" --workdir runs/disk/figure_6/eps-8/disk  # 17 min
-dpoptax train configs/papers/disk/figure_7.py:base --data-dir "$DATA" --workdir runs/disk/figure_7/base  # 1671.6 h
-dpoptax train configs/papers/disk/figure_7.py:disk --data-dir "$DATA" --workdir runs/disk/figure_7/disk  # 3343.1 h
-dpoptax train configs/papers/disk/figure_7.py:base_plain --data-dir "$DATA" --workdir runs/disk/figure_7/base_plain  # 417.9 h
-dpoptax train configs/papers/disk/figure_7.py:disk_plain --data-dir "$DATA" --workdir runs/disk/figure_7/disk_plain  # 835.8 h
+dpoptax train configs/papers/disk/figure_7.py:base --data-dir "$DATA" --workdir runs/disk/figure_7/base  # 1678.0 h
+dpoptax train configs/papers/disk/figure_7.py:disk --data-dir "$DATA" --workdir runs/disk/figure_7/disk  # 3356.0 h
+dpoptax train configs/papers/disk/figure_7.py:base_plain --data-dir "$DATA" --workdir runs/disk/figure_7/base_plain  # 419.5 h
+dpoptax train configs/papers/disk/figure_7.py:disk_plain --data-dir "$DATA" --workdir runs/disk/figure_7/disk_plain  # 839.0 h
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.2  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.3 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.3  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-0.5  # 25 s
@@ -126,6 +141,30 @@ dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-1 --data-dir "$DAT
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-2  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-3 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-3  # 25 s
 dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-nag --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-nag  # 13 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-1/eps-0.5  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-1/eps-1  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-1/eps-2  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.99/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.99/gamma-1/eps-4  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.9/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.9/gamma-1/eps-0.5  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.9/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.9/gamma-1/eps-1  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.9/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.9/gamma-1/eps-2  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.9/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.9/gamma-1/eps-4  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.8/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.8/gamma-1/eps-0.5  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.8/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.8/gamma-1/eps-1  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.8/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.8/gamma-1/eps-2  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.8/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.8/gamma-1/eps-4  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.7/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.7/gamma-1/eps-0.5  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.7/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.7/gamma-1/eps-1  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.7/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.7/gamma-1/eps-2  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.7/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.7/gamma-1/eps-4  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.6/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.6/gamma-1/eps-0.5  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.6/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.6/gamma-1/eps-1  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.6/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.6/gamma-1/eps-2  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.6/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.6/gamma-1/eps-4  # 25 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-1/eps-0.5 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-1/eps-0.5  # 13 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-1/eps-1 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-1/eps-1  # 13 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-1/eps-2 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-1/eps-2  # 13 s
+dpoptax train configs/papers/disk/figure_8.py:kappa-0.5/gamma-1/eps-4 --data-dir "$DATA" --workdir runs/disk/figure_8/kappa-0.5/gamma-1/eps-4  # 13 s
 dpoptax train configs/papers/disk/table_1_3.py:roberta_base/mnli/eps-1/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/disk/table_1_3/roberta_base/mnli/eps-1/dp_adamw  # 16.2 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_base/mnli/eps-1/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/disk/table_1_3/roberta_base/mnli/eps-1/kf_dp_adamw  # 32.5 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_base/mnli/eps-1/dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/disk/table_1_3/roberta_base/mnli/eps-1/dp_lora  # 10.2 h
@@ -167,10 +206,10 @@ dpoptax train configs/papers/disk/table_1_3.py:roberta_base/qqp/eps-6.7/kf_dp_lo
 dpoptax train configs/papers/disk/table_1_3.py:roberta_base/qqp/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/disk/table_1_3/roberta_base/qqp/eps-inf/adamw  # 15.0 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_base/qqp/eps-inf/lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/disk/table_1_3/roberta_base/qqp/eps-inf/lora  # 9.5 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-1/dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-1/dp_lora  # 35.6 h
-dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-1/kf_dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-1/kf_dp_lora  # 71.2 h
+dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-1/kf_dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-1/kf_dp_lora  # 71.3 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-6.7/dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-6.7/dp_lora  # 35.6 h
-dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-6.7/kf_dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-6.7/kf_dp_lora  # 71.2 h
-dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-inf/adamw  # 55.7 h
+dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-6.7/kf_dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-6.7/kf_dp_lora  # 71.3 h
+dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-inf/adamw  # 55.8 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/mnli/eps-inf/lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/mnli/eps-inf/lora  # 35.6 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/qnli/eps-1/dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/qnli/eps-1/dp_lora  # 3.4 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/qnli/eps-1/kf_dp_lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/qnli/eps-1/kf_dp_lora  # 6.7 h
@@ -225,8 +264,8 @@ dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/vit_small/dp_sgd --da
 dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/vit_small/lp_dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/vit_small/lp_dp_sgd  # 40 min
 dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/efficientnet_b0/dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/efficientnet_b0/dp_sgd  # 16 s
 dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/efficientnet_b0/lp_dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/efficientnet_b0/lp_dp_sgd  # 16 s
-dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/resnet_50/dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/resnet_50/dp_sgd  # 3 min
-dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/resnet_50/lp_dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/resnet_50/lp_dp_sgd  # 3 min
+dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/resnet_50/dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/resnet_50/dp_sgd  # 4 min
+dpoptax train configs/papers/doppler/figure_3_7.py:cifar10/resnet_50/lp_dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar10/resnet_50/lp_dp_sgd  # 4 min
 dpoptax train configs/papers/doppler/figure_3_7.py:cifar100/cnn_5/dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar100/cnn_5/dp_sgd  # 15 s
 dpoptax train configs/papers/doppler/figure_3_7.py:cifar100/cnn_5/lp_dp_sgd --data-dir "$DATA" --workdir runs/doppler/figure_3_7/cifar100/cnn_5/lp_dp_sgd  # 15 s
 dpoptax train configs/papers/doppler/figure_4.py:sgd/eps-1/dp --data-dir "$DATA" --workdir runs/doppler/figure_4/sgd/eps-1/dp  # 15 s
@@ -269,11 +308,11 @@ dpoptax train configs/papers/doppler/figure_8_9.py:clip/l2 --data-dir "$DATA" --
 dpoptax train configs/papers/doppler/figure_8_9.py:clip/auto_s_per_layer --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/auto_s_per_layer  # 15 s
 dpoptax train configs/papers/doppler/figure_8_9.py:clip/per_layer --data-dir "$DATA" --workdir runs/doppler/figure_8_9/clip/per_layer  # 15 s
 dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/dp_adam  # 32 min
-dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/dp_adam_bc  # 32 min
-dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/lp_dp_adam_bc  # 32 min
+dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/dp_adam_bc  # 31 min
+dpoptax train configs/papers/doppler/table_3.py:sst2/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-3/lp_dp_adam_bc  # 31 min
 dpoptax train configs/papers/doppler/table_3.py:sst2/eps-8/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-8/dp_adam  # 32 min
-dpoptax train configs/papers/doppler/table_3.py:sst2/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-8/dp_adam_bc  # 32 min
-dpoptax train configs/papers/doppler/table_3.py:sst2/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-8/lp_dp_adam_bc  # 32 min
+dpoptax train configs/papers/doppler/table_3.py:sst2/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-8/dp_adam_bc  # 31 min
+dpoptax train configs/papers/doppler/table_3.py:sst2/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/sst2/eps-8/lp_dp_adam_bc  # 31 min
 dpoptax train configs/papers/doppler/table_3.py:qnli/eps-3/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qnli/eps-3/dp_adam  # 1.5 h
 dpoptax train configs/papers/doppler/table_3.py:qnli/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qnli/eps-3/dp_adam_bc  # 1.5 h
 dpoptax train configs/papers/doppler/table_3.py:qnli/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qnli/eps-3/lp_dp_adam_bc  # 1.5 h
@@ -281,143 +320,85 @@ dpoptax train configs/papers/doppler/table_3.py:qnli/eps-8/dp_adam --data-dir "$
 dpoptax train configs/papers/doppler/table_3.py:qnli/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qnli/eps-8/dp_adam_bc  # 1.5 h
 dpoptax train configs/papers/doppler/table_3.py:qnli/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qnli/eps-8/lp_dp_adam_bc  # 1.5 h
 dpoptax train configs/papers/doppler/table_3.py:qqp/eps-3/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-3/dp_adam  # 15.0 h
-dpoptax train configs/papers/doppler/table_3.py:qqp/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-3/dp_adam_bc  # 15.0 h
-dpoptax train configs/papers/doppler/table_3.py:qqp/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-3/lp_dp_adam_bc  # 15.0 h
+dpoptax train configs/papers/doppler/table_3.py:qqp/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-3/dp_adam_bc  # 15.3 h
+dpoptax train configs/papers/doppler/table_3.py:qqp/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-3/lp_dp_adam_bc  # 15.3 h
 dpoptax train configs/papers/doppler/table_3.py:qqp/eps-8/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-8/dp_adam  # 15.0 h
-dpoptax train configs/papers/doppler/table_3.py:qqp/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-8/dp_adam_bc  # 15.0 h
-dpoptax train configs/papers/doppler/table_3.py:qqp/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-8/lp_dp_adam_bc  # 15.0 h
+dpoptax train configs/papers/doppler/table_3.py:qqp/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-8/dp_adam_bc  # 15.3 h
+dpoptax train configs/papers/doppler/table_3.py:qqp/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/qqp/eps-8/lp_dp_adam_bc  # 15.3 h
 dpoptax train configs/papers/doppler/table_3.py:mnli/eps-3/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-3/dp_adam  # 16.2 h
-dpoptax train configs/papers/doppler/table_3.py:mnli/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-3/dp_adam_bc  # 16.2 h
-dpoptax train configs/papers/doppler/table_3.py:mnli/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-3/lp_dp_adam_bc  # 16.2 h
+dpoptax train configs/papers/doppler/table_3.py:mnli/eps-3/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-3/dp_adam_bc  # 16.5 h
+dpoptax train configs/papers/doppler/table_3.py:mnli/eps-3/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-3/lp_dp_adam_bc  # 16.5 h
 dpoptax train configs/papers/doppler/table_3.py:mnli/eps-8/dp_adam --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-8/dp_adam  # 16.2 h
-dpoptax train configs/papers/doppler/table_3.py:mnli/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-8/dp_adam_bc  # 16.2 h
-dpoptax train configs/papers/doppler/table_3.py:mnli/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-8/lp_dp_adam_bc  # 16.2 h
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_0.5_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_0.5_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/geodp_1_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/geodp_1_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-1/dp_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-1/dp_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_0.5_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_0.5_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/geodp_1_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/geodp_1_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.1/dp_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.1/dp_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp_auto_s-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp_auto_s-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp_psac-2048 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp_psac-2048  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_0.5_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_0.5_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/geodp_1_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/geodp_1_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp_auto_s-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp_auto_s-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:figure_5/sigma-0.01/dp_psac-4096 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/figure_5/sigma-0.01/dp_psac-4096  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_psac-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5_psac-8192  # 1 s
+dpoptax train configs/papers/doppler/table_3.py:mnli/eps-8/dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-8/dp_adam_bc  # 16.5 h
+dpoptax train configs/papers/doppler/table_3.py:mnli/eps-8/lp_dp_adam_bc --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_base" --workdir runs/doppler/table_3/mnli/eps-8/lp_dp_adam_bc  # 16.5 h
+dpoptax train configs/papers/geodp/figure_5.py:a/sigma-0/dp-4096 --data-dir "$DATA" --workdir runs/geodp/figure_5/a/sigma-0/dp-4096  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:a/sigma-1/dp-4096 --data-dir "$DATA" --workdir runs/geodp/figure_5/a/sigma-1/dp-4096  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:a/sigma-1/geodp_1-4096 --data-dir "$DATA" --workdir runs/geodp/figure_5/a/sigma-1/geodp_1-4096  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:a/sigma-1/dp-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/a/sigma-1/dp-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:a/sigma-1/geodp_1-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/a/sigma-1/geodp_1-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:b/sigma-0/dp-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/b/sigma-0/dp-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:b/sigma-10/dp-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/b/sigma-10/dp-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:b/sigma-10/geodp_1-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/b/sigma-10/geodp_1-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:b/sigma-10/geodp_0.5-2048 --data-dir "$DATA" --workdir runs/geodp/figure_5/b/sigma-10/geodp_0.5-2048  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:c/sigma-0/dp-256 --data-dir "$DATA" --workdir runs/geodp/figure_5/c/sigma-0/dp-256  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:c/sigma-0.1/dp-256 --data-dir "$DATA" --workdir runs/geodp/figure_5/c/sigma-0.1/dp-256  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:c/sigma-0.1/geodp_1-256 --data-dir "$DATA" --workdir runs/geodp/figure_5/c/sigma-0.1/geodp_1-256  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:c/sigma-0.01/dp-256 --data-dir "$DATA" --workdir runs/geodp/figure_5/c/sigma-0.01/dp-256  # 1 s
+dpoptax train configs/papers/geodp/figure_5.py:c/sigma-0.01/geodp_1-256 --data-dir "$DATA" --workdir runs/geodp/figure_5/c/sigma-0.01/geodp_1-256  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-0/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-0/dp-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp_psac-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_auto_s-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_psac-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5_auto_s-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5_psac-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp_auto_s-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/dp_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/dp_psac-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_psac-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5_psac-8192  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_auto_s-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1_psac-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.1-8192  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-10/geodp_0.5-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-10/geodp_0.5-8192  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp_auto_s-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp_psac-8192  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_auto_s-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_psac-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5_auto_s-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5_psac-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp_auto_s-16384  # 1 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/dp_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/dp_psac-16384  # 1 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_psac-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1_psac-8192  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_auto_s-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1_psac-16384  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.1-8192  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_2/sigma-1/geodp_0.5-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_2/sigma-1/geodp_0.5-8192  # 1 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0/dp-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp_psac-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_auto_s-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_psac-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1_auto_s-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1_psac-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp_auto_s-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/dp_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/dp_psac-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_psac-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1_psac-8192  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_auto_s-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_0.1_psac-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1-8192  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.1/geodp_1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.1/geodp_1-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp_auto_s-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp_auto_s-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp_psac-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp_psac-8192  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_auto_s-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_psac-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1_auto_s-16384  # 4 s
-dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1_psac-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp_auto_s-16384  # 4 s
 dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/dp_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/dp_psac-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_auto_s-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_auto_s-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_0.1_psac-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_0.1_psac-16384  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1-8192 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1-8192  # 4 s
+dpoptax train configs/papers/geodp/tables_2_3.py:table_3/sigma-0.01/geodp_1-16384 --data-dir "$DATA" --workdir runs/geodp/tables_2_3/table_3/sigma-0.01/geodp_1-16384  # 4 s
+dpoptax train configs/papers/pmlf/figure_1.py:eps-8/dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_1/eps-8/dp_sgd  # 19 s
+dpoptax train configs/papers/pmlf/figure_1.py:eps-8/lp_dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_1/eps-8/lp_dp_sgd  # 19 s
+dpoptax train configs/papers/pmlf/figure_1.py:eps-1/dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_1/eps-1/dp_sgd  # 19 s
+dpoptax train configs/papers/pmlf/figure_1.py:eps-1/inner_outer --data-dir "$DATA" --workdir runs/pmlf/figure_1/eps-1/inner_outer  # 37 s
+dpoptax train configs/papers/pmlf/figure_2.py:vit/dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/vit/dp_sgd  # 8 s
+dpoptax train configs/papers/pmlf/figure_2.py:vit/lp_dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/vit/lp_dp_sgd  # 8 s
+dpoptax train configs/papers/pmlf/figure_2.py:vit/inner_outer --data-dir "$DATA" --workdir runs/pmlf/figure_2/vit/inner_outer  # 15 s
+dpoptax train configs/papers/pmlf/figure_2.py:vit/pmlf --data-dir "$DATA" --workdir runs/pmlf/figure_2/vit/pmlf  # 15 s
+dpoptax train configs/papers/pmlf/figure_2.py:resnet/dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/resnet/dp_sgd  # 3 min
+dpoptax train configs/papers/pmlf/figure_2.py:resnet/lp_dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/resnet/lp_dp_sgd  # 3 min
+dpoptax train configs/papers/pmlf/figure_2.py:resnet/inner_outer --data-dir "$DATA" --workdir runs/pmlf/figure_2/resnet/inner_outer  # 7 min
+dpoptax train configs/papers/pmlf/figure_2.py:resnet/pmlf --data-dir "$DATA" --workdir runs/pmlf/figure_2/resnet/pmlf  # 7 min
+dpoptax train configs/papers/pmlf/figure_2.py:cnn/dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/cnn/dp_sgd  # 4 s
+dpoptax train configs/papers/pmlf/figure_2.py:cnn/lp_dp_sgd --data-dir "$DATA" --workdir runs/pmlf/figure_2/cnn/lp_dp_sgd  # 4 s
+dpoptax train configs/papers/pmlf/figure_2.py:cnn/inner_outer --data-dir "$DATA" --workdir runs/pmlf/figure_2/cnn/inner_outer  # 7 s
+dpoptax train configs/papers/pmlf/figure_2.py:cnn/pmlf --data-dir "$DATA" --workdir runs/pmlf/figure_2/cnn/pmlf  # 7 s
 dpoptax train configs/papers/pmlf/figure_3_5.py:figure_3/mnist/cnn_5/eps-1/pmlf --data-dir "$DATA" --workdir runs/pmlf/figure_3_5/figure_3/mnist/cnn_5/eps-1/pmlf  # 8 s
 dpoptax train configs/papers/pmlf/figure_3_5.py:figure_3/mnist/cnn_5/eps-1/without_pm --data-dir "$DATA" --workdir runs/pmlf/figure_3_5/figure_3/mnist/cnn_5/eps-1/without_pm  # 4 s
 dpoptax train configs/papers/pmlf/figure_3_5.py:figure_3/mnist/cnn_5/eps-1/without_lf --data-dir "$DATA" --workdir runs/pmlf/figure_3_5/figure_3/mnist/cnn_5/eps-1/without_lf  # 8 s
