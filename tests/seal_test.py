@@ -128,6 +128,47 @@ def test_what_cannot_stand_around_the_noise_stage_says_so_and_what_to_do(name):
         tx.update(clipped_sum(), tx.init(PARAMS), PARAMS)
 
 
+@pytest.mark.parametrize("jit", [True, False])
+def test_the_very_arrays_that_were_made_need_no_checksum(jit, monkeypatch):
+    """Nothing is computed for them; what comes out of any transform is compared by its bits."""
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return checksum(*args)
+
+    monkeypatch.setattr("dpoptax._clips.clipped_sum.checksum", counted)
+    tx = noise()
+
+    def step(between, total):
+        clipped = dpoptax.assert_clipped(total, CLIP)
+        return tx.update(between(clipped), tx.init(PARAMS))
+
+    for between, count in ((lambda x: x, 1), (lambda x: jax.tree.map(lambda y: y, x), 2)):
+        calls.clear()
+        mean, state = (jax.jit(step, static_argnums=0) if jit else step)(between, PARAMS)
+        assert len(calls) == count
+        assert dpoptax.ledgers(state)[0].releases == 1
+    assert_refused(*step(lambda x: jax.tree.map(lambda y: y + 1, x), PARAMS))
+
+
+def test_containers_that_are_written_to_do_not_hide_behind_their_arrays():
+    for change in (
+        lambda sums: sums.update(w=100.0 * sums["w"]),
+        lambda sums: sums.update(b=sums["c"], c=sums["b"]),
+        lambda sums: sums.pop("b"),
+    ):
+        clipped = clipped_sum()
+        change(clipped.sum)
+        mean, state = noise().update(clipped, noise().init(PARAMS))
+        assert_refused(mean, state)
+    reference = np.ones(3, np.float32)
+    clipped = dpoptax.assert_clipped(PARAMS, CLIP, reference)
+    assert bool(is_intact(clipped))
+    reference[0] = 7.0
+    assert not is_intact(clipped)
+
+
 def test_sums_added_by_hand_are_refused():
     """Two losses, or two batches: each has the clip's bound, and their sum has not."""
     both = jax.tree.map(jnp.add, clipped_sum(0), clipped_sum(1))
@@ -257,7 +298,7 @@ def test_the_sum_and_its_seal_come_from_one_computation(method, microbatch_size)
     grad_fn = dpoptax.clipped_grad(
         helpers.mlp_loss, CLIP, method=method, microbatch_size=microbatch_size
     )
-    together = jax.jit(lambda p, b: is_intact(grad_fn(p, b)))
+    together = jax.jit(lambda p, b: is_intact(jax.tree.map(lambda x: x, grad_fn(p, b))))
     apart = jax.jit(grad_fn)
     for seed in range(3):
         data = helpers.mlp_batch(seed, 8)

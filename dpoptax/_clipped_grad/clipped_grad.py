@@ -14,7 +14,7 @@ from dpoptax._clipped_grad.by_examples import per_example_sum
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
 from dpoptax._clipped_grad.sharding import Sums, check_one_device, make_layout, sum_over_devices
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis
 from dpoptax._keys import check_key
@@ -186,6 +186,7 @@ def clipped_grad(
         if grid is not None:
             check_capacity(clip, grid, which.shape[0])
         clipped, aux = clipped_sum(points, batch, which, key, records)
+        clipped = as_made(clipped)
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn
