@@ -4,6 +4,7 @@
 its own, first with nothing kept of what was compiled before, then with what the first time left.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from dpoptax.cli.main import main
 imported = time.time()
 code = main(sys.argv[3:])
 times = {"import": imported - begun, "main": time.time() - imported}
+times["processor"] = time.process_time()
 open(sys.argv[2], "w").write(json.dumps(times))
 sys.exit(code)
 """
@@ -71,6 +73,7 @@ class Timed:
         aside: Processor time by phase of the threads that prepare next to these.
         first_step: Seconds from the process's start to the end of the first step.
         whole: Seconds from the process's start to its end.
+        processor: Processor seconds of all its threads, up to the end of the command.
     """
 
     config: str
@@ -79,12 +82,17 @@ class Timed:
     aside: dict[str, float]
     first_step: float
     whole: float
+    processor: float
 
     @property
     def telemetry(self) -> float:
-        """The share of what shows progress, of the wall time, wherever it was computed."""
+        """The share of what shows progress, wherever it was computed.
+
+        Of wall time or processor time, whichever is less: threads have the one, a busy machine
+        stretches the other.
+        """
         shown = self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
-        return shown / self.whole
+        return shown / min(self.whole, self.processor)
 
 
 def measure(config: str, options: list[str], start: str, folder: Path, cache: Path) -> Timed:
@@ -119,6 +127,7 @@ def timed(
         summary["phases_aside"],
         before + summary["first_step_seconds"],
         whole,
+        spent["processor"],
     )
 
 
@@ -133,11 +142,13 @@ def table(results: list[Timed]) -> str:
             *(f"{result.seconds.get(name, 0.0):.2f}" for name in columns),
             f"{result.first_step:.2f}",
             f"{result.whole:.2f}",
+            f"{result.processor:.2f}",
             f"{100 * result.telemetry:.2f} %",
         ]
         for result in results
     ]
-    header = ["config", "start", *columns, "start to first step", "whole", "share of telemetry"]
+    header = ["config", "start", *columns, "start to first step", "whole", "processor"]
+    header += ["share of telemetry"]
     return markdown_table(header, rows)
 
 
@@ -152,10 +163,6 @@ def main(chosen: Startup) -> str:
                 options = chosen.options.split()
                 results.append(measure(config, options, start, folder, Path(base) / "cache"))
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"config": r.config, "start": r.start, "first_step": r.first_step, "whole": r.whole}
-        | {"seconds": r.seconds, "aside": r.aside}
-        for r in results
-    ]
+    rows = [dataclasses.asdict(result) for result in results]
     chosen.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return table(results)

@@ -187,16 +187,17 @@ class TestStartup:
             "phases_aside": {"telemetry": 0.1, "compile": 3.0},
             "first_step_seconds": 1.5,
         }
-        times = startup.timed("a.py", "first", {"import": 4.0, "main": 3.7}, summary, 10.0)
+        spent = {"import": 4.0, "main": 3.7, "processor": 8.0}
+        times = startup.timed("a.py", "first", spent, summary, 10.0)
         assert sum(times.seconds.values()) == pytest.approx(10.0)
         assert times.seconds["other"] == pytest.approx(2.9)  # in no phase, and after the command
         assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
-        assert times.telemetry == pytest.approx(0.02)
+        assert times.telemetry == pytest.approx(0.2 / 8)
         header, _, row = startup.table([times]).splitlines()
         cells = dict(zip(header.split("|"), row.split("|"), strict=True))
         shown = {name.strip(): cell.strip() for name, cell in cells.items()}
         assert (shown["import"], shown["compile"], shown["telemetry"]) == ("4.00", "0.00", "0.10")
-        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "2.00 %")
+        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "2.50 %")
 
     @pytest.mark.slow
     def test_a_second_start_finds_what_was_compiled(self, tmp_path):

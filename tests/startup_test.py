@@ -17,7 +17,7 @@ from dpoptax.training import loop
 from dpoptax.training.data.dataset import FILE_DATASETS, FileDataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
-from dpoptax.training.run import phases, step
+from dpoptax.training.run import evaluation, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
@@ -315,3 +315,22 @@ class TestCompilationCache:
     def test_a_missing_folder_is_an_error(self, capsys):
         assert main(["plan", "x.py", "--compilation-cache"]) == 2
         assert "names no folder" in capsys.readouterr().err
+
+
+def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
+    calls, compiled = [], evaluation._compiled
+    monkeypatch.setattr(evaluation, "_compiled", lambda *key: calls.append(key) or compiled(*key))
+    model = models.build_model(CONFIG, 3)
+    inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
+    split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
+    params, frozen = models.start_variables(CONFIG, model, inputs[0], jax.random.key(0))
+    evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
+    evaluate.compile(params, "test")
+    first = evaluate(params, "test")
+    moved = jax.tree.map(lambda leaf: leaf + 1.0, params)
+    assert evaluate(moved, "test") != evaluate(params, "test") == first
+    assert len(calls) == 1
+    evaluate(params, "train")
+    assert len(calls) == 2
+    with pytest.raises(TypeError, match="compiled"):
+        evaluate(jax.tree.map(lambda leaf: leaf[:1], params), "test")

@@ -72,36 +72,43 @@ class Evaluation:
     ) -> None:
         self._chunk = min(1024, config.microbatch_size or 1024)
         self._model, self._splits, self._frozen = model, splits, frozen
+        self._executables: dict[str, Callable[..., Totals]] = {}
 
     def compile(self, params: Any, name: str) -> None:
         """Compiles for parameters like `params`, by their shapes alone, on one device."""
         split = self._splits[name]
         if not streaming.in_memory(split):
             split = next(self._chunks(split))
-        self._executable(params, split)
+        self._executable(params, split, name)
 
     def _chunks(self, split: Any) -> Any:
         return streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
 
-    def _executable(self, params: Any, part: Any) -> Callable[..., Totals]:
-        arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
-        leaves, structure = jax.tree.flatten(arguments)
-        return _compiled(self._model, self._chunk, tuple(leaves), structure)
+    def _executable(self, params: Any, part: Any, name: str) -> Callable[..., Totals]:
+        """The program for a split; its parameters and its parts are of the same shapes each time.
 
-    def _totals(self, params: Any, part: Any) -> Totals:
+        It says so where they are not.
+        """
+        if name not in self._executables:
+            arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
+            leaves, structure = jax.tree.flatten(arguments)
+            self._executables[name] = _compiled(self._model, self._chunk, tuple(leaves), structure)
+        return self._executables[name]
+
+    def _totals(self, params: Any, part: Any, name: str) -> Totals:
         if all(
             len(leaf.devices()) == 1
             for leaf in jax.tree.leaves(params)
             if isinstance(leaf, jax.Array)
         ):
-            return self._executable(params, part)(params, part, self._frozen)
+            return self._executable(params, part, name)(params, part, self._frozen)
         return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
 
     def __call__(self, params: Any, name: str) -> dict[str, float]:
         """The metrics, each with the split's name before it."""
         split = self._splits[name]
         parts = [split] if streaming.in_memory(split) else self._chunks(split)
-        sums = [self._totals(params, part) for part in parts]
+        sums = [self._totals(params, part, name) for part in parts]
         loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
         metrics = {
             f"{name}_loss": loss / max(labels, 1),

@@ -68,6 +68,11 @@ def save_params(path: Path, params: Any) -> None:
 
 def versions() -> dict[str, str]:
     """Versions that the numbers of a run depend on."""
+    return dict(_versions())  # one for each caller to keep
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
     packages = ("dpoptax", "jax", "jaxlib", "optax", "flax", "numpy", "dp-accounting")
     return {
         "python": platform.python_version(),
