@@ -38,6 +38,10 @@ def singular_value_shrinkage(
     which finds signal in the mean that no single release shows; it is momentum, so put no second
     filter before or behind it. Leaves of fewer than two axes are averaged and otherwise left alone.
 
+    Less error of each gradient need not be a better model: what descent would average is taken
+    off, and the bias that comes for it is not averaged (docs/choosing.md has a comparison that
+    this loses).
+
     What it assumes: noise that is white and of one size, as `gaussian_noise` makes it, not
     `correlated_noise`; a matrix of small rank. The noise of sampling a batch counts as signal.
 
@@ -64,8 +68,8 @@ def singular_value_shrinkage(
     >>> tx = singular_value_shrinkage(0.1)
     >>> noisy = {"kernel": jnp.diag(jnp.array([2.0, 0.3]))}
     >>> shrunk, _ = tx.update(noisy, tx.init(noisy))
-    >>> jnp.diag(shrunk["kernel"]).round(2)
-    Array([1.98, 0.1 ], dtype=float32)
+    >>> [round(float(x), 2) for x in jnp.diag(shrunk["kernel"])]
+    [1.98, 0.1]
     """
 
     def leaf(mean: jax.Array, noise: jax.Array) -> jax.Array:
