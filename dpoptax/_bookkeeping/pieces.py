@@ -90,14 +90,14 @@ def make_pieces(
     if not tops:
         return Pieces([], [], [], None, ())
     scales = bounds.scales(tops)
-    inverse, finite = scales.inverse, scales.finite
+    inverse, finite = jnp.unstack(scales.inverse), jnp.unstack(scales.finite)
     products = [
         [_factored(*use, inverse[i], finite[i], factor_dtype) for use in product]
         for i, product in enumerate(factors)
     ]
     count = len(products)
     sized = [
-        bounds.formed(x, inverse[count + i, 0], finite[count + i]) for i, x in enumerate(formed)
+        bounds.formed(x, inverse[count + i][0], finite[count + i]) for i, x in enumerate(formed)
     ]
     return Pieces(products, [x for x, _ in sized], [size for _, size in sized], scales, bundles)
 
