@@ -683,7 +683,9 @@ def test_multipliers_beyond_floating_point_have_a_sound_epsilon(accountant, prob
 
 
 class TestPricing:
-    @pytest.mark.parametrize(("sigma", "shows"), [(3.0, False), (0.5, True)])
+    @pytest.mark.parametrize(
+        ("sigma", "shows"), [(3.0, False), pytest.param(0.5, True, marks=pytest.mark.slow)]
+    )
     def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, shows):
         # Of the second, truncation shows, and is priced by itself.
         event = PoissonSampler(dataset_size=5000, batch_size=100, seed=0).dp_event(sigma, 50)
