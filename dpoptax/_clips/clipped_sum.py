@@ -227,11 +227,7 @@ def _checksum_of_leaves(tree: PyTree, salt: int) -> jax.Array:
     ]
     found = jnp.uint32((salt + sum(labels)) & 0xFFFFFFFF)
     for indices in alike(leaves):
-        stack = (
-            leaves[indices[0]][None]
-            if len(indices) == 1
-            else jnp.stack([leaves[i] for i in indices])
-        )
+        stack = jnp.stack([leaves[i] for i in indices])
         label = np.array([labels[i] for i in indices], np.uint32)
         label = label.reshape(-1, *(1,) * (stack.ndim - 1))
         for j, words in enumerate(_words(stack)):

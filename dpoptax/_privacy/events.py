@@ -120,7 +120,7 @@ def _shows(
     Either price is an upper bound: this decides how long it takes.
     """
     enough = math.log(1e-3 * delta / overflow)
-    if guessed_epsilon(plain, delta, relation) <= enough or interval > DISCRETIZATION:
+    if interval > DISCRETIZATION or guessed_epsilon(plain, delta, relation) <= enough:
         return False
     return _pld_epsilon(plain, 0.999 * delta, relation, 10 * interval) - 0.5 > enough
 

@@ -45,11 +45,7 @@ def epsilon_spent(
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
             "of a chain that starts with gaussian_noise or clip_and_noise"
         )
-    event = _joint_event(found, sampler)
-    check_delta(delta, sampler.dataset_size)
-    return event_epsilon(
-        event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
-    )
+    return _epsilon(_joint_event(found, sampler), sampler, delta, accountant)
 
 
 def ensemble_epsilon_spent(
@@ -86,6 +82,10 @@ def ensemble_epsilon_spent(
         event = _joint_event([ledger for run in found for ledger in run], sampler)
     else:
         event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
+    return _epsilon(event, sampler, delta, accountant)
+
+
+def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: Accountant) -> float:
     check_delta(delta, sampler.dataset_size)
     return event_epsilon(
         event, delta, accountant=accountant, neighbouring_relation=sampler.neighbouring_relation
