@@ -221,7 +221,7 @@ class TestCurve:
     )
     def test_never_below_epsilon_and_rising(self, sampler, accountant):
         run = {"noise_multiplier": 3.0, "delta": DELTA, "sampler": sampler}
-        counts = [0, *range(1, 40, 3)]
+        counts = [0, *range(1, 40, 9)]
         bounds = accounting.epsilon_curve(steps=counts, accountant=accountant, **run)
         exact = [accounting.epsilon(steps=n, accountant=accountant, **run) for n in counts]
         assert bounds[0] == 0

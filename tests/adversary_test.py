@@ -14,6 +14,8 @@ from dpoptax._clips import bounds
 from dpoptax._noise import fixed_point
 from dpoptax.auditing import _search as adversary
 
+pytestmark = pytest.mark.optimized
+
 # What a found move may exceed 1 by: the rounding of the sum over the others, and its dtype.
 ALLOWED = {"float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
 OTHERS = 7

@@ -18,8 +18,8 @@ from tests.networks import NETWORKS
 SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
-# Of them those that are quickly compiled, with and without a scan.
-FEWER = ("mlp", "nested_scans")
+# What these have of rules and structure, others have too that are quick tests.
+COVERED = {"cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks"}
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -72,14 +72,14 @@ def _batch(network, size=SIZE):
     return network.batch(2, size)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_but(NETWORKS.keys() - COVERED, NETWORKS))
 def test_equals_per_example_gradients_at_two_points(name):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, 2), _batch(network)))
 
 
 @pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("name", slow_but(FEWER, FEW))
+@pytest.mark.parametrize("name", slow_but(("mlp",), FEW))
 def test_equals_per_example_gradients_at_one_point_and_at_four(name, count):
     network = NETWORKS[name]
     close(*both(network, dpoptax.l2_clip(0.3), points_of(network, count), _batch(network)))
@@ -120,13 +120,15 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
-def test_every_clip(clip):
+@pytest.mark.parametrize(
+    "name", slow_but(("automatic", "per layer", "per named layer", "of each kind"), CLIPS)
+)
+def test_every_clip(name):
     network = NETWORKS["mlp"]
-    close(*both(network, clip, points_of(network, 2), _batch(network)))
+    close(*both(network, CLIPS[name], points_of(network, 2), _batch(network)))
 
 
-@pytest.mark.parametrize("name", FEW[1:3])
+@pytest.mark.parametrize("name", slow_but(("odd_convolutions",), FEW[1:3]))
 def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)

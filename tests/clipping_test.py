@@ -11,6 +11,8 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
+pytestmark = pytest.mark.optimized
+
 
 def _per_example(seed, batch=7, scale=1.0):
     rng = np.random.default_rng(seed)

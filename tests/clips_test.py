@@ -9,6 +9,8 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
+pytestmark = pytest.mark.optimized
+
 FLAT = {
     "l2": dpoptax.l2_clip(0.7),
     "auto-v": dpoptax.automatic_clip(0.7, gamma=0.0),

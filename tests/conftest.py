@@ -1,5 +1,6 @@
 """How the tests are run: what is no test, and where compiled programs are kept."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ collect_ignore = ["make_reference.py"]
 
 # XLA's older code generator for CPUs compiles small programs in two thirds of the time.
 _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false"
+_FEW_OPTIMIZATIONS = "jax_disable_most_optimizations"
 
 
 def _xla_knows(flag: str) -> bool:
@@ -34,6 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
         quick = config.option.markexpr == "not slow"
         if quick and _QUICK_TO_COMPILE not in flags and _xla_knows(_QUICK_TO_COMPILE):
             os.environ["XLA_FLAGS"] = f"{flags} {_QUICK_TO_COMPILE}".strip()
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly(request: pytest.FixtureRequest):
+    """Compiles the quick tests' programs with few optimizations.
+
+    Not in modules that are marked `optimized`: they are about the last bits of what users run.
+    """
+    import jax  # not before what it reads from the environment is there
+
+    quick = request.config.option.markexpr == "not slow"
+    quick = quick and not any(request.node.iter_markers("optimized"))
+    if quick != jax.config.read(_FEW_OPTIMIZATIONS):
+        jax.clear_caches()
+        jax.config.update(_FEW_OPTIMIZATIONS, quick)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,8 @@ import pytest
 import dpoptax
 from dpoptax.filters import preset
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(0)
 NOISE = {"noise_multiplier": 1.0, "batch_size": 8, "key": KEY}
 PARAMS = {

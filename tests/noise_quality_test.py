@@ -15,6 +15,8 @@ from dpoptax._noise import fixed_point as _fixed_point
 from dpoptax._noise import normal
 from tests import helpers
 
+pytestmark = pytest.mark.optimized
+
 CLIP = dpoptax.l2_clip(2.0)
 DRAWS = 4_000_000
 

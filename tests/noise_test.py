@@ -10,6 +10,8 @@ from scipy import stats
 
 import dpoptax
 
+pytestmark = pytest.mark.optimized
+
 CLIP = dpoptax.l2_clip(2.0)
 
 

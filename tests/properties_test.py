@@ -14,6 +14,8 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
+pytestmark = pytest.mark.optimized
+
 EXAMPLES = 5
 CLIPS = {
     "l2": dpoptax.l2_clip(1.0),

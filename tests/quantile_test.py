@@ -159,7 +159,7 @@ def test_a_training_loop_moves_a_hopeless_threshold():
     assert dpoptax.ledgers(state)[0].releases == 80
 
 
-@pytest.mark.parametrize("name", ["mlp", "tied_embeddings"])
+@pytest.mark.parametrize("name", helpers.slow_but(("mlp",), ("mlp", "tied_embeddings")))
 def test_norms_from_book_keeping_give_the_same_pair(name):
     network = NETWORKS[name]
     batch = network.batch(2, 6)

@@ -12,6 +12,8 @@ import dpoptax
 from dpoptax._clips.clipped_sum import checksum, is_intact
 from tests import helpers
 
+pytestmark = pytest.mark.optimized
+
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3), "c": jnp.zeros(3)}
 

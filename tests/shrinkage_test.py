@@ -9,6 +9,8 @@ import pytest
 import dpoptax
 from tests.oracles import shrinkage as oracle
 
+pytestmark = pytest.mark.optimized
+
 SHAPES = {"square": (12, 12), "wide": (5, 40), "tall": (40, 5), "conv": (3, 3, 4, 20)}
 
 

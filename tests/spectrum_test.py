@@ -14,6 +14,8 @@ from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import recording
 
+pytestmark = pytest.mark.optimized
+
 DOPPLER = filters.preset("doppler-first-order-1")
 RUN = TrainConfig(
     method=Doppler(),

@@ -37,6 +37,7 @@ from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from tests import resume_test
+from tests.helpers import slow_but
 
 TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp")
 METHODS = {
@@ -65,7 +66,10 @@ def run(config):
     return train(config, dataset, make_plan(config, dataset.train_size))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("adaptive_clip", "augmented_disk", "averaged", "correlated_noise"), METHODS),
+)
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     changes = {**METHODS[name], "batch_size": 64}
     whole = resume_test.run(tmp_path / "whole", **changes)
