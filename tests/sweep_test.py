@@ -46,16 +46,14 @@ def finished(tmp_path_factory):
 
 
 def records_of(workdir, row):
-    return json.loads((workdir / "trials" / row["record"]).read_text())
+    return json.loads((workdir / "trials" / row.record).read_text())
 
 
 def test_a_grid_is_all_combinations_once(finished):
     workdir, results = finished
-    tried = [(row["learning_rate"], row["l2_clip_norm"]) for row in results["trials"]]
+    tried = [(row.changes["learning_rate"], row.changes["l2_clip_norm"]) for row in results.trials]
     assert tried == [(0.5, 0.1), (0.5, 1.0), (1.0, 0.1), (1.0, 1.0)]
-    records = [
-        json.loads((workdir / "trials" / row["record"]).read_text()) for row in results["trials"]
-    ]
+    records = [json.loads((workdir / "trials" / row.record).read_text()) for row in results.trials]
     assert len({record["config"]["seed"] for record in records}) == 4
     assert [r["config"]["learning_rate"] for r in records] == [rate for rate, _ in tried]
     assert {record["dataset_size"] for record in records} == {1438 - 287}
@@ -63,13 +61,13 @@ def test_a_grid_is_all_combinations_once(finished):
 
 def test_the_best_is_published_as_it_was_trained(finished):
     workdir, results = finished
-    best = results["trials"][results["best"]]
-    assert best["score"] == max(row["score"] for row in results["trials"])
+    best = results.trials[results.best]
+    assert best.score == max(row.score for row in results.trials)
     params = (workdir / "best" / "params.msgpack").read_bytes()
-    assert params == (workdir / "trials" / best["record"]).with_suffix(".msgpack").read_bytes()
+    assert params == (workdir / "trials" / best.record).with_suffix(".msgpack").read_bytes()
     summary = json.loads((workdir / "best" / "summary.json").read_text())
     assert "seed" not in summary["config"]
-    assert summary["epsilon"] == results["price"]["epsilon"]
+    assert summary["epsilon"] == results.price.epsilon
     dataset = trials.dataset_of(TINY, held_out=False)
     dense = serialization.msgpack_restore(params)["Dense_0"]
     logits = dataset.test["inputs"].reshape(-1, 64) @ dense["kernel"] + dense["bias"]
@@ -79,22 +77,22 @@ def test_the_best_is_published_as_it_was_trained(finished):
 
 def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     workdir, results = finished
-    price = results["price"]
-    record = records_of(workdir, results["trials"][0])
+    price = results.price
+    record = records_of(workdir, results.trials[0])
     plan = trials.make_plan(TINY, 1151)
     event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
     composed = accounting.event_epsilon(event, 1e-5, accountant="rdp")
     held_out = accounting.event_epsilon(
-        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(price["score_stddev"]), 4),
+        dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(price.score_stddev), 4),
         1e-5,
         accountant="rdp",
     )
-    assert price["epsilon"] == pytest.approx(composed, rel=1e-9)
+    assert price.epsilon == pytest.approx(composed, rel=1e-9)
     assert 0.9 * composed < held_out <= composed
-    assert price["of_one_trial"] <= 3.0 < composed
-    exact = [records_of(workdir, row)["test_accuracy"] for row in results["trials"]]
-    errors = 287 * (np.array([row["score"] for row in results["trials"]]) - exact)
-    assert 0.2 * price["score_stddev"] < np.abs(errors).max() < 4 * price["score_stddev"]
+    assert price.of_one_trial <= 3.0 < composed
+    exact = [records_of(workdir, row)["test_accuracy"] for row in results.trials]
+    errors = 287 * (np.array([row.score for row in results.trials]) - exact)
+    assert 0.2 * price.score_stddev < np.abs(errors).max() < 4 * price.score_stddev
     assert "may be published; trials/ and" in table(results)
 
 
@@ -102,7 +100,7 @@ def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, 
     workdir, results = finished
     monkeypatch.setattr(trials, "train", None)
     again = run_sweep(CONFIGS, sweep(workdir, seed=None), progress=False)
-    assert again["result"] == json.loads(json.dumps(results["result"]))
+    assert again.result == results.result
     for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
         with pytest.raises(ConfigError, match="another workdir"):
             run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
@@ -124,8 +122,8 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monke
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
     results = run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
     assert len(started) == 3 + 2
-    assert results["trials"] == expected["trials"]
-    assert results["result"] == expected["result"]
+    assert results.trials == expected.trials
+    assert results.result == expected.result
 
 
 def test_public_scores_are_exact_and_random_numbers_of_trials_cost_less(tmp_path):
@@ -272,6 +270,6 @@ def test_a_killed_sweep_leaves_no_workers_and_goes_on(finished, tmp_path):
         time.sleep(0.05)
     results = run_sweep(CONFIGS, sweep(workdir), progress=False)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert [row["score"] for row in results["trials"]] == pytest.approx(
-        [row["score"] for row in expected["trials"]], abs=0.02
+    assert [row.score for row in results.trials] == pytest.approx(
+        [row.score for row in expected.trials], abs=0.02
     )

@@ -105,8 +105,8 @@ def _sweep(arguments: list[str]) -> int:
         return 0
     results = sweep.run_sweep(configs, chosen)
     print(sweep.table(results))
-    if "result" in results:
-        accuracy = 100 * results["result"]["test_accuracy"]
+    if results.result is not None:
+        accuracy = 100 * results.result["test_accuracy"]
         print(f"\nbest: test accuracy {accuracy:.2f} %; written to {chosen.workdir / 'best'}")
     return 0
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptax.training.run.plots import COLOURS, label, scientific
-from dpoptax.training.search.results import ComparisonResult, MethodResult
+from dpoptax.training.search.results import ComparisonResult, MethodResult, SweepResult
 
 # Places on the x axis, and an accuracy for each seed and place.
 Curves: TypeAlias = Callable[[MethodResult], tuple[list[float], np.ndarray]]
@@ -223,19 +223,16 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def plot_sweep(results: dict[str, Any], path: Path) -> None:
+def plot_sweep(results: SweepResult, path: Path) -> None:
     """Held-out accuracy over each field that was tried, a point a trial, the best one marked."""
-    rows, best = results["trials"], results["best"]
-    fields = [
-        name
-        for name in rows[0]
-        if name not in ("score", "record") and len({str(row[name]) for row in rows}) > 1
-    ] or ["config"]
+    rows, best = [trial.settings for trial in results.trials], results.best
+    assert best is not None
+    fields = [name for name in rows[0] if len({str(row[name]) for row in rows}) > 1] or ["config"]
     columns = min(4, len(fields))
     lines = math.ceil(len(fields) / columns)
     figure = Figure(figsize=(3.2 * columns + 0.8, 3.0 * lines + 0.5), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
-    scores = [100 * row["score"] for row in rows]
+    scores = [100 * trial.score for trial in results.trials]
     for index, (axes, name) in enumerate(zip(panels, fields, strict=False)):
         values = [row[name] for row in rows]
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
@@ -258,7 +255,7 @@ def plot_sweep(results: dict[str, Any], path: Path) -> None:
     for axes in panels[len(fields) :]:
         axes.set_visible(False)
     panels[0].legend(frameon=False)
-    epsilon = results["price"]["epsilon"]
+    epsilon = results.price.epsilon
     privacy = "no ε is stated" if epsilon is None else f"ε = {epsilon:.2f}, selection included"
     figure.suptitle(f"{len(rows)} trials; {privacy}", fontsize="large")
     figure.savefig(path, dpi=200)

@@ -1,9 +1,11 @@
-"""What a comparison found, as results.json holds it."""
+"""What a comparison and a sweep found, as results.json and sweep.json hold it."""
 
 import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import Any
+
+from dpoptax.training.search.price import Price
 
 Record = dict[str, Any]
 """A run: its summary with its `history`, as its file holds it."""
@@ -97,3 +99,73 @@ class ComparisonResult:
     notes: list[str]
     methods: list[MethodResult]
     versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialResult:
+    """A trial of a sweep.
+
+    Attributes:
+        config: The name of its config.
+        changes: What was tried, by field.
+        score: Held-out accuracy, with noise where that is asked for.
+        record: The name of its file.
+    """
+
+    config: str
+    changes: dict[str, Any]
+    score: float
+    record: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config and what was tried, by the names of a table's columns."""
+        return {"config": self.config, **self.changes}
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """What a sweep found.
+
+    Attributes:
+        begun: What it was told, and its seed: by this a second start knows it again.
+        price: What publishing the result costs.
+        notes: What is promised of it.
+        trials: In the order in which they were drawn.
+        versions: Of what the numbers depend on.
+        result: What best/summary.json holds; None where no trial was drawn.
+    """
+
+    begun: dict[str, Any]
+    price: Price
+    notes: list[str]
+    trials: list[TrialResult]
+    versions: dict[str, str]
+    result: dict[str, Any] | None
+
+    @property
+    def best(self) -> int | None:
+        """The index of the trial with the greatest score."""
+        return best_of(self.trials)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As sweep.json holds it."""
+        rows = [
+            {**trial.settings, "score": trial.score, "record": trial.record}
+            for trial in self.trials
+        ]
+        found = {} if self.result is None else {"result": self.result}
+        return {
+            **self.begun,
+            "price": dataclasses.asdict(self.price),
+            "notes": self.notes,
+            "best": self.best,
+            "trials": rows,
+            "versions": self.versions,
+            **found,
+        }
+
+
+def best_of(trials: Sequence[TrialResult]) -> int | None:
+    """The index of the trial with the greatest score, the first of those; None of none."""
+    return max(range(len(trials)), key=lambda index: trials[index].score, default=None)

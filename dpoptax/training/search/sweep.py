@@ -21,13 +21,14 @@ from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
+from dpoptax.training.search.results import SweepResult, TrialResult, best_of
 from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
 
 
 def run_sweep(
     configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True
-) -> dict[str, Any]:
-    """Runs `sweep` over named configs, writes its files, and returns what sweep.json holds.
+) -> SweepResult:
+    """Runs `sweep` over named configs, and writes its files.
 
     Raises:
         ConfigError: Settings that no config has, configs whose results do not compare, or a
@@ -61,30 +62,26 @@ def run_sweep(
         found = runner.run(trials, bar.update)
         scores = _scores(found, cost, seed)
         rows = [
-            {
-                "config": candidates[which].name,
-                **candidates[which].changes,
-                "score": score,
-                "record": runner.path(trial).name,
-            }
+            TrialResult(
+                candidates[which].name, candidates[which].changes, score, runner.path(trial).name
+            )
             for which, trial, score in zip(chosen, trials, scores, strict=True)
         ]
-        results = {
-            **begun,
-            "price": dataclasses.asdict(cost),
-            "notes": notes(sweep, cost),
-            "best": int(np.argmax(scores)) if scores else None,
-            "trials": rows,
-            "versions": records.versions(),
-        }
-        _publish(results, trials, found, runner, sweep.workdir)
+        best = best_of(rows)
+        published = None
+        if best is not None:
+            params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
+            published = _publish(
+                rows[best], trials[best].config, found[best], params, cost, sweep.workdir / "best"
+            )
+    results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
     (sweep.workdir / "trials.md").write_text(table(results) + "\n", encoding="utf-8")
     if rows:
         # With matplotlib, for which no other command need wait.
         from dpoptax.training.search import plots
 
         plots.plot_sweep(results, sweep.workdir / "sweep.png")
-    records.write_json(sweep.workdir / "sweep.json", results)
+    records.write_json(sweep.workdir / "sweep.json", results.to_dict())
     return results
 
 
@@ -115,19 +112,18 @@ def prepare(
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: SweepResult) -> str:
     """The trials as a Markdown table, the best first, and what may be published of it."""
-    rows = sorted(results["trials"], key=lambda row: -row["score"])
-    fields = [name for name in (rows[0] if rows else ()) if name not in ("score", "record")]
+    rows = sorted(results.trials, key=lambda row: -row.score)
     lines = [
         records.markdown_table(
-            ("held-out accuracy (%)", *fields),
-            [(f"{100 * row['score']:.2f}", *(str(row[field]) for field in fields)) for row in rows],
+            ("held-out accuracy (%)", *rows[0].settings),
+            [(f"{100 * row.score:.2f}", *map(str, row.settings.values())) for row in rows],
         )
         if rows
         else "No trial was drawn.",
         "",
-        *(f"- {note}" for note in results["notes"]),
+        *(f"- {note}" for note in results.notes),
     ]
     return "\n".join(lines)
 
@@ -196,38 +192,33 @@ def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
 
 
 def _publish(
-    results: dict[str, Any],
-    trials: list[Trial],
-    found: list[dict[str, Any]],
-    runner: Runner,
-    workdir: Path,
-) -> None:
+    row: TrialResult,
+    config: TrainConfig,
+    found: dict[str, Any],
+    params: bytes,
+    cost: Price,
+    directory: Path,
+) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
-    if results["best"] is None:
-        return
-    best = trials[results["best"]]
-    params = runner.path(best).with_suffix(".msgpack").read_bytes()
-    dataset = dataset_of(best.config, held_out=False)
-    model = models.build_model(best.config, dataset.num_classes, dataset.kind)
+    dataset = dataset_of(config, held_out=False)
+    model = models.build_model(config, dataset.num_classes, dataset.kind)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
-    _, frozen = models.start_variables(best.config, model, example, jax.random.key(0))
-    evaluate = Evaluation(best.config, model, {"test": dataset.test}, frozen)
+    _, frozen = models.start_variables(config, model, example, jax.random.key(0))
+    evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
     metrics = evaluate(serialization.msgpack_restore(params), "test")
-    directory = workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
-    config = {name: value for name, value in best.config.to_dict().items() if name != "seed"}
-    row = results["trials"][results["best"]]
-    results["result"] = {
-        "config": config,
-        "changes": {name: row[name] for name in row if name not in ("record", "score")},
-        "score": row["score"],
+    result = {
+        "config": {name: value for name, value in config.to_dict().items() if name != "seed"},
+        "changes": row.settings,
+        "score": row.score,
         **metrics,
-        "epsilon": results["price"]["epsilon"],
-        "delta": found[results["best"]]["delta"],
-        "params_sha256": found[results["best"]]["params_sha256"],
+        "epsilon": cost.epsilon,
+        "delta": found["delta"],
+        "params_sha256": found["params_sha256"],
     }
-    records.write_json(directory / "summary.json", results["result"])
+    records.write_json(directory / "summary.json", result)
+    return result
 
 
 def _seed(seed: int, use: int | str) -> int:
