@@ -18,8 +18,6 @@ from dpoptax import auditing, sampling
 from dpoptax._noise import gaussian, ledger
 from tests import games
 
-pytestmark = pytest.mark.optimized
-
 KEY = jax.random.key(23)
 
 
