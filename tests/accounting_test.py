@@ -13,7 +13,7 @@ from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax._privacy import events, renyi
+from dpoptax._privacy import events, pricing, renyi
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 DELTA = 1e-5
@@ -240,13 +240,13 @@ class TestCurve:
 
     def test_few_prices_for_many_counts(self, monkeypatch):
         asked = []
-        priced = events.epsilon_of
+        priced = pricing.epsilon_of
 
         def counting(event, *arguments):
             asked.append(event)
             return priced(event, *arguments)
 
-        monkeypatch.setattr(events, "epsilon_of", counting)
+        monkeypatch.setattr(pricing, "epsilon_of", counting)
         accounting.epsilon_curve(
             noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301)
         )
@@ -279,7 +279,7 @@ class TestSeriesOfRenyiDivergences:
         event = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma))
         theirs = dpa.rdp.RdpAccountant()
         orders = theirs._orders
-        ours = events.rdp_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        ours = pricing.rdp_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
         assert logged == []
         theirs.compose(event)
         assert len(logged) == lost
@@ -689,7 +689,7 @@ class TestPricing:
     def test_epsilon_is_that_of_dp_accountings_own_accountant(self, sigma, shows):
         # Of the second, truncation shows, and is priced by itself.
         event = PoissonSampler(dataset_size=5000, batch_size=100, seed=0).dp_event(sigma, 50)
-        plain, overflow = events._without_truncation(event)
+        plain, overflow = events.without_truncation(event)
         priced, delta = (event, DELTA) if shows else (plain, 0.999 * DELTA)
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
         assert (overflow * (1 + math.exp(own)) > 1e-3 * DELTA) == shows
@@ -698,5 +698,5 @@ class TestPricing:
     def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
         run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.0123}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.5, **run)
-        monkeypatch.setattr(events, "_pld_epsilon", None)
+        monkeypatch.setattr(pricing, "_pld_epsilon", None)
         assert accounting.epsilon(noise_multiplier=sigma, **run) <= 2.5

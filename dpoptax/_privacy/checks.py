@@ -7,7 +7,7 @@ from typing import Literal
 
 import dp_accounting as dpa
 
-from dpoptax._privacy import events
+from dpoptax._privacy import events, pricing
 
 Accountant = Literal["pld", "rdp"]
 
@@ -25,9 +25,9 @@ def relation_named(name: str) -> dpa.NeighboringRelation:
 
 def check_accountant(accountant: str) -> None:
     """Raises where `accountant` is unknown."""
-    if accountant not in events.ACCOUNTANTS:
+    if accountant not in pricing.ACCOUNTANTS:
         raise ValueError(
-            f"accountant={accountant!r} is unknown; use one of {list(events.ACCOUNTANTS)}"
+            f"accountant={accountant!r} is unknown; use one of {list(pricing.ACCOUNTANTS)}"
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 import numpy as np
 
-from dpoptax._privacy import events
+from dpoptax._privacy import pricing
 from dpoptax._privacy.checks import (
     ADD_OR_REMOVE,
     Accountant,
@@ -123,8 +123,8 @@ def epsilon_curve(
         )
 
     def rough(count: int) -> float:
-        interval = _CURVE_COARSENESS * events.DISCRETIZATION
-        return events.epsilon_of(
+        interval = _CURVE_COARSENESS * pricing.DISCRETIZATION
+        return pricing.epsilon_of(
             design.event(multiplier, count), delta, accountant, relation, interval
         )
 
@@ -173,7 +173,7 @@ def event_epsilon(
     """
     check_delta(delta)
     check_accountant(accountant)
-    return events.epsilon_of(event, delta, accountant, relation_named(neighbouring_relation))
+    return pricing.epsilon_of(event, delta, accountant, relation_named(neighbouring_relation))
 
 
 def rdp(
@@ -204,4 +204,4 @@ def rdp(
     steps = integer("steps", steps, 0, "count the noisy releases")
     design = make_design(sampling_probability, None)
     event = design.event(checked_multiplier(noise_multiplier), steps)
-    return events.rdp_curve(event, alphas, relation_named(ADD_OR_REMOVE))
+    return pricing.rdp_curve(event, alphas, relation_named(ADD_OR_REMOVE))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import dp_accounting as dpa
 
-from dpoptax._privacy import events
+from dpoptax._privacy import pricing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Search:
         exact = 2e-4 if self.digits else 0.0
 
         def guessed(x: float) -> float:
-            return events.guessed_epsilon(self.event_at(x), self.delta, self.relation)
+            return pricing.guessed_epsilon(self.event_at(x), self.delta, self.relation)
 
-        def priced(x: float, interval: float = events.DISCRETIZATION) -> float:
-            return events.epsilon_of(
+        def priced(x: float, interval: float = pricing.DISCRETIZATION) -> float:
+            return pricing.epsilon_of(
                 self.event_at(x), self.delta, self.accountant, self.relation, interval
             )
 
         def coarse(x: float) -> float:
-            return priced(x, 10 * events.DISCRETIZATION)
+            return priced(x, 10 * pricing.DISCRETIZATION)
 
         # Where it sets out, each pass knows how steep epsilon is from the one before.
         x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
