@@ -9,6 +9,8 @@ from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event
 from scipy import stats
 
+from dpoptax._privacy import allocation
+
 RELATIONS = {
     "add-or-remove-one": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
@@ -31,6 +33,26 @@ class WorstOfDpEvent(dpa.DpEvent):
     """
 
     events: tuple[Event, ...]
+
+
+@attr.frozen
+class RandomAllocationDpEvent(dpa.DpEvent):
+    """Of `period` noisy sums a record is in one, uniformly chosen; the first `steps` are released.
+
+    Gaussian noise of standard deviation `noise_multiplier`, in units of what a record adds.
+
+    Attributes:
+      noise_multiplier: Of each sum.
+      period: T.
+      steps: How many of the T sums were released.
+      overflow: An upper bound on the probability that any record was left out of one of the T
+        sums, as its batch was full.
+    """
+
+    noise_multiplier: float
+    period: int
+    steps: int
+    overflow: float = 0.0
 
 
 def noisy_sum_event(
@@ -56,6 +78,50 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
         return dpa.PoissonSampledDpEvent(float(sampling_probability), gaussian)
 
     return noisy_sum_event(noise_multiplier, steps, sampled)
+
+
+def allocation_event(
+    noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
+) -> Event:
+    """The event of `steps` noisy sums, a record being in exactly k of each T = `period` of them.
+
+    For k > 1 each period costs k times one of ⌊T/k⌋: a uniform set of k steps is drawn by drawing
+    k blocks of ⌊T/k⌋ steps each, uniformly and without the data, and a step of each block; and a
+    mixture costs no more than what all its parts cost (Feldman and Shenfeld, 2025). A part of
+    such a period is priced as the whole.
+
+    Args:
+      noise_multiplier: Over the clip bound.
+      steps: Number of releases, from the first of a period on.
+      period: T.
+      participations: k.
+      overflow: The probability that one step's batch is full.
+    """
+    if steps == 0 or math.isinf(noise_multiplier):
+        return dpa.NoOpDpEvent()
+    if noise_multiplier < MULTIPLIERS[0]:
+        return dpa.NonPrivateDpEvent()
+    block = period // participations
+    lowest, highest = allocation.MULTIPLIERS
+
+    def part(released: int) -> Event:
+        if block == 1 or noise_multiplier < lowest:
+            # One sum, whichever it is: what a full batch leaves out does not depend on the data.
+            event: Event = dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
+        else:
+            event = RandomAllocationDpEvent(
+                noise_multiplier=min(float(noise_multiplier), highest),
+                period=block,
+                steps=released,
+                overflow=period * overflow / participations,
+            )
+        return event if participations == 1 else dpa.SelfComposedDpEvent(event, participations)
+
+    whole, rest = divmod(steps, period)
+    parts = [dpa.SelfComposedDpEvent(part(block), whole)] if whole else []
+    if rest:
+        parts.append(part(rest if participations == 1 else block))
+    return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
 
 def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
@@ -102,4 +168,6 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
         # The neighbour may hold one record more.
         overflow = stats.binom.sf(event.truncated_batch_size, event.dataset_size + 1, q)
         return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), count * float(overflow)
+    if isinstance(event, RandomAllocationDpEvent):
+        return attr.evolve(event, overflow=0.0), count * event.overflow
     return event, 0.0

@@ -1,15 +1,17 @@
 """The epsilon of an event under each accountant.
 
-dp_accounting 0.6 leaves three gaps, and this module is the one place that closes them:
+dp_accounting 0.6 leaves four gaps, and this module is the one place that closes them:
 
 * its RDP of a Gaussian does not double the sensitivity under replace-one, its PLD does (issue 378
   of google/differential-privacy);
 * its PLD does not know sampling without replacement, but knows it under another name;
-* its RDP does not know truncated Poisson sampling.
+* its RDP does not know truncated Poisson sampling;
+* neither knows random allocation.
 """
 
 import functools
 import math
+from collections.abc import Callable
 
 import attr
 import dp_accounting as dpa
@@ -17,8 +19,13 @@ import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
 
-from dpoptax._privacy import renyi
-from dpoptax._privacy.events import WorstOfDpEvent, rewrite, without_truncation
+from dpoptax._privacy import allocation, renyi
+from dpoptax._privacy.events import (
+    RandomAllocationDpEvent,
+    WorstOfDpEvent,
+    rewrite,
+    without_truncation,
+)
 
 ACCOUNTANTS = ("pld", "rdp")
 DISCRETIZATION = 1e-4
@@ -52,13 +59,17 @@ def _price(
 ) -> float:
     plain, overflow = without_truncation(event)
     if accountant == "rdp":
-        return _rdp_epsilon_with_overflow(plain, overflow, delta, relation)
+        return _epsilon_with_overflow(lambda d: _rdp_epsilon(plain, d, relation), overflow, delta)
     # Pricing a truncation exactly costs several times the untruncated event; one so rare that it
     # costs a thousandth of delta is cheaper taken out of delta.
     if 0 < overflow <= 1e-3 * delta and not _shows(overflow, plain, delta, relation, interval):
         epsilon = _pld_epsilon(plain, 0.999 * delta, relation, interval)
         if _overflow_delta(overflow, epsilon) <= 1e-3 * delta:
             return epsilon
+    if _allocation_overflows(event):
+        return _epsilon_with_overflow(
+            lambda d: _pld_epsilon(plain, d, relation, interval), overflow, delta
+        )
     return _pld_epsilon(event, delta, relation, interval)
 
 
@@ -89,7 +100,8 @@ def _is_hashable(event: object) -> bool:
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
     """RDP epsilon over few orders, truncation left out: a starting point only."""
-    return _rdp_epsilon(without_truncation(event)[0], delta, relation, FEW_ORDERS)
+    plain = rewrite(without_truncation(event)[0], _allocation_as_poisson)
+    return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
@@ -112,6 +124,13 @@ class _RdpAccountant(rdp.RdpAccountant):
                 orders, relation = tuple(self._orders), self._neighboring_relation
                 self._rdp += count * renyi.sampled_gaussian_rdp(event, orders, relation)
             return refused
+        if isinstance(event, RandomAllocationDpEvent):
+            refused = _refused_allocation(event, self._neighboring_relation)
+            if do_compose and refused is None:
+                self._rdp += count * allocation.renyi_divergences(
+                    event.noise_multiplier, event.period, event.steps, tuple(self._orders)
+                )
+            return refused
         if not isinstance(event, WorstOfDpEvent):
             return super()._maybe_compose(event, count, do_compose)
         worst, before = np.zeros_like(self._rdp), self._rdp
@@ -123,6 +142,43 @@ class _RdpAccountant(rdp.RdpAccountant):
             worst = np.maximum(worst, self._rdp)
         self._rdp = before + worst
         return None
+
+
+class _PldAccountant(pld.PLDAccountant):
+    """dp_accounting's, with random allocation."""
+
+    _pld: pld.privacy_loss_distribution.PrivacyLossDistribution
+
+    def _maybe_compose(
+        self, event: Event, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        if not isinstance(event, RandomAllocationDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        refused = _refused_allocation(event, self._neighboring_relation)
+        if do_compose and refused is None:
+            interval = self._value_discretization_interval
+            fine = interval <= DISCRETIZATION
+            pair = allocation.pair(
+                event.noise_multiplier,
+                event.period,
+                event.steps,
+                interval,
+                allocation.POINTS if fine else allocation.COARSE_POINTS,
+            )
+            self._pld = self._pld.compose(pair.self_compose(count))
+        return refused
+
+
+def _refused_allocation(
+    event: RandomAllocationDpEvent, relation: dpa.NeighboringRelation
+) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+    if event.overflow:
+        message = "the overflow of batches has to be taken out of delta first"
+    elif relation is dpa.NeighboringRelation.REPLACE_ONE:
+        message = "a record is taken out or replaced by one that contributes zero, not by another"
+    else:
+        return None
+    return dpa.PrivacyAccountant.CompositionErrorDetails(event, message)
 
 
 def _rdp_epsilon(
@@ -147,7 +203,7 @@ def _pld_epsilon(
         rough = 0.0
     if 2000 < rough < math.inf:
         interval = max(interval, 1e-6 * rough)
-    return float(_compose(pld.PLDAccountant(relation, interval), event).get_epsilon(delta))
+    return float(_compose(_PldAccountant(relation, interval), event).get_epsilon(delta))
 
 
 def _compose(accountant: dpa.PrivacyAccountant, event: Event) -> dpa.PrivacyAccountant:
@@ -174,25 +230,44 @@ def _overflow_delta(overflow: float, epsilon: float) -> float:
     return overflow * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
 
 
-def _rdp_epsilon_with_overflow(
-    plain: Event, overflow: float, delta: float, relation: dpa.NeighboringRelation
-) -> float:
-    epsilon = _rdp_epsilon(plain, delta, relation)
+def _allocation_overflows(event: Event) -> bool:
+    found = []
+
+    def look(part: Event) -> Event:
+        found.append(isinstance(part, RandomAllocationDpEvent) and part.overflow > 0)
+        return part
+
+    rewrite(event, look)
+    return any(found)
+
+
+def _epsilon_with_overflow(plain: Callable[[float], float], overflow: float, delta: float) -> float:
+    """Epsilon where draws overflow; `plain` is that of unbounded draws, by delta."""
+    epsilon = plain(delta)
     if overflow == 0 or math.isinf(epsilon):
         return epsilon
     for _ in range(100):
         left = delta - _overflow_delta(overflow, epsilon)
         if left <= 0:
             break
-        needed = _rdp_epsilon(plain, left, relation)
+        needed = plain(left)
         if needed <= epsilon:
             return epsilon
         epsilon = needed * (1 + 1e-6)
     raise ValueError(
         f"delta={delta} is used up by draws beyond the sampler's largest batch, which happen "
-        f"with probability {overflow:.3g} in this run; use accountant='pld', which prices the "
-        "truncation itself, or a larger max_batch_size"
+        f"with probability {overflow:.3g} in this run; use a larger max_batch_size, or, for "
+        "Poisson sampling, accountant='pld', which prices the truncation itself"
     )
+
+
+def _allocation_as_poisson(event: Event) -> Event:
+    """What random allocation costs nearly, and takes no time to price."""
+    if isinstance(event, RandomAllocationDpEvent):
+        gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
+        step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)
+        return dpa.SelfComposedDpEvent(step, event.steps)
+    return event
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:

@@ -35,7 +35,8 @@ def epsilon_spent(
       ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
         two noise stages with one key; a mechanism without a proof; a sampler of another batch
         size; a sampler that has no event, or none with a mechanism's correlated noise; correlated
-        noise next to another noise stage.
+        noise next to another noise stage; noise stages with different numbers of releases whose
+        batches were drawn together.
     """
     from dpoptax._noise.reading import ledgers
 
@@ -113,6 +114,12 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler") -> dpa.DpEvent:
         )
     sampling = strategies[0].under(sampler) if strategies else sampler
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
+    if len({count for count, _ in releases}) > 1 and not sampler.independent_steps:
+        raise ValueError(
+            "opt_state holds noise stages with different numbers of releases, and the steps of a "
+            f"{type(sampler).__name__} cannot be priced apart: no epsilon is known; use one noise "
+            "stage, or PoissonSampler"
+        )
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):
         active = [multiplier for count, multiplier in releases if count >= last]

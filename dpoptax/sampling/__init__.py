@@ -12,10 +12,8 @@ sees the trained model, not against one who can recover the generator's state. N
 its streams between versions (NEP 19); a run is reproducible within one.
 """
 
-import abc
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import dp_accounting as dpa
 import numpy as np
@@ -23,108 +21,10 @@ from scipy import stats
 
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._draws import largest_usual_draw, permuted
-
-
-class Sample(NamedTuple):
-    """The records of one step.
-
-    Attributes:
-      indices: (padded_size,) int64 in [0, dataset_size). Ascending where `mask` holds, for
-        locality; 0 elsewhere, so that gathering with them is always valid.
-      mask: (padded_size,) bool, True for the entries that were drawn.
-    """
-
-    indices: np.ndarray
-    mask: np.ndarray
-
-
-@dataclass(frozen=True)
-class Sampler(abc.ABC):
-    """What all samplers share.
-
-    Attributes:
-      dataset_size: N, the number of records.
-      batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
-      seed: a non-negative integer of any size, secret.
-      multiple_of: `padded_size` is a multiple of this; give the microbatch size.
-    """
-
-    dataset_size: int
-    batch_size: int
-    seed: int = field(repr=False)  # secret: it is in no message
-    multiple_of: int = 1
-
-    neighbouring_relation: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        limits = {
-            "dataset_size": (1, "count the training records"),
-            "batch_size": (1, "choose between 1 and dataset_size"),
-            "seed": (0, "take a fresh one from secrets.randbits(128)"),
-            "multiple_of": (1, "give the microbatch size, or 1"),
-        }
-        for name, (minimum, remedy) in limits.items():
-            # NumPy integers become Python's, for the sake of hashing, equality and JSON.
-            object.__setattr__(self, name, integer(name, getattr(self, name), minimum, remedy))
-        if self.batch_size > self.dataset_size:
-            raise ValueError(
-                f"batch_size={self.batch_size} is above dataset_size={self.dataset_size}; "
-                "lower it, or take dataset_size for full batches"
-            )
-
-    @abc.abstractmethod
-    def sample(self, step: int) -> Sample:
-        """The records of a step, a function of (seed, step) alone."""
-
-    @abc.abstractmethod
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
-        """What `steps` noisy clipped sums over this sampler's batches reveal."""
-
-    @property
-    def padded_size(self) -> int:
-        """The length of every sample, a static shape."""
-        return self._padded(self.batch_size)
-
-    @property
-    def sampling_probability(self) -> float:
-        """B / N, the probability that a given record is in a given step."""
-        return self.batch_size / self.dataset_size
-
-    def samples(self, start: int, stop: int) -> Iterator[Sample]:
-        """The samples of steps start, ..., stop - 1."""
-        return (self.sample(step) for step in range(start, stop))
-
-    def describe(self) -> dict[str, object]:
-        """How batches were drawn, for a run's record: JSON values, and never the seed."""
-        return {
-            "sampling": type(self).__name__,
-            "neighbouring_relation": self.neighbouring_relation,
-            "dataset_size": self.dataset_size,
-            "batch_size": self.batch_size,
-            "sampling_probability": self.sampling_probability,
-            "padded_size": self.padded_size,
-        }
-
-    def _padded(self, length: int) -> int:
-        return -(-length // self.multiple_of) * self.multiple_of
-
-    def _generator(self, step: int) -> np.random.Generator:
-        # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
-        # The class is part of it, so that two kinds of sampler with one seed are independent.
-        step = integer("step", step, 0, "steps are counted from 0")
-        key = (*type(self).__name__.encode(), step)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))
-
-    def _subset(self, rng: np.random.Generator, size: int) -> Sample:
-        """`size` distinct records, all subsets alike; memory O(size), not O(dataset_size)."""
-        drawn = rng.choice(self.dataset_size, size=size, replace=False, shuffle=False)
-        return self._pad(np.sort(drawn))
-
-    def _pad(self, drawn: np.ndarray) -> Sample:
-        indices = np.zeros(self.padded_size, np.int64)
-        indices[: len(drawn)] = drawn
-        return Sample(indices, np.arange(self.padded_size) < len(drawn))
+from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAllocationSampler
+from dpoptax.sampling._base import Sample as Sample
+from dpoptax.sampling._base import Sampler as Sampler
+from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
 
 
 @dataclass(frozen=True)
@@ -158,15 +58,8 @@ class PoissonSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_batch_size is None:
-            return
-        largest = integer("max_batch_size", self.max_batch_size, 1, "choose at least batch_size")
+        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
         object.__setattr__(self, "max_batch_size", largest)
-        if not self.batch_size <= largest <= self.dataset_size:
-            raise ValueError(
-                f"max_batch_size={largest} must be between batch_size={self.batch_size} and "
-                f"dataset_size={self.dataset_size}; leave it out for a safe default"
-            )
 
     @property
     def padded_size(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling import Sample, Sampler
+from dpoptax.sampling._base import Sample, Sampler
 from dpoptax.sampling._draws import largest_usual_draw, permuted
 
 

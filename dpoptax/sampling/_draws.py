@@ -6,6 +6,8 @@ import math
 import numpy as np
 from scipy import stats
 
+from dpoptax._privacy.checks import integer
+
 # By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
 # is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
 _OVERFLOW_PROBABILITY = 1e-12
@@ -16,6 +18,19 @@ def largest_usual_draw(dataset_size: int, probability: float) -> int:
     """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
     quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
     return min(dataset_size, math.ceil(quantile))
+
+
+def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:
+    """`max_batch_size` as an int between the expected size and all records, or an error."""
+    if value is None:
+        return None
+    largest = integer("max_batch_size", value, 1, "choose at least batch_size")
+    if not batch_size <= largest <= dataset_size:
+        raise ValueError(
+            f"max_batch_size={largest} must be between batch_size={batch_size} and "
+            f"dataset_size={dataset_size}; leave it out for a safe default"
+        )
+    return largest
 
 
 def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,200 @@
+"""Random allocation: each record in exactly k of T steps, which ones is uniform and secret."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import dp_accounting as dpa
+import numpy as np
+from scipy import stats
+
+from dpoptax._privacy import events
+from dpoptax._privacy.checks import integer
+from dpoptax.sampling._base import Sample, Sampler
+from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
+
+# Up to this many records are put in order by an array of all of them.
+_SMALL = 4096
+
+
+@dataclass(frozen=True)
+class RandomAllocationSampler(Sampler):
+    """Of every T = ⌈k N/B⌉ steps each record takes part in exactly k, uniformly chosen.
+
+    The choice is independent of all other records', and made anew for the next T steps. With
+    k = 1, T is an epoch of ⌈N/B⌉ steps, each record being in exactly one of its batches: balls in
+    bins. With k as large as the run has epochs, T is the whole run. Batches have kN/T records on
+    average, which is B where B divides k N and otherwise a little less; B remains the divisor of
+    the noisy sum.
+
+    Where ε per epoch is about 1 or more, or noise is small, it takes clearly less noise than
+    Poisson sampling with the same B and number of steps; otherwise about the same.
+
+    A draw larger than `padded_size` is cut to a uniformly random subset. By default this happens
+    with probability 10^-12 a step; `dp_event` has it, and it is taken out of δ.
+
+    Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
+    ε is that of releases from step 0 on, in order: after a part of T steps that of this part for
+    k = 1, and of all T steps otherwise.
+
+    Attributes:
+      participations: k.
+      max_batch_size: draws are cut to this size, rounded up to a multiple of `multiple_of`;
+        between B and N. None: so large that 1 draw in 10^12 is cut.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    Source: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025); balls in
+    bins: Chua et al., "Balls-and-bins sampling for DP-SGD" (2024).
+
+    >>> sampler = RandomAllocationSampler(dataset_size=6, batch_size=2, seed=0)
+    >>> sampler.period
+    3
+    >>> sorted(int(i) for s in sampler.samples(0, 3) for i in s.indices[s.mask])
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    participations: int = 1
+    max_batch_size: int | None = None
+
+    neighbouring_relation: ClassVar[str] = "replace-special"
+    independent_steps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        times = integer("participations", self.participations, 1, "1 is once an epoch")
+        object.__setattr__(self, "participations", times)
+        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
+        object.__setattr__(self, "max_batch_size", largest)
+
+    @property
+    def period(self) -> int:
+        """T, the number of steps in which each record takes part k times."""
+        return -(-self.participations * self.dataset_size // self.batch_size)
+
+    @property
+    def sampling_probability(self) -> float:
+        """k / T, the probability that a given record is in a given step."""
+        return self.participations / self.period
+
+    @property
+    def padded_size(self) -> int:
+        """The length of every sample, and the size that larger draws are cut to."""
+        if self.max_batch_size is not None:
+            return self._padded(self.max_batch_size)
+        return self._padded(largest_usual_draw(self.dataset_size, self.sampling_probability))
+
+    @property
+    def overflow_probability(self) -> float:
+        """The probability that a step's draw is cut."""
+        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
+
+    def sample(self, step: int) -> Sample:
+        """The records of a step, in time of the order of the batch and of log T.
+
+        The T steps are halved down to the one that is asked for. Records with c steps to go in a
+        range are a group in a keyed random order: as many as have j of them in the left half, a
+        multinomial number, follow on those with less. The batch are those with one step to go
+        where it ends; then back up, from places in groups to records.
+        """
+        step = integer("step", step, 0, "steps are counted from 0")
+        index, place = divmod(step, self.period)
+        low, high = 0, self.period
+        sizes = {self.participations: self.dataset_size}
+        path = []
+        while high - low > 1:
+            middle = (low + high) // 2
+            left = place < middle
+            pieces = []
+            for count, size in sizes.items():
+                odds = _halves(middle - low, high - middle, count)
+                lengths = self._node(index, low, high, count, 0).multinomial(size, odds)
+                for j, end in enumerate(np.cumsum(lengths)):
+                    to_go = j if left else count - j
+                    if to_go and lengths[j]:
+                        pieces.append(_Piece(to_go, count, int(end - lengths[j]), int(lengths[j])))
+            path.append((low, high, sizes, pieces))
+            sizes = dict.fromkeys((piece.to_go for piece in pieces), 0)
+            for piece in pieces:
+                sizes[piece.to_go] += piece.length
+            low, high = (low, middle) if left else (middle, high)
+        groups = {count: np.arange(size) for count, size in sizes.items()}
+        if len(groups.get(1, ())) > self.padded_size:
+            cut = self._node(index, place).permutation(len(groups[1]))[: self.padded_size]
+            groups = {1: cut}
+        for low, high, sizes, pieces in reversed(path):
+            groups = {
+                count: self._ordered(places, sizes[count], (index, low, high, count, 1))
+                for count, places in _places(groups, pieces).items()
+            }
+        drawn = groups.get(self.participations, np.zeros(0, np.int64))
+        return self._pad(np.sort(drawn))
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+        """The first `steps` noisy sums, the overflow of batches included."""
+        return events.allocation_event(
+            noise_multiplier,
+            steps,
+            period=self.period,
+            participations=self.participations,
+            overflow=self.overflow_probability,
+        )
+
+    def describe(self) -> dict[str, object]:
+        """As for every sampler, with k, T and the probability that a step's draw is cut."""
+        return {
+            **super().describe(),
+            "participations": self.participations,
+            "period": self.period,
+            "overflow_probability": self.overflow_probability,
+        }
+
+    def _node(self, *key: int) -> np.random.Generator:
+        spawn_key = (*type(self).__name__.encode(), *key)
+        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=spawn_key))
+
+    def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
+        """Which members of a group of `size` are at the places of its random order."""
+        rng = self._node(*key)
+        return rng.permutation(size)[places] if size <= _SMALL else permuted(places, size, rng)
+
+
+class _Piece(NamedTuple):
+    """Members of a group of the whole range that make a part of a group of its half.
+
+    Attributes:
+      to_go: how many steps they have in the half, which names the group there.
+      group: how many steps they have in the whole range, which names the group here.
+      start: the first one's place in the group here.
+      length: how many they are.
+    """
+
+    to_go: int
+    group: int
+    start: int
+    length: int
+
+
+def _places(groups: dict[int, np.ndarray], pieces: list[_Piece]) -> dict[int, np.ndarray]:
+    """The places in the groups of a range of places in those of its half."""
+    found: dict[int, list[np.ndarray]] = {}
+    before = dict.fromkeys(groups, 0)
+    for piece in pieces:
+        if piece.to_go not in groups:
+            continue
+        offset = groups[piece.to_go] - before[piece.to_go]
+        inside = offset[(offset >= 0) & (offset < piece.length)]
+        before[piece.to_go] += piece.length
+        if len(inside):
+            found.setdefault(piece.group, []).append(inside + piece.start)
+    return {count: np.concatenate(parts) for count, parts in found.items()}
+
+
+@functools.lru_cache(maxsize=65536)
+def _halves(left: int, right: int, count: int) -> tuple[float, ...]:
+    """The probabilities that j = 0, ..., count of `count` uniform steps are among the left ones."""
+    ways = [math.comb(left, j) * math.comb(right, count - j) for j in range(count + 1)]
+    total = math.comb(left + right, count)
+    return tuple(way / total for way in ways)
