@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpoptax.sampling import FixedSizeSampler, PoissonSampler, Sample, ShuffledSampler
+from dpoptax.sampling import (
+    FixedSizeSampler,
+    PoissonSampler,
+    RandomAllocationSampler,
+    Sample,
+    ShuffledSampler,
+)
 
-KINDS = [PoissonSampler, FixedSizeSampler, ShuffledSampler]
+KINDS = [PoissonSampler, FixedSizeSampler, ShuffledSampler, RandomAllocationSampler]
 # A right sampler fails a test at this level with one seed in a thousand, and the seeds are
 # fixed; a wrong one has to fall below REJECT.
 ACCEPT, REJECT = 1e-3, 1e-6

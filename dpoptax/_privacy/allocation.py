@@ -42,25 +42,24 @@ MULTIPLIERS = (0.25, 1e5)
 # Mass that is moved to an infinite loss, in place of a grid that holds it.
 _NEGLIGIBLE = 1e-17
 _MOST_ORDER = 512
+_LOG_UNKNOWN = math.log(1e-290)
 
 
 class Law(NamedTuple):
-    """The distribution under Q of a sum less its mean.
+    """The distribution under Q of a positive variable.
 
     Attributes:
       values: (n,) ascending.
-      masses: (n,) probabilities under Q.
-      mean: what was subtracted.
+      masses: (n,) probabilities.
     """
 
     values: np.ndarray
     masses: np.ndarray
-    mean: float
 
 
 @functools.lru_cache(maxsize=64)
 def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
-    """The law of T (L − 1), of a pair that dominates the first `steps` of T = `period` sums."""
+    """The law of T L, of a pair that dominates the first `steps` of T = `period` noisy sums."""
     single = _single(sigma, points)
     total = single
     for bit in bin(steps)[3:]:
@@ -68,14 +67,15 @@ def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> La
         if bit == "1":
             total = _sum(total, single, points)
     # The terms of the steps that are to come are 1, without noise.
-    return Law(total.values, total.masses, float(period))
+    return Law(total.values + (period - steps), total.masses)
 
 
 def pair(
     sigma: float, period: int, steps: int, interval: float, points: int = POINTS
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """The privacy losses of the dominating pair, on a grid, in both directions."""
-    logs, masses = _log_ratios(ratio_law(sigma, period, steps, points))
+    values, masses = ratio_law(sigma, period, steps, points)
+    logs = np.log(values / period)
     # Between two points of the grid a likelihood ratio is moved to them as above.
     below = np.floor(logs / interval).astype(int)
     up = np.clip(np.expm1(logs - below * interval) / math.expm1(interval), 0.0, 1.0)
@@ -124,43 +124,56 @@ def renyi_divergences(
     """
     alphas = np.asarray(orders, float)
     exact = log_moments(sigma, period, steps)
-    law = ratio_law(sigma, period, steps)
     found = np.full(len(alphas), np.inf)
-    logs, masses = _log_ratios(law)
-    lost = math.fsum(law.masses) - math.fsum(masses) > 0
-    log_masses = np.log(masses)
     for i, alpha in enumerate(alphas):
         if 1 < alpha <= _MOST_ORDER:
-            remove = np.interp(alpha, np.arange(_MOST_ORDER + 1), exact)
-            add = np.inf if lost else special.logsumexp(log_masses + (1 - alpha) * logs)
+            remove = float(np.interp(alpha, np.arange(_MOST_ORDER + 1), exact))
+            add = _log_negative_moment(sigma, period, steps, alpha - 1)
             found[i] = max(remove, add, 0.0) / (alpha - 1)
     found.flags.writeable = False
     return found
 
 
-def _log_ratios(law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """log L and masses under Q, without the points where L is no more than rounding: 0."""
-    ratio = 1 + law.values / law.mean
-    kept = (ratio > 1e-12) & (law.masses > 0)
-    return np.log1p(law.values[kept] / law.mean), law.masses[kept]
+def _log_negative_moment(sigma: float, period: int, steps: int, order: float) -> float:
+    """A bound on log E_Q[L^−s], infinite where double precision does not reach to.
+
+    Of the law's lower tail only what has a mass above 10^-290 is known; the rest is taken to be at
+    the least value. Where that shows, as for great s, L is cut into averages A_j of T_j terms: by
+    Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
+    """
+    for pieces in (1, 2, 4, 8) if steps == period else (1,):
+        if pieces > period:
+            break
+        bound = 0.0
+        for j in range(pieces):
+            terms = period * (j + 1) // pieces - period * j // pieces
+            share, released = order * terms / period, terms if pieces > 1 else steps
+            values, masses = ratio_law(sigma, terms, released, COARSE_POINTS)
+            with np.errstate(divide="ignore"):
+                logs = np.log(masses) - share * np.log(values / terms)
+            known = float(special.logsumexp(logs))
+            unknown = _LOG_UNKNOWN - share * math.log(values[0] / terms)
+            bound += known
+            if unknown > -30.0 + known:
+                break
+        else:
+            # What is unknown adds e^-30 to each factor at most.
+            return bound + pieces * math.exp(-30.0)
+    return math.inf
 
 
 def _single(sigma: float, points: int) -> Law:
-    """The law of w − 1, with w log-normal, moved to grid points."""
+    """The law of w, log-normal, moved to grid points."""
     # Standard deviations from the mean of log w under Q; under P that mean is 1/σ further.
     shift = 1 / sigma
     z = _scores(points, shift)
-    # Where w is below the last bit of 1, w − 1 is −1, at many z.
-    values, kept = np.unique(np.expm1(z * shift - shift**2 / 2), return_index=True)
-    z = z[kept]
+    values = np.exp(z * shift - shift**2 / 2)
     q, p = _normal_masses(z), _normal_masses(z - shift)
-    width = np.diff(values)
-    # Mass q and mean (p − q)/q of a cell, split between its ends.
-    up = np.clip((p - q - values[:-1] * q) / width, 0.0, q)
-    masses = np.zeros(len(values))
-    masses[:-1] += q - up
+    # A cell has mass q and mean p/q, and is split between its ends.
+    up = np.clip((p - values[:-1] * q) / np.diff(values), 0.0, q)
+    masses = np.append(q - up, 0.0)
     masses[1:] += up
-    return Law(values, masses, 1.0)
+    return Law(values, masses)
 
 
 def _scores(points: int, shift: float = 0.0) -> np.ndarray:
@@ -186,7 +199,7 @@ def _sum(first: Law, second: Law, points: int) -> Law:
     up = masses * np.clip((values - grid[cell]) / np.diff(grid)[cell], 0.0, 1.0)
     total = np.bincount(cell, masses - up, len(grid))
     total[1:] += np.bincount(cell, up, len(grid))[:-1]
-    return Law(grid, total, first.mean + second.mean)
+    return Law(grid, total)
 
 
 def _grid(first: Law, second: Law, points: int) -> np.ndarray:
@@ -195,11 +208,11 @@ def _grid(first: Law, second: Law, points: int) -> np.ndarray:
     The score is that of the mixture of P and Q, estimated from few points of each law. It decides
     how tight the result is, and not whether it is a bound.
     """
-    (a, p, m), (b, q, n) = _thinned(first), _thinned(second)
+    (a, p), (b, q) = _thinned(first), _thinned(second)
     values = np.add.outer(a, b).ravel()
     order = np.argsort(values)
     values, masses = values[order], np.multiply.outer(p, q).ravel()[order]
-    tilted = np.maximum(masses * (1 + values / (m + n)), 0.0)
+    tilted = masses * values
     mixture = masses / masses.sum() / 2 + tilted / tilted.sum() / 2
     lower, upper = np.cumsum(mixture), np.cumsum(mixture[::-1])[::-1]
     score = np.where(
@@ -218,7 +231,7 @@ def _thinned(law: Law, points: int = 200) -> Law:
     edges = np.linspace(0, len(law.values), points + 1).astype(int)[:-1]
     masses = np.add.reduceat(law.masses, edges)
     means = np.add.reduceat(law.masses * law.values, edges) / np.maximum(masses, 1e-323)
-    return Law(np.where(masses > 1e-300, means, law.values[edges]), masses, law.mean)
+    return Law(np.where(masses > 1e-300, means, law.values[edges]), masses)
 
 
 def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -232,7 +245,7 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
     """Losses `interval` · (first, first + 1, ...), ends of negligible mass moved up.
 
-    What is missing to a mass of 1 has an infinite loss: points where L was 0, and rounding.
+    What is missing to a mass of 1 by rounding has an infinite loss.
     """
     low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
     high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))

@@ -93,8 +93,10 @@ class TrainConfig:
     l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED)
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = field("poisson", Role.PLANNED)
-    """How batches are drawn: poisson, fixed_size, cyclic (groups of examples take turns, for
-    correlated noise), or shuffled (without a guarantee)."""
+    """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
+    epoch), random_allocation (each in as many steps as there are epochs, anywhere in the run),
+    cyclic (groups of examples take turns, for correlated noise), or shuffled (without a
+    guarantee)."""
     accountant: Literal["pld", "rdp"] = field("pld", Role.CHANGEABLE)
     """Composition by privacy loss distributions, or by Rényi divergences."""
 

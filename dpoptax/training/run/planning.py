@@ -107,7 +107,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     return RunCost(
         config=config,
         dataset_size=size,
-        sampling_probability=config.batch_size / size if config.method.private else None,
+        sampling_probability=plan.sampler.sampling_probability if config.method.private else None,
         steps=plan.permitted_steps,
         noise_multiplier=plan.noise_multiplier,
         epsilon=plan.epsilon(plan.permitted_steps),

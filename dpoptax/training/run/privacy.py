@@ -15,6 +15,8 @@ SAMPLERS: dict[str, type[sampling.Sampler]] = {
     "fixed_size": sampling.FixedSizeSampler,
     "shuffled": sampling.ShuffledSampler,
     "cyclic": matrix.CyclicPoissonSampler,
+    "balls_in_bins": sampling.RandomAllocationSampler,
+    "random_allocation": sampling.RandomAllocationSampler,
 }
 
 
@@ -78,16 +80,12 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
-    kind = SAMPLERS[config.sampling]
-    turns = (
-        {"cycle_length": config.method.cycle_length} if kind is matrix.CyclicPoissonSampler else {}
-    )
-    sampler = kind(
+    sampler = SAMPLERS[config.sampling](
         dataset_size,
         config.batch_size,
         seed=devices.fresh_seed() if config.seed is None else config.seed,
         multiple_of=config.microbatch_size or 1,
-        **turns,
+        **_turns(config, dataset_size),
     )
     if not config.method.private:
         return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
@@ -114,6 +112,25 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
     return PrivacyPlan(
         sampler, noise_multiplier, permitted, config.delta, config.accountant, strategy=strategy
     )
+
+
+def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
+    """How often an example takes part, for the samplings that ask."""
+    if config.sampling == "cyclic":
+        return {"cycle_length": config.method.cycle_length}
+    if config.sampling != "random_allocation":
+        return {}
+    # As often as the run has epochs: the steps in which it does so are then those of the run.
+    floor = max(1, config.steps * config.batch_size // dataset_size)
+    runs = {-(-k * dataset_size // config.batch_size): k for k in (floor, floor + 1)}
+    if config.steps not in runs:
+        steps = " or ".join(str(steps) for steps in runs)
+        raise ConfigError(
+            f"steps={config.steps} at batch_size={config.batch_size} are no whole number of epochs "
+            f"of {dataset_size} examples, and random allocation lets each example take part "
+            f"equally often: give steps={steps}, or sampling='balls_in_bins'"
+        )
+    return {"participations": runs[config.steps]}
 
 
 @once(maxsize=256)

@@ -1,0 +1,450 @@
+"""Random allocation: who is drawn when, and what it costs, against exact counts and brute force."""
+
+import collections
+import dataclasses
+import itertools
+import math
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from dp_accounting import pld
+from scipy import integrate, stats
+
+import dpoptax
+from dpoptax import accounting, matrix
+from dpoptax._privacy import allocation, pricing
+from dpoptax._privacy.events import RandomAllocationDpEvent, allocation_event
+from dpoptax.sampling import PoissonSampler, RandomAllocationSampler
+from dpoptax.training import data
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train
+from dpoptax.training.methods import CorrelatedNoise
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_plan
+
+DELTA = 1e-5
+
+
+def participation(sampler, index=0):
+    """(T, N) 0/1: who is in which step of a period."""
+    found = np.zeros((sampler.period, sampler.dataset_size), int)
+    for t in range(sampler.period):
+        indices, mask = sampler.sample(index * sampler.period + t)
+        np.add.at(found[t], indices[mask], 1)
+    return found
+
+
+class TestDraws:
+    @pytest.mark.parametrize(
+        ("size", "batch", "k"),
+        [(1, 1, 1), (6, 2, 1), (7, 3, 2), (5, 5, 3), (40, 10, 3), (9, 1, 4), (6000, 400, 2)],
+    )
+    def test_each_record_is_in_exactly_k_steps_of_every_period(self, size, batch, k):
+        sampler = RandomAllocationSampler(size, batch, seed=3, participations=k)
+        assert sampler.period == math.ceil(k * size / batch)
+        first, second = participation(sampler, 0), participation(sampler, 1)
+        assert first.max() == 1
+        for drawn in (first, second):
+            np.testing.assert_array_equal(drawn.sum(axis=0), k)
+        assert size < 6 or batch == size or not np.array_equal(first, second)
+
+    def test_all_sets_of_k_steps_are_alike_and_records_are_independent(self):
+        # Two halves of the records, so that the joint law of a pair is counted too.
+        sets, pairs = collections.Counter(), collections.Counter()
+        for seed in range(400):
+            drawn = participation(RandomAllocationSampler(8, 4, seed=seed, participations=2))
+            names = [tuple(column) for column in drawn.T]
+            sets.update(names)
+            pairs.update(itertools.pairwise(names))
+        assert len(sets) == 6
+        assert stats.chisquare(list(sets.values())).pvalue > 1e-3
+        assert len(pairs) == 36
+        # Pairs that overlap in a record are nearly independent.
+        assert stats.chisquare(list(pairs.values())).pvalue > 1e-3
+
+    def test_large_groups_are_ordered_by_the_keyed_permutation(self):
+        sampler = RandomAllocationSampler(20_000, 5000, seed=1)
+        drawn = participation(sampler)
+        loads = drawn.sum(axis=1)
+        assert stats.chisquare(loads).pvalue > 1e-3
+        # Neighbouring records share a step as often as any others.
+        shared = int((drawn[:, 1:] * drawn[:, :-1]).sum())
+        assert stats.binomtest(shared, 19_999, 0.25).pvalue > 1e-3
+
+    def test_a_batch_has_a_binomial_number_of_records(self):
+        counts = [
+            int(RandomAllocationSampler(40, 10, seed=seed).sample(2).mask.sum())
+            for seed in range(2000)
+        ]
+        edges = np.array([-1, 6, 8, 9, 10, 11, 13, 40]) + 0.5
+        observed = np.histogram(counts, edges)[0]
+        expected = 2000 * np.diff(stats.binom.cdf(edges - 0.5, 40, 0.25))
+        assert stats.chisquare(observed, expected).pvalue > 1e-3
+        # Not those of batches that are dealt out, which all have 10.
+        assert stats.chisquare(np.histogram([10] * 2000, edges)[0], expected).pvalue < 1e-6
+
+    def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
+        kept = np.zeros(40, int)
+        for seed in range(1500):
+            sampler = RandomAllocationSampler(40, 10, seed=seed, max_batch_size=10)
+            indices, mask = sampler.sample(0)
+            whole = dataclasses.replace(sampler, max_batch_size=40).sample(0)
+            assert set(indices[mask]) <= set(whole.indices[whole.mask])
+            assert mask.sum() == min(10, whole.mask.sum())
+            kept[indices[mask]] += 1
+        assert stats.chisquare(kept).pvalue > 1e-3
+        cut = stats.binom.sf(10, 40, 0.25)
+        assert sampler.describe()["overflow_probability"] == pytest.approx(cut)
+
+    def test_bad_arguments_are_named(self):
+        with pytest.raises(ValueError, match="participations=0 must be an integer of at least 1"):
+            RandomAllocationSampler(40, 10, seed=0, participations=0)
+        with pytest.raises(ValueError, match="max_batch_size=9 must be between batch_size=10"):
+            RandomAllocationSampler(40, 10, seed=0, max_batch_size=9)
+
+
+def deltas(sigma, period, steps, epsilons, interval=1e-4):
+    """(2, epsilons): δ(P‖Q) and δ(Q‖P) of the code's dominating pair."""
+    made = allocation.pair(sigma, period, steps, interval)
+    return np.array(
+        [
+            [pmf.get_delta_for_epsilon(e) for e in epsilons]
+            for pmf in (made._pmf_remove, made._pmf_add)
+        ]
+    )
+
+
+def integrated_deltas(sigma, epsilons):
+    """The same of T = 2 by quadrature over both coordinates, from the densities themselves."""
+    step = 0.01 * sigma
+    x = np.arange(-9 * sigma, 1 + 9 * sigma, step)
+    zero, one = stats.norm.pdf(x, 0, sigma), stats.norm.pdf(x, 1, sigma)
+    p = (np.outer(one, zero) + np.outer(zero, one)) / 2
+    q = np.outer(zero, zero)
+    return np.array(
+        [
+            [np.maximum(a - math.exp(e) * b, 0).sum() * step**2 for e in epsilons]
+            for a, b in ((p, q), (q, p))
+        ]
+    )
+
+
+def sampled_ratios(sigma, period, participations, size, seed):
+    """L under Q and under P by its definition, a mean over all sets of `participations` steps."""
+    sets = np.array(list(itertools.combinations(range(period), participations)))
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(0, sigma, (size, period))
+    with_record = noise.copy()
+    with_record[np.arange(size)[:, None], sets[rng.integers(len(sets), size=size)]] += 1
+
+    def ratio(x):
+        log_w = (2 * x - 1) / (2 * sigma**2)
+        return np.exp(log_w[:, sets].sum(axis=2)).mean(axis=1)
+
+    return ratio(noise), ratio(with_record)
+
+
+def sampled_delta(under_q, under_p, epsilon):
+    """δ in both directions, with standard errors."""
+    rows = (
+        np.maximum(1 - math.exp(epsilon) / under_p, 0),
+        np.maximum(1 - math.exp(epsilon) * under_q, 0),
+    )
+    return [(row.mean(), row.std() / math.sqrt(len(row))) for row in rows]
+
+
+class TestLoss:
+    @pytest.mark.parametrize(("sigma", "epsilons"), [(1.0, (0.3, 1, 2.5)), (0.5, (0.5, 2, 6))])
+    def test_two_steps_against_quadrature(self, sigma, epsilons):
+        ours, exact = deltas(sigma, 2, 2, epsilons), integrated_deltas(sigma, epsilons)
+        assert np.all(ours >= exact * (1 - 1e-4))
+        np.testing.assert_allclose(ours, exact, rtol=5e-3)
+
+    @pytest.mark.parametrize(
+        ("sigma", "period", "epsilons"), [(0.7, 12, (0.5, 1, 2)), (2.0, 30, (0.05, 0.2, 0.3))]
+    )
+    def test_many_steps_against_samples(self, sigma, period, epsilons):
+        ratios = sampled_ratios(sigma, period, 1, 150_000, seed=1)
+        for epsilon, ours in zip(epsilons, deltas(sigma, period, period, epsilons).T, strict=True):
+            for bound, (mean, error) in zip(ours, sampled_delta(*ratios, epsilon), strict=True):
+                assert abs(bound - mean) < 4.5 * error + 3e-3 * mean
+
+    @pytest.mark.parametrize(("sigma", "period"), [(1.0, 100), (0.6, 7)])
+    def test_the_first_step_alone_is_poisson_sampling(self, sigma, period):
+        own = pld.privacy_loss_distribution.from_gaussian_mechanism(
+            sigma, sampling_prob=1 / period, value_discretization_interval=1e-4
+        )
+        epsilons = (0.1, 0.5, 1.0)
+        theirs = [
+            [pmf.get_delta_for_epsilon(e) for e in epsilons]
+            for pmf in (own._pmf_remove, own._pmf_add)
+        ]
+        np.testing.assert_allclose(
+            deltas(sigma, period, 1, epsilons), theirs, rtol=3e-3, atol=1e-15
+        )
+
+    def test_a_finer_law_is_a_tighter_bound(self):
+        rough, fine = (
+            allocation.pair(1.0, 50, 50, 1e-4, points).get_epsilon_for_delta(DELTA)
+            for points in (100, 1000)
+        )
+        assert fine < rough < 1.05 * fine
+
+    def test_a_law_keeps_the_mean_through_all_steps(self):
+        law = allocation.ratio_law(0.8, 300, 250)
+        assert math.fsum(law.masses) == pytest.approx(1, abs=1e-12)
+        assert math.fsum(law.masses * law.values) == pytest.approx(300, rel=1e-12)
+
+    def test_later_steps_only_cost(self):
+        curve = [
+            allocation.pair(1.0, 20, n, 1e-3, 400).get_epsilon_for_delta(DELTA)
+            for n in (1, 5, 10, 20)
+        ]
+        assert curve == sorted(curve)
+
+
+class TestRenyi:
+    @pytest.mark.parametrize(("sigma", "period", "steps"), [(1.0, 3, 3), (0.8, 4, 2)])
+    def test_whole_orders_against_all_products(self, sigma, period, steps):
+        # E[(Σ w)^a] by multiplying out: independent factors, E[w^j] = exp(j (j − 1)/(2σ²)).
+        logs = allocation.log_moments(sigma, period, steps)
+        for order in (1, 2, 3, 5):
+            total = 0.0
+            for chosen in itertools.product(range(period), repeat=order):
+                times = collections.Counter(i for i in chosen if i < steps)
+                total += math.exp(sum(j * (j - 1) for j in times.values()) / (2 * sigma**2))
+            assert logs[order] == pytest.approx(math.log(total / period**order), abs=1e-12)
+
+    @pytest.mark.parametrize("order", [1.5, 3.0, 9.0, 40.0])
+    def test_the_other_direction_against_quadrature(self, order):
+        x = np.linspace(-14, 14, 3001)
+        w = np.exp(x - 0.5)
+        law = np.outer(stats.norm.pdf(x), stats.norm.pdf(x))
+        ratios = (w[:, None] + w) / 2
+        exact = math.log(
+            integrate.simpson(integrate.simpson(law * ratios ** (1 - order), x=x), x=x)
+        )
+        ours = allocation._log_negative_moment(1.0, 2, 2, order - 1)
+        assert exact <= ours + 1e-9
+        if order < 10:
+            assert ours == pytest.approx(exact, rel=2e-3)
+
+    def test_orders_between_are_bounded_and_those_above_are_left_out(self):
+        found = allocation.renyi_divergences(1.0, 20, 20, (2.0, 2.5, 3.0, 600.0))
+        assert found[0] < found[1] < found[2] < found[3] == math.inf
+
+
+def price(event, accountant="pld", relation="replace-special"):
+    return accounting.event_epsilon(
+        event, DELTA, accountant=accountant, neighbouring_relation=relation
+    )
+
+
+class TestPrice:
+    @pytest.mark.parametrize(("sigma", "period", "epochs"), [(1.0, 25, 4), (3.0, 10, 20)])
+    def test_between_what_is_trivial_and_what_is_impossible(self, sigma, period, epochs):
+        event = allocation_event(
+            sigma, period * epochs, period=period, participations=1, overflow=0
+        )
+        ours = price(event)
+        unamplified = price(dpa.GaussianDpEvent(sigma / math.sqrt(epochs)))
+        assert ours < unamplified
+        assert ours < price(event, "rdp") < unamplified
+        # An epoch composed of what its steps cost each, once an attacker knows the others.
+        one = dpa.PoissonSampledDpEvent(1 / period, dpa.GaussianDpEvent(sigma))
+        assert ours < 1.05 * price(dpa.SelfComposedDpEvent(one, period * epochs))
+
+    def test_epochs_compose_as_samples_of_them_do(self):
+        sigma, period, epochs, epsilon = 1.0, 5, 3, 2.0
+        pairs = [sampled_ratios(sigma, period, 1, 200_000, seed=s) for s in range(epochs)]
+        under_q, under_p = (np.prod([pair[i] for pair in pairs], axis=0) for i in (0, 1))
+        made = allocation.pair(sigma, period, period, 1e-4).self_compose(epochs)
+        for pmf, (mean, error) in zip(
+            (made._pmf_remove, made._pmf_add),
+            sampled_delta(under_q, under_p, epsilon),
+            strict=True,
+        ):
+            assert abs(pmf.get_delta_for_epsilon(epsilon) - mean) < 4.5 * error + 3e-3 * mean
+
+    def test_k_of_t_costs_no_more_than_k_blocks(self):
+        event = allocation_event(1.0, 8, period=8, participations=2, overflow=0)
+        made = allocation.pair(1.0, 4, 4, 1e-4).self_compose(2)
+        assert price(event) == pytest.approx(made.get_epsilon_for_delta(DELTA), rel=1e-6)
+        ratios = sampled_ratios(1.0, 8, 2, 200_000, seed=5)
+        for pmf, (mean, error) in zip(
+            (made._pmf_remove, made._pmf_add), sampled_delta(*ratios, 1.0), strict=True
+        ):
+            assert mean - 4.5 * error < pmf.get_delta_for_epsilon(1.0) < 1.3 * mean
+
+    def test_a_part_of_k_of_t_is_priced_as_the_whole(self):
+        part, whole = (
+            price(allocation_event(2.0, steps, period=9, participations=2, overflow=0))
+            for steps in (1, 9)
+        )
+        assert part == whole
+
+    def test_little_noise_is_not_amplified_and_much_is_as_much_as_can_be_told_apart(self):
+        made = allocation_event(0.2, 10, period=10, participations=1, overflow=1e-3)
+        assert price(made) == pytest.approx(price(dpa.GaussianDpEvent(0.2)))
+        large = allocation_event(1e8, 10, period=10, participations=1, overflow=0)
+        assert large.event.noise_multiplier == allocation.MULTIPLIERS[1]
+        assert isinstance(
+            allocation_event(1e-4, 10, period=10, participations=1, overflow=0),
+            dpa.NonPrivateDpEvent,
+        )
+        assert price(allocation_event(1.0, 0, period=10, participations=1, overflow=0)) == 0
+
+    def test_full_batches_are_unamplified(self):
+        sampler = RandomAllocationSampler(20, 20, seed=0)
+        assert price(sampler.dp_event(2.0, 4)) == pytest.approx(
+            price(dpa.GaussianDpEvent(1.0)), rel=1e-6
+        )
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_the_overflow_of_batches_is_taken_out_of_delta(self, accountant):
+        def event(overflow):
+            return RandomAllocationDpEvent(1.0, 20, 20, overflow)
+
+        free, paid = price(event(0.0), accountant), price(event(1e-7), accountant)
+        left = DELTA - 1e-7 * (1 + math.exp(paid))
+        assert paid == pytest.approx(
+            accounting.event_epsilon(
+                event(0.0), left, accountant=accountant, neighbouring_relation="replace-special"
+            ),
+            rel=2e-3,
+        )
+        assert paid > free
+        with pytest.raises(ValueError, match="delta=1e-05 is used up by draws beyond"):
+            price(event(1e-5), accountant)
+        # Of a sampler: a union bound over the steps of the period.
+        sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
+        (inner,) = [sampler.dp_event(1.0, 10).event]
+        assert inner.overflow == pytest.approx(10 * stats.binom.sf(160, 1000, 0.1))
+
+    def test_the_accountants_refuse_what_they_do_not_know(self):
+        event = RandomAllocationDpEvent(1.0, 20, 20)
+        for accountant in ("pld", "rdp"):
+            with pytest.raises(ValueError, match="cannot account for event=RandomAllocation"):
+                price(event, accountant, "replace-one")
+        relation = dpa.NeighboringRelation.REPLACE_SPECIAL
+        with pytest.raises(ValueError, match="cannot account"):
+            pricing._pld_epsilon(RandomAllocationDpEvent(1.0, 20, 20, 1e-9), DELTA, relation, 1e-4)
+
+
+class TestCalibration:
+    SAMPLER = RandomAllocationSampler(1000, 50, seed=0)
+
+    def test_noise(self):
+        run = {"delta": DELTA, "steps": 100, "sampler": self.SAMPLER}
+        sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
+        assert 0.9998 * 2 <= accounting.epsilon(noise_multiplier=sigma, **run) <= 2
+        # Less noise than Poisson sampling needs, or about as much.
+        poisson = {**run, "sampler": PoissonSampler(1000, 50, seed=0)}
+        assert accounting.epsilon(noise_multiplier=sigma, **poisson) > 1.98
+
+    @pytest.mark.slow
+    def test_steps(self):
+        run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
+        steps = accounting.calibrate_steps(epsilon=1.5, **run)
+        assert accounting.epsilon(steps=steps, **run) <= 1.5
+        assert accounting.epsilon(steps=steps + 1, **run) > 1.5
+
+    def test_curve(self):
+        run = {"delta": DELTA, "noise_multiplier": 2.0, "sampler": self.SAMPLER}
+        curve = accounting.epsilon_curve(steps=[0, 10, 20, 40], **run)
+        assert curve[0] == 0
+        assert np.all(np.diff(curve) > 0)
+        assert curve[-1] == accounting.epsilon(steps=40, **run)
+
+
+def released(noises, steps):
+    """States of noise stages after as many releases each."""
+    params, states = jnp.zeros(3), []
+    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
+    for noise, count in zip(noises, steps, strict=True):
+        state = noise.init(params)
+        for _ in range(count):
+            grads = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((2, 3)))
+            _, state = noise.update(grads, state, params)
+        states.append(state)
+    return tuple(states)
+
+
+class TestLedger:
+    def noises(self):
+        return [
+            dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(i))
+            for i in range(2)
+        ]
+
+    def test_what_was_released_is_priced_as_its_part_of_an_epoch(self):
+        sampler = RandomAllocationSampler(100, 10, seed=0)
+        with pytest.warns(UserWarning, match="not below 1/N"):
+            spent = accounting.epsilon_spent(released(self.noises()[:1], [3]), sampler, 0.02)
+        event = sampler.dp_event(2.0, 3)
+        assert (event.period, event.steps) == (10, 3)
+        with pytest.warns(UserWarning, match="not below 1/N"):
+            assert spent == accounting.epsilon(
+                noise_multiplier=2.0, delta=0.02, steps=3, sampler=sampler
+            )
+
+    def test_stages_with_different_numbers_of_releases_are_refused(self):
+        state = released(self.noises(), [1, 2])
+        with pytest.raises(ValueError, match="RandomAllocationSampler cannot be priced apart"):
+            accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
+        poisson = PoissonSampler(100, 10, seed=0)
+        assert accounting.epsilon_spent(state, poisson, 1e-3, accountant="rdp") > 0
+
+    def test_correlated_noise_is_refused(self):
+        noise = dpoptax.correlated_noise(
+            matrix.BandedToeplitz((1.0, 0.5)),
+            noise_multiplier=2.0,
+            batch_size=10,
+            key=jax.random.key(0),
+        )
+        state = released([optax.chain(noise)], [1])
+        with pytest.raises(ValueError, match="RandomAllocationSampler lets an example take part"):
+            accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
+
+
+TINY = TrainConfig(model="linear", steps=2, eval_every=2, batch_size=719, noise_multiplier=2.0)
+
+
+class TestTrainer:
+    @pytest.mark.parametrize(
+        ("sampling", "steps", "k"),
+        [("balls_in_bins", 2, 1), ("balls_in_bins", 3, 1), ("random_allocation", 4, 2)],
+    )
+    def test_it_trains_and_says_what_it_spent(self, sampling, steps, k):
+        config = dataclasses.replace(TINY, sampling=sampling, steps=steps, accountant="rdp")
+        dataset = data.load_dataset(config.dataset)
+        plan = make_plan(dataclasses.replace(config, epsilon=None), dataset.train_size)
+        assert dataset.train_size == 1438
+        assert (plan.sampler.period, plan.sampler.participations) == (2 * k, k)
+        summary = train(dataclasses.replace(config, epsilon=None), dataset, plan).summary
+        assert summary["sampling"] == "RandomAllocationSampler"
+        assert summary["epsilon"] == accounting.epsilon(
+            noise_multiplier=2.0, steps=steps, delta=1e-5, sampler=plan.sampler, accountant="rdp"
+        )
+        said = text("run", plan_run(dataclasses.replace(config, epsilon=None)))
+        assert f"replace-special, {sampling} sampling" in said
+
+    def test_runs_of_no_whole_number_of_epochs_are_refused_with_those_that_are(self):
+        config = dataclasses.replace(TINY, sampling="random_allocation", steps=5, epsilon=None)
+        with pytest.raises(ConfigError, match="steps=5 at batch_size=719 .* give steps=4 or 6"):
+            make_plan(config, 1438)
+
+    def test_correlated_noise_is_refused(self):
+        config = dataclasses.replace(
+            TINY,
+            method=CorrelatedNoise(bands=2, preset="momentum"),
+            sampling="balls_in_bins",
+            epsilon=None,
+        )
+        with pytest.raises(ValueError, match="correlates noise: no epsilon is known"):
+            make_plan(config, 1438)
