@@ -12,7 +12,12 @@ from scipy import stats
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import Sample, Sampler
-from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
+from dpoptax.sampling._draws import (
+    RARE_OVERFLOW,
+    checked_largest,
+    largest_usual_draw,
+    permuted,
+)
 
 # Up to this many records are put in order by an array of all of them.
 _SMALL = 4096
@@ -28,11 +33,8 @@ class RandomAllocationSampler(Sampler):
     average, which is B where B divides k N and otherwise a little less; B remains the divisor of
     the noisy sum.
 
-    Where ε per epoch is about 1 or more, or noise is small, it takes clearly less noise than
-    Poisson sampling with the same B and number of steps; otherwise about the same.
-
     A draw larger than `padded_size` is cut to a uniformly random subset. By default this happens
-    with probability 10^-12 a step; `dp_event` has it, and it is taken out of δ.
+    with probability 10^-18 a step; `dp_event` has it, and it is taken out of δ.
 
     Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
     ε is that of releases from step 0 on, in order: after a part of T steps that of this part for
@@ -41,7 +43,7 @@ class RandomAllocationSampler(Sampler):
     Attributes:
       participations: k.
       max_batch_size: draws are cut to this size, rounded up to a multiple of `multiple_of`;
-        between B and N. None: so large that 1 draw in 10^12 is cut.
+        between B and N. None: so large that 1 draw in 10^18 is cut.
 
     Raises:
       ValueError: an argument is out of range.
@@ -84,7 +86,8 @@ class RandomAllocationSampler(Sampler):
         """The length of every sample, and the size that larger draws are cut to."""
         if self.max_batch_size is not None:
             return self._padded(self.max_batch_size)
-        return self._padded(largest_usual_draw(self.dataset_size, self.sampling_probability))
+        usual = largest_usual_draw(self.dataset_size, self.sampling_probability, RARE_OVERFLOW)
+        return self._padded(usual)
 
     @property
     def overflow_probability(self) -> float:

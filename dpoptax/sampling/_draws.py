@@ -10,13 +10,17 @@ from dpoptax._privacy.checks import integer
 
 # By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
 # is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
-_OVERFLOW_PROBABILITY = 1e-12
+USUAL_OVERFLOW = 1e-12
+# Where an overflow has to be taken out of delta, it costs e^epsilon times its probability there.
+RARE_OVERFLOW = 1e-18
 
 
 @functools.lru_cache(maxsize=64)
-def largest_usual_draw(dataset_size: int, probability: float) -> int:
+def largest_usual_draw(
+    dataset_size: int, probability: float, overflow: float = USUAL_OVERFLOW
+) -> int:
     """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
-    quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
+    quantile = stats.binom.isf(overflow, dataset_size, probability)
     return min(dataset_size, math.ceil(quantile))
 
 
