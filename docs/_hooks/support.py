@@ -26,6 +26,8 @@ def samplers():
         "Poisson": sampling.PoissonSampler(**common),
         "Poisson, few padded": sampling.PoissonSampler(**common, max_batch_size=50),
         "fixed size": sampling.FixedSizeSampler(**common),
+        "balls in bins": sampling.RandomAllocationSampler(**common),
+        "random allocation": sampling.RandomAllocationSampler(**common, participations=2),
         "cyclic": matrix.CyclicPoissonSampler(**common, cycle_length=4),
         "cyclic, full groups": matrix.CyclicPoissonSampler(**common, cycle_length=_N // _B),
         "shuffled": sampling.ShuffledSampler(**common),
