@@ -98,9 +98,15 @@ class TestDraws:
             assert mask.sum() == min(10, whole.mask.sum())
             kept[indices[mask]] += 1
         assert stats.chisquare(kept).pvalue > 1e-3
-        assert RandomAllocationSampler(10**6, 100, seed=0).overflow_probability < 1e-18
         cut = stats.binom.sf(10, 40, 0.25)
         assert sampler.describe()["overflow_probability"] == pytest.approx(cut)
+
+    def test_the_padding_is_as_long_as_an_overflow_is_rare(self):
+        sampler = RandomAllocationSampler(10**6, 100, seed=0)
+        assert 1e-20 < sampler.overflow_probability <= 1e-18
+        longer = stats.binom.sf(sampler.padded_size - 1, 10**6, 1e-4)
+        assert longer > 1e-18
+        assert sampler.padded_size < 2.1 * 100
 
     def test_bad_arguments_are_named(self):
         with pytest.raises(ValueError, match="participations=0 must be an integer of at least 1"):

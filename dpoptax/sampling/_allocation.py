@@ -12,12 +12,7 @@ from scipy import stats
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import Sample, Sampler
-from dpoptax.sampling._draws import (
-    RARE_OVERFLOW,
-    checked_largest,
-    largest_usual_draw,
-    permuted,
-)
+from dpoptax.sampling._draws import checked_largest, largest_rare_draw, permuted
 
 # Up to this many records are put in order by an array of all of them.
 _SMALL = 4096
@@ -86,8 +81,7 @@ class RandomAllocationSampler(Sampler):
         """The length of every sample, and the size that larger draws are cut to."""
         if self.max_batch_size is not None:
             return self._padded(self.max_batch_size)
-        usual = largest_usual_draw(self.dataset_size, self.sampling_probability, RARE_OVERFLOW)
-        return self._padded(usual)
+        return self._padded(largest_rare_draw(self.dataset_size, self.sampling_probability))
 
     @property
     def overflow_probability(self) -> float:

@@ -10,18 +10,29 @@ from dpoptax._privacy.checks import integer
 
 # By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
 # is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
-USUAL_OVERFLOW = 1e-12
+_OVERFLOW_PROBABILITY = 1e-12
 # Where an overflow has to be taken out of delta, it costs e^epsilon times its probability there.
-RARE_OVERFLOW = 1e-18
+_RARE_OVERFLOW_PROBABILITY = 1e-18
 
 
 @functools.lru_cache(maxsize=64)
-def largest_usual_draw(
-    dataset_size: int, probability: float, overflow: float = USUAL_OVERFLOW
-) -> int:
+def largest_usual_draw(dataset_size: int, probability: float) -> int:
     """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
-    quantile = stats.binom.isf(overflow, dataset_size, probability)
+    quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
     return min(dataset_size, math.ceil(quantile))
+
+
+@functools.lru_cache(maxsize=64)
+def largest_rare_draw(dataset_size: int, probability: float) -> int:
+    """As above with a probability that SciPy's quantiles round to 0: by bisection of the tail."""
+    low, high = 0, dataset_size
+    while low < high:
+        middle = (low + high) // 2
+        if stats.binom.sf(middle, dataset_size, probability) <= _RARE_OVERFLOW_PROBABILITY:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:
