@@ -185,6 +185,31 @@ class TestLoss:
             for bound, (mean, error) in zip(ours, sampled_delta(*ratios, epsilon), strict=True):
                 assert abs(bound - mean) < 4.5 * error + 3e-3 * mean
 
+    @pytest.mark.slow
+    def test_what_jax_privacy_samples(self):
+        batches = pytest.importorskip("jax_privacy.batch_selection")
+        module = "jax_privacy.experimental.monte_carlo.sample_generation"
+        generation = pytest.importorskip(module)
+        theirs = batches.BallsInBinsSampling(cycle_length=15, iterations=15)
+        arguments = {"strategy": theirs, "noise_multiplier": 0.8, "c_col": np.ones(1)}
+        samples = {"seed": 0, "num_samples": 20_000}
+        (under_q, under_p) = (
+            np.exp(
+                generation.compute_privacy_loss(
+                    sample=generation.generate_sample(
+                        **arguments, **samples, positive_sample=positive
+                    ),
+                    **arguments,
+                )
+            )
+            for positive in (False, True)
+        )
+        for epsilon, ours in zip((0.3, 1.0), deltas(0.8, 15, 15, (0.3, 1.0)).T, strict=True):
+            for bound, (mean, error) in zip(
+                ours, sampled_delta(under_q, under_p, epsilon), strict=True
+            ):
+                assert abs(bound - mean) < 4.5 * error + 3e-3 * mean
+
     @pytest.mark.parametrize(("sigma", "period"), [(1.0, 100), (0.6, 7)])
     def test_the_first_step_alone_is_poisson_sampling(self, sigma, period):
         own = pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -304,7 +329,7 @@ class TestPrice:
 
     def test_little_noise_is_not_amplified_and_much_is_as_much_as_can_be_told_apart(self):
         made = allocation_event(0.2, 10, period=10, participations=1, overflow=1e-3)
-        assert price(made) == pytest.approx(price(dpa.GaussianDpEvent(0.2)))
+        assert price(made, "rdp") == pytest.approx(price(dpa.GaussianDpEvent(0.2), "rdp"))
         large = allocation_event(1e8, 10, period=10, participations=1, overflow=0)
         assert large.event.noise_multiplier == allocation.MULTIPLIERS[1]
         assert isinstance(
