@@ -171,3 +171,24 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
     if isinstance(event, RandomAllocationDpEvent):
         return attr.evolve(event, overflow=0.0), count * event.overflow
     return event, 0.0
+
+
+def allocation_overflows(event: Event) -> bool:
+    """Whether a part of the event is random allocation whose batches may be full."""
+    found = []
+
+    def look(part: Event) -> Event:
+        found.append(isinstance(part, RandomAllocationDpEvent) and part.overflow > 0)
+        return part
+
+    rewrite(event, look)
+    return any(found)
+
+
+def allocation_as_poisson(event: Event) -> Event:
+    """What random allocation costs nearly, and takes no time to price."""
+    if isinstance(event, RandomAllocationDpEvent):
+        gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
+        step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)
+        return dpa.SelfComposedDpEvent(step, event.steps)
+    return event

@@ -23,6 +23,8 @@ from dpoptax._privacy import allocation, renyi
 from dpoptax._privacy.events import (
     RandomAllocationDpEvent,
     WorstOfDpEvent,
+    allocation_as_poisson,
+    allocation_overflows,
     rewrite,
     without_truncation,
 )
@@ -66,7 +68,7 @@ def _price(
         epsilon = _pld_epsilon(plain, 0.999 * delta, relation, interval)
         if _overflow_delta(overflow, epsilon) <= 1e-3 * delta:
             return epsilon
-    if _allocation_overflows(event):
+    if allocation_overflows(event):
         return _epsilon_with_overflow(
             lambda d: _pld_epsilon(plain, d, relation, interval), overflow, delta
         )
@@ -100,7 +102,7 @@ def _is_hashable(event: object) -> bool:
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
     """RDP epsilon over few orders, truncation left out: a starting point only."""
-    plain = rewrite(without_truncation(event)[0], _allocation_as_poisson)
+    plain = rewrite(without_truncation(event)[0], allocation_as_poisson)
     return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
@@ -230,17 +232,6 @@ def _overflow_delta(overflow: float, epsilon: float) -> float:
     return overflow * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
 
 
-def _allocation_overflows(event: Event) -> bool:
-    found = []
-
-    def look(part: Event) -> Event:
-        found.append(isinstance(part, RandomAllocationDpEvent) and part.overflow > 0)
-        return part
-
-    rewrite(event, look)
-    return any(found)
-
-
 def _epsilon_with_overflow(plain: Callable[[float], float], overflow: float, delta: float) -> float:
     """Epsilon where draws overflow; `plain` is that of unbounded draws, by delta."""
     epsilon = plain(delta)
@@ -259,15 +250,6 @@ def _epsilon_with_overflow(plain: Callable[[float], float], overflow: float, del
         f"with probability {overflow:.3g} in this run; use accountant='pld', which prices "
         "the truncation of Poisson samples itself, or a larger max_batch_size"
     )
-
-
-def _allocation_as_poisson(event: Event) -> Event:
-    """What random allocation costs nearly, and takes no time to price."""
-    if isinstance(event, RandomAllocationDpEvent):
-        gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
-        step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)
-        return dpa.SelfComposedDpEvent(step, event.steps)
-    return event
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
