@@ -1,6 +1,7 @@
 """Which of many runs are trained together, as one program."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.shapes import shapes_of, step_arguments
 from dpoptax.training.run.step import build_steps
 
-LARGEST_SHARE = 0.5
-"""A group's step accesses at most this share of the memory that its runs' own steps do."""
+LEAST_SHARED = 0.6
+"""Runs are trained together that share at least so much of what their steps access in memory."""
 
 
 def groups(
@@ -25,8 +26,9 @@ def groups(
 ) -> list[list[int]]:
     """Indices of `runs`, in lists of those that are trained together; most are of one.
 
-    Runs are trained together that differ in the learning rate alone, are on one device, and gain:
-    where `gains` says so. No group is so large that a process would have nothing to do.
+    Runs are trained together that differ in the learning rate alone, are on one device, and share
+    at least `LEAST_SHARED` of what a step accesses. No group is so large that a process would have
+    nothing to do.
 
     Args:
         runs: Each config, with what else has to be the same within a group.
@@ -39,25 +41,23 @@ def groups(
         alike.setdefault(same if config.parallel == "none" else index, []).append(index)
     largest = -(-len(runs) // processes)
     found = []
+    of_any_seed = functools.cache(lambda config: shared(config, dataset_of(config)))
     for members in alike.values():
         config, size = runs[members[0]][0], min(len(members), largest)
-        if size > 1 and not gains(config, dataset_of(config), size):
+        if size > 1 and of_any_seed(dataclasses.replace(config, seed=0)) < LEAST_SHARED:
             size = 1
         found += [members[start : start + size] for start in range(0, len(members), size)]
     return sorted(found)
 
 
-def gains(config: TrainConfig, dataset: Dataset, count: int) -> bool:
-    """Whether `count` runs of a config at several learning rates are faster as one program.
+def shared(config: TrainConfig, dataset: Dataset) -> float:
+    """The share of the memory a step accesses that runs at other learning rates access with it.
 
-    They are if most of what a step accesses is what they share, such as the features of a linear
-    model, and not what each computes of its own, such as the images inside a convolutional network,
-    whose kernels XLA multiplies more slowly side by side. Asked of XLA's count of bytes, before it
-    optimises.
+    Such as the features of a linear model, and unlike the images inside a convolutional network,
+    which each run has of its own. By XLA's count of bytes, before it optimises.
     """
-    # The seed changes no program. A loop's body is counted once: microbatches would hide most of
-    # the batch.
-    config = dataclasses.replace(config, seed=0, microbatch_size=None)
+    # A loop's body is counted once: microbatches would hide most of the batch.
+    config = dataclasses.replace(config, microbatch_size=None)
     plan = make_plan(config, dataset.train_size)
     run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
     shapes = shapes_of(dataset)
@@ -68,4 +68,5 @@ def gains(config: TrainConfig, dataset: Dataset, count: int) -> bool:
         counted: Any = steps.lower(((params, opt_state),) * runs, *common).cost_analysis()
         return float(counted["bytes accessed"])
 
-    return accessed(count) <= LARGEST_SHARE * count * accessed(1)
+    alone = accessed(1)
+    return (2.0 * alone - accessed(2)) / alone
