@@ -190,10 +190,17 @@ class TestGroups:
         assert self.of(configs, digits) == [[0, 2, 4], [1, 3, 5]]
         assert self.of(configs, digits, processes=3) == [[0, 2], [1, 3], [4], [5]]
 
-    def test_what_gains_nothing_or_takes_more_devices_is_alone(self, digits):
-        for changes in ({"model": "mlp"}, {"model": "cnn"}, {"parallel": "devices"}):
-            configs = at(dataclasses.replace(self.wide, **changes))
-            assert self.of(configs, digits) == [[0], [1]], changes
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"model": "mlp"},
+            {"parallel": "devices"},
+            pytest.param({"model": "cnn"}, marks=pytest.mark.slow),
+        ],
+        ids=lambda changes: next(iter(changes.values())),
+    )
+    def test_what_shares_little_or_takes_more_devices_is_alone(self, digits, changes):
+        assert self.of(at(dataclasses.replace(self.wide, **changes)), digits) == [[0], [1]]
 
     def test_other_trials_are_apart(self, digits):
         pairs = [(config, rest) for rest in (False, True) for config in at(self.wide)]
@@ -201,6 +208,7 @@ class TestGroups:
         assert found == [[0, 1], [2, 3]]
 
 
+@pytest.mark.slow
 def test_a_comparison_trains_rates_together_and_none_twice(tmp_path, monkeypatch):
     config = dataclasses.replace(TestGroups.wide, steps=2, eval_every=2)
     together = []
@@ -236,9 +244,8 @@ def test_what_was_recorded_is_not_trained_again_and_counts_for_one(tmp_path):
         pair = [Trial(each) for each in at(TestGroups.wide)]
         runner.run(pair, counts.append)
         assert counts == [2]
-        found = runner.run(
-            [*pair, Trial(dataclasses.replace(pair[0].config, seed=1))], counts.append
-        )
+        other = Trial(dataclasses.replace(pair[0].config, seed=1))
+        found = runner.run([*pair, other], counts.append)
     assert counts == [2, 1, 1, 1]
     rates = [record["config"]["learning_rate"] for record in found]
     assert rates == [*RATES, RATES[0]]
