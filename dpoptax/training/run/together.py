@@ -14,10 +14,10 @@ Group = tuple[Any, ...]
 """What each run of a group has of a kind, such as its parameters; of a run alone, just one."""
 
 
-def step_together(step: Callable[..., Any]) -> Callable[..., Group]:
-    """`step(state, *common) -> state` for the states of a group of runs, (state, …), at once.
+def step_together(alone: Callable[..., Any]) -> Callable[..., Group]:
+    """`alone(state, *common) -> state`, a step, for the states of a group of runs, (state, …), at once.
 
-    Of a run alone it is `step` itself. Of several it is the traced step under `jax.vmap`, over
+    Of one run it is `alone` itself. Of several it is the traced step under `jax.vmap`, over
     those arrays of the state that the learning rate can have changed. All others are the same in
     all runs, as long as the runs began alike, and are computed from the first one's: the noise is
     drawn once from the one key, and the ledger counts once and is given to every run. What does not
@@ -27,11 +27,11 @@ def step_together(step: Callable[..., Any]) -> Callable[..., Group]:
     another: equal but for rounding.
     """
 
-    def of_group(states: Group, *common: Any) -> Group:
+    def step(states: Group, *common: Any) -> Group:
         first, *others = states
         if not others:
-            return (step(first, *common),)
-        traced = jax.make_jaxpr(step)(first, *common)
+            return (alone(first, *common),)
+        traced = jax.make_jaxpr(alone)(first, *common)
         structure = jax.tree.structure(first)
         axes = [0 if own else None for own in _own(traced, first)]
         merged = [
@@ -55,7 +55,7 @@ def step_together(step: Callable[..., Any]) -> Callable[..., Group]:
             for i in range(len(states))
         )
 
-    return of_group
+    return step
 
 
 def check_alike(states: Sequence[Any]) -> None:
@@ -101,14 +101,14 @@ def _own(traced: ClosedJaxpr, state: Any) -> list[bool]:
         own = found
 
 
-def evaluate_together(evaluate: Callable[..., Any]) -> Callable[..., Group]:
-    """`evaluate(params, *common)` for the parameters of a group of runs, (params, …), at once."""
+def evaluate_together(alone: Callable[..., Any]) -> Callable[..., Group]:
+    """`alone(params, *common)`, an evaluation, for the parameters of a group of runs, (params, …), at once."""
 
-    def of_group(params: Group, *common: Any) -> Group:
+    def evaluate(params: Group, *common: Any) -> Group:
         if len(params) == 1:
-            return (evaluate(params[0], *common),)
+            return (alone(params[0], *common),)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-        results = jax.vmap(evaluate, in_axes=(0, *(None for _ in common)))(stacked, *common)
+        results = jax.vmap(alone, in_axes=(0, *(None for _ in common)))(stacked, *common)
         return tuple(jax.tree.map(lambda x, i=i: x[i], results) for i in range(len(params)))
 
-    return of_group
+    return evaluate
