@@ -15,10 +15,10 @@ Group = tuple[Any, ...]
 
 
 def step_together(alone: Callable[..., Any]) -> Callable[..., Group]:
-    """`alone(state, *common) -> state`, a step, for the states of a group of runs, (state, …), at once.
+    """The step `alone(state, *common) -> state` for the states of a group of runs, (state, …).
 
-    Of one run it is `alone` itself. Of several it is the traced step under `jax.vmap`, over
-    those arrays of the state that the learning rate can have changed. All others are the same in
+    Of one run it is `alone` itself. Of several it is the traced step under `jax.vmap`, over those
+    arrays of the state that the learning rate can have changed. All others are the same in
     all runs, as long as the runs began alike, and are computed from the first one's: the noise is
     drawn once from the one key, and the ledger counts once and is given to every run. What does not
     depend on parameters either, such as the batch, is read once.
@@ -102,7 +102,7 @@ def _own(traced: ClosedJaxpr, state: Any) -> list[bool]:
 
 
 def evaluate_together(alone: Callable[..., Any]) -> Callable[..., Group]:
-    """`alone(params, *common)`, an evaluation, for the parameters of a group of runs, (params, …), at once."""
+    """The evaluation `alone(params, *common)` for the parameters of a group, (params, …)."""
 
     def evaluate(params: Group, *common: Any) -> Group:
         if len(params) == 1:
