@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from tqdm import tqdm
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.search import settings
+from dpoptax.training.search import lines, settings
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -64,11 +66,20 @@ class Comparison:
     set: tuple[str, ...] = ()
     """FIELD=VALUE for any other field of every config, such as features=scattering; fields of their
     methods as method.FIELD=VALUE."""
+    trial_seeds: int | None = None
+    """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
+    records: Path | None = None
+    """A file of JSON lines, to which every run, trials too, adds its own once its method is done;
+    `dpoptax report --benchmark` draws them."""
     processes: int = 1
     """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 
     def __post_init__(self) -> None:
         records.check_count("seeds", self.seeds)
+        if self.trial_seeds is not None and not 1 <= self.trial_seeds <= self.seeds:
+            raise ConfigError(
+                f"trial_seeds={self.trial_seeds} is not allowed; give 1 to seeds={self.seeds}"
+            )
         for name in ("learning_rates", "factors"):
             grid = getattr(self, name)
             if grid is not None and not (grid and all(0 < value < math.inf for value in grid)):
@@ -86,6 +97,7 @@ def compare(
     configs, epsilon, delta = _on_one_footing(configs, comparison)
     for config in reversed(configs.values()):  # the runs find what is computed here once
         dataset = dataset_of(config, held_out=False, progress=progress)
+    configs = _with_noise(configs, epsilon, dataset.train_size)
     names = _names(configs)
     plans = [_grid(config, comparison) for config in configs.values()]
     for config in configs.values():  # every bad value shows before the first long run
@@ -101,7 +113,8 @@ def compare(
             dataset.name, epsilon, delta, list(seeds), _notes(methods), list(methods), versions
         )
 
-    total = sum((len(plan) * (len(plan) > 1) + 1) * len(seeds) for plan in plans)
+    tried_on = seeds[: comparison.trial_seeds]
+    total = sum(len(plan) * (len(plan) > 1) * len(tried_on) + len(seeds) for plan in plans)
     made_by = records.to_json({"code": records.source_sha256(), **versions})
     with (
         Runner(
@@ -109,11 +122,19 @@ def compare(
         ) as runner,
         tqdm(total=total, unit="run", disable=not progress) as bar,
     ):
-        for name, config, plan in zip(names, configs.values(), plans, strict=True):
+        for name, label, plan in zip(names, configs, plans, strict=True):
             bar.set_description(name)
-            rate, grid, runs = _one_method(config, plan, seeds, runner, bar)
+            config = configs[label]
+            rate, grid, runs, tried = _one_method(config, plan, seeds, tried_on, runner, bar)
             methods.append(method_result(name, rate, grid, runs))
             records.write_json(path, results())
+            if comparison.records is not None:
+                described = [
+                    lines.line(label, config, epsilon, run, held_out=held_out)
+                    for found, held_out in ((tried, True), (runs, False))
+                    for run in found
+                ]
+                lines.append(comparison.records, described)
     # With matplotlib, for which no other command need wait.
     from dpoptax.training.search import plots
 
@@ -125,28 +146,34 @@ def compare(
 
 
 def _one_method(
-    config: TrainConfig, rates: Sequence[float], seeds: range, runner: Runner, bar: tqdm
-) -> tuple[float, list[GridPoint], list[Record]]:
-    """The selected learning rate, what was tried to select it, and the runs with it."""
+    config: TrainConfig,
+    rates: Sequence[float],
+    seeds: range,
+    tried_on: range,
+    runner: Runner,
+    bar: tqdm,
+) -> tuple[float, list[GridPoint], list[Record], list[Record]]:
+    """The selected rate, what was tried to select it, the runs with it, and those of the trials."""
 
-    def trials(rate: float, held_out: bool) -> list[Trial]:
+    def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
         return [
             Trial(dataclasses.replace(config, learning_rate=rate, seed=seed), held_out)
             for seed in seeds
         ]
 
     grid = [GridPoint(rate, []) for rate in rates]
-    best = grid[0]
+    best, tried = grid[0], []
     if len(rates) > 1:
-        tried = [trial for rate in rates for trial in trials(rate, held_out=True)]
-        accuracies = [run["test_accuracy"] for run in runner.run(tried, bar.update)]
+        wanted = [trial for rate in rates for trial in trials(rate, tried_on, held_out=True)]
+        tried = runner.run(wanted, bar.update)
+        accuracies = [run["test_accuracy"] for run in tried]
         grid = [
-            GridPoint(rate, accuracies[index * len(seeds) :][: len(seeds)])
+            GridPoint(rate, accuracies[index * len(tried_on) :][: len(tried_on)])
             for index, rate in enumerate(rates)
         ]
         best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
-    runs = runner.run(trials(best.learning_rate, held_out=False), bar.update)
-    return best.learning_rate, grid, runs
+    runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar.update)
+    return best.learning_rate, grid, runs, tried
 
 
 def _on_one_footing(
@@ -173,6 +200,21 @@ def _on_one_footing(
         name: dataclasses.replace(config, **calibrated) for name, config in private.items()
     }
     return configs, epsilon, delta
+
+
+def _with_noise(
+    configs: dict[str, TrainConfig], epsilon: float | None, dataset_size: int
+) -> dict[str, TrainConfig]:
+    """The configs, those without a proof with the noise of DP-SGD at this ε if they have none."""
+
+    def noisy(config: TrainConfig) -> TrainConfig:
+        if config.method.unproven() is None or config.noise_multiplier is not None:
+            return config
+        counterpart = dataclasses.replace(config, method=DPSGD(), epsilon=epsilon)
+        multiplier = make_plan(counterpart, dataset_size).noise_multiplier
+        return dataclasses.replace(config, epsilon=None, noise_multiplier=multiplier)
+
+    return {name: noisy(config) for name, config in configs.items()}
 
 
 def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dict[str, TrainConfig]:
@@ -218,9 +260,11 @@ def _grid(config: TrainConfig, comparison: Comparison) -> tuple[float, ...]:
 def _names(configs: dict[str, TrainConfig]) -> list[str]:
     """The methods' names, with the config's name where two configs have one method."""
     names = [config.method.name for config in configs.values()]
+    shared = os.path.commonprefix(list(configs)).rpartition("/")[0]
+    labels = [label.removeprefix(f"{shared}/") if shared else label for label in configs]
     return [
         name if names.count(name) == 1 else f"{name} ({label})"
-        for name, label in zip(names, configs, strict=True)
+        for name, label in zip(names, labels, strict=True)
     ]
 
 
