@@ -130,7 +130,7 @@ def compare(
             records.write_json(path, results())
             if comparison.records is not None:
                 described = [
-                    lines.line(label, config, epsilon, run, held_out=held_out)
+                    lines.line(label, epsilon, run, held_out=held_out)
                     for found, held_out in ((tried, True), (runs, False))
                     for run in found
                 ]

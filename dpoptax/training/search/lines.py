@@ -70,28 +70,26 @@ class Line:
     code: str
 
 
-def line(
-    name: str, config: TrainConfig, epsilon: float | None, run: Record, *, held_out: bool
-) -> Line:
-    """The line of a run of `config`, whose summary is `run`, at the ε of its comparison."""
-    defaults = TrainConfig().to_dict()
+def line(name: str, epsilon: float | None, run: Record, *, held_out: bool) -> Line:
+    """The line of a run, whose summary is `run`, at the ε of its comparison."""
+    config, defaults = run["config"], TrainConfig().to_dict()
     settings = {
         field: value
-        for field, value in config.to_dict().items()
+        for field, value in config.items()
         if field not in _APART | _IDLE and (value != defaults[field] or field == "method")
     }
-    if run["unproven"]:  # its noise is that of DP-SGD at this ε, and calibrated with it
+    if run["unproven"]:  # its noise follows from this ε, as that of DP-SGD does
         settings.pop("noise_multiplier", None)
     return Line(
         name=name,
         method=run["method"],
         settings=settings,
-        epsilon=epsilon if config.method.private else None,
+        epsilon=None if run["noise_multiplier"] is None else epsilon,
         spent=run["epsilon"],
         unproven=run["unproven"] is not None,
         delta=run["delta"],
-        learning_rate=config.learning_rate,
-        seed=int(config.seed or 0),
+        learning_rate=config["learning_rate"],
+        seed=config["seed"],
         split="held-out" if held_out else "test",
         accuracy=run["test_accuracy"],
         seconds=run["train_seconds"],
