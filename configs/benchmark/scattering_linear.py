@@ -5,8 +5,8 @@ r"""The methods on one recipe: a linear model on scattering features. Names are 
 
 Each method has its paper's hyper-parameters, and a rate that `--factors` multiplies: those of SGD,
 a tenth where momentum adds up ten gradients, and Adam's. C = 0.1 is the recipe's; B = 1024 and 120
-steps, a tenth of its gradients, make room for many methods. Fewer steps are `--steps 30` or 10, with
-`--factors 0.5 1 2 4 8`.
+steps, a tenth of its gradients, make room for many methods. Fewer steps are `--steps 30` or 10,
+with `--factors 0.5 1 2 4 8`.
 """
 
 import dataclasses

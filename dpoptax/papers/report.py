@@ -4,9 +4,9 @@ import dataclasses
 import statistics
 from pathlib import Path
 
-from PIL import Image
-
 from dpoptax.papers import study
+from dpoptax.papers.benchmark import write_benchmark
+from dpoptax.papers.images import shrink
 from dpoptax.papers.report_costs import PaperRun, commands, cost_table, costs
 from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
@@ -38,6 +38,9 @@ class Report:
     output: Path | None = None
     """The Markdown file, with figures and commands.sh in reproduction/ beside it; None:
     REPRODUCTION.md in the workdir."""
+    benchmark: Path | None = None
+    """Directory with records of `dpoptax compare --records`: the page of the benchmark is written
+    from them, beside it unless `output` says where, and nothing else is done."""
     configs: Path = Path("configs")
     """Directory with digits/ and papers/."""
     seeds: int = 5
@@ -64,6 +67,8 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     Raises:
         ConfigError: No configs where they should be.
     """
+    if report.benchmark is not None:
+        return write_benchmark(report.benchmark, report.output)
     digits = {
         path.stem: config
         for path in sorted(report.configs.glob("digits/*.py"))
@@ -92,11 +97,11 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
             processes=report.processes,
         )
         results = compare(digits, comparison, progress=progress)
-        _shrink(comparison.workdir / "comparison.png", figures / "digits.png")
+        shrink(comparison.workdir / "comparison.png", figures / "digits.png")
     runs = costs(papers, report.configs.parent, report.workdir / "flops.json", progress=progress)
 
     for name in names:
-        _shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
+        shrink(report.workdir / "studies" / f"{name}.png", figures / f"{name}.png")
     (figures / "commands.sh").write_text(commands(runs, report.flops_per_second), encoding="utf-8")
     output.write_text(_text(report, findings, results, runs), encoding="utf-8")
     return output
@@ -201,9 +206,3 @@ def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult
             "equal ε."
         )
     return f"{text} The papers' results on images wait for a GPU."
-
-
-def _shrink(source: Path, target: Path) -> None:
-    """Copies a figure in few colours: a report's figures live in a repository."""
-    with Image.open(source) as image:
-        image.convert("RGB").quantize(96).save(target, optimize=True)

@@ -1,0 +1,217 @@
+"""The page of the benchmark, written from records of comparisons alone."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpoptax.papers.benchmark_figures import plot_accuracies, plot_differences
+from dpoptax.papers.benchmark_groups import (
+    BASELINE,
+    MOMENTUM,
+    Difference,
+    Entry,
+    Setting,
+    data_name,
+    difference,
+    grouped,
+    named,
+)
+from dpoptax.papers.images import shrink
+from dpoptax.papers.published import PUBLISHED
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.search import lines
+from dpoptax.training.search.lines import Line
+
+Groups = dict[Setting, list[Entry]]
+
+
+def write_benchmark(folder: Path, output: Path | None = None) -> Path:
+    """Writes the page and its figures from the records (*.jsonl) of `folder`; returns its path.
+
+    What was found and what was left out is said by people: `verdict.md` and `cut.md` of the folder
+    are put into the page where they are.
+
+    Raises:
+        ConfigError: No records, or a line that is none.
+    """
+    paths = sorted(folder.glob("*.jsonl"))
+    found = [line for path in paths for line in lines.read(path)]
+    if not found:
+        raise ConfigError(
+            f"benchmark={str(folder)!r} has no records; write some with dpoptax compare --records "
+            f"{folder / 'NAME.jsonl'}"
+        )
+    output = output or folder.with_suffix(".md")
+    groups = grouped(found)
+    compared = {s: e for s, e in groups.items() if named(e, BASELINE) and len(e) > 1}
+    alone = {s: e for s, e in groups.items() if s not in compared}
+    plot_accuracies(compared, alone, folder / "accuracies.png")
+    plot_differences(compared, folder / "differences.png")
+    for name in ("accuracies", "differences"):
+        shrink(folder / f"{name}.png", folder / f"{name}.png")
+    output.write_text(_text(folder, output, found, compared, alone), encoding="utf-8")
+    return output
+
+
+def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone: Groups) -> str:
+    where = folder.relative_to(output.parent) if folder.is_relative_to(output.parent) else folder
+    parts = [
+        "# Methods on images",
+        f"Written by `dpoptax report --benchmark {folder}` from {len(found)} runs, the records of "
+        f"`dpoptax compare --records` in `{folder}`, and nothing else.",
+        *_given(folder / "verdict.md", "## In short"),
+        f"![Test accuracy over ε, beside published numbers]({where}/accuracies.png)",
+        "## Differences from DP-SGD",
+        _counted(compared),
+        f"![Differences from DP-SGD with their intervals]({where}/differences.png)",
+        "Green: the interval is above zero; orange: below. What lies far outside stands at the "
+        "edge with its mean. An interval is Student's t over the differences of equal seeds.",
+    ]
+    for setting, entries in compared.items():
+        parts += [f"### {setting.title}", _described(setting), _table(entries)]
+    if alone:
+        parts += ["## Recipes, and the same without privacy", _recipes(alone)]
+    parts += ["## What papers state", _published(compared | alone)]
+    parts += _given(folder / "cut.md", "## What was left out, and why")
+    parts += ["## Made with", _made_with(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _given(path: Path, heading: str) -> list[str]:
+    return [heading, path.read_text(encoding="utf-8").strip()] if path.is_file() else []
+
+
+def _described(setting: Setting) -> str:
+    features = "" if setting.features == "none" else f" on {setting.features} features"
+    return f"Model {setting.model}{features}, B = {setting.batch_size}, {setting.steps} steps."
+
+
+def _counted(compared: Groups) -> str:
+    """How often each method is above and below DP-SGD, and tuned momentum."""
+    tally: dict[str, list[list[int]]] = {}
+    for entries in compared.values():
+        for entry in entries:
+            if entry.label == BASELINE:
+                continue
+            verdicts = tally.setdefault(entry.label, [[], []])
+            for kept, other in zip(verdicts, (BASELINE, MOMENTUM), strict=True):
+                reference = named(entries, other)
+                if reference is not None and reference is not entry:
+                    kept.append(difference(entry, reference).verdict)
+    rows = [
+        (label, *(f"{v.count(1)}, {v.count(-1)} of {len(v)}" if v else "" for v in verdicts))
+        for label, verdicts in tally.items()
+    ]
+    head = ("method", "above, below DP-SGD", "above, below momentum")
+    return (
+        "In how many settings the 95 % interval of the difference is above and below zero; by "
+        "chance, each is so in one of forty.\n\n" + records.markdown_table(head, rows)
+    )
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    head = (
+        *("method", "test accuracy, %", "from DP-SGD", "from momentum"),
+        *("rate", "gradients a step", "seconds a run"),
+    )
+    rows = []
+    for entry in sorted(entries, key=lambda entry: -entry.mean):
+        rate = f"{entry.learning_rate:g}" + (", at the edge" if entry.at_edge else "")
+        spread = "" if math.isnan(entry.spread) else f" ± {entry.spread:.2f}"
+        rows.append(
+            (
+                entry.label + (" ¹" if entry.unproven else ""),
+                f"{entry.mean:.2f}{spread}",
+                *(_signed(entry, named(entries, other)) for other in (BASELINE, MOMENTUM)),
+                rate,
+                str(entry.gradients),
+                f"{entry.seconds:.1f}",
+            )
+        )
+    table = records.markdown_table(head, rows)
+    if any(entry.unproven for entry in entries):
+        table += "\n\n¹ No ε is proven; the noise is that of DP-SGD at this ε."
+    seeds, tried = _counts(entries)
+    return f"{seeds}; {tried}.\n\n{table}"
+
+
+def _counts(entries: Sequence[Entry]) -> tuple[str, str]:
+    seeds = sorted({len(entry.accuracies) for entry in entries})
+    tried = sorted({len(entry.rates) for entry in entries})
+    return (
+        f"Seeds: {' to '.join(map(str, seeds))}",
+        f"rates tried for each on held-out training data: {' to '.join(map(str, tried))}",
+    )
+
+
+def _signed(entry: Entry, other: Entry | None) -> str:
+    if other is None or other is entry:
+        return ""
+    d: Difference = difference(entry, other)
+    half = "" if math.isinf(d.half) else f" ± {d.half:.2f}"
+    return f"{d.mean:+.2f}{half}".replace("-", "−")
+
+
+def _recipes(alone: Groups) -> str:
+    rows = []
+    for setting, entries in alone.items():
+        for entry in entries:
+            epsilon = "∞" if math.isinf(setting.epsilon) else f"{setting.epsilon:g}"
+            spread = "" if math.isnan(entry.spread) else f" ± {entry.spread:.2f}"
+            features = "" if setting.features == "none" else f"{setting.features} + "
+            rows.append(
+                (
+                    data_name(setting.dataset),
+                    f"{features}{setting.model}",
+                    entry.label,
+                    epsilon,
+                    str(setting.batch_size),
+                    str(setting.steps),
+                    f"{entry.learning_rate:g}",
+                    f"{entry.mean:.2f}{spread}",
+                    str(len(entry.accuracies)),
+                )
+            )
+    head = ("data", "model", "method", "ε", "B", "steps", "rate", "test accuracy, %", "seeds")
+    return records.markdown_table(head, rows)
+
+
+def _published(groups: Groups) -> str:
+    """Each published number beside the best of ours at no larger an ε."""
+    rows = []
+    for point in PUBLISHED:
+        ours = [
+            (entry.mean, setting.epsilon, entry.label)
+            for setting, entries in groups.items()
+            for entry in entries
+            if setting.dataset == point.dataset and setting.epsilon <= point.epsilon * 1.03
+            if not entry.unproven
+        ]
+        beside = ""
+        if ours:
+            mean, epsilon, label = max(ours)
+            beside = f"{mean:.2f} at ε = {epsilon:g} ({label})"
+        rows.append(
+            (
+                data_name(point.dataset).replace(", JPEG", ""),
+                f"{point.epsilon:g}",
+                f"{point.accuracy:g}",
+                point.what,
+                point.source,
+                beside,
+            )
+        )
+    head = ("data", "ε", "published, %", "of", "source", "best here at no larger ε, %")
+    return records.markdown_table(head, rows)
+
+
+def _made_with(found: Sequence[Line]) -> str:
+    versions = {
+        ", ".join(f"{name} {version}" for name, version in line.versions.items()) for line in found
+    }
+    code = sorted({line.code for line in found})
+    return (
+        f"{'; '.join(sorted(versions))}. SHA-256 of the package's source begins with "
+        f"{', '.join(code)}. Seconds are of a machine of two cores that others used too."
+    )

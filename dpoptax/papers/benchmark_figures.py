@@ -1,0 +1,186 @@
+"""Figures of the benchmark: accuracy over ε beside published numbers, differences from DP-SGD."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from dpoptax.papers.benchmark_groups import (
+    BASELINE,
+    Entry,
+    Setting,
+    data_name,
+    difference,
+    named,
+)
+from dpoptax.papers.published import PUBLISHED, Published
+from dpoptax.training.run.plots import COLOURS, label
+
+Groups = dict[Setting, list[Entry]]
+_GREY = "#777777"
+_FAR = 3.0
+# Times the usual distance from zero beyond which a method is named at the edge of its panel.
+
+
+def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
+    """A panel a data set: methods over ε at most steps, recipes, published numbers as points."""
+    datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
+    figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(datasets), squeeze=False)[0]
+    for axes, dataset in zip(panels, datasets, strict=True):
+        _accuracies(axes, groups, recipes, dataset)
+    figure.savefig(path, dpi=140)
+
+
+def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> None:
+    own = {s: e for s, e in groups.items() if s.dataset == dataset}
+    private = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
+    steps = max((setting.steps for setting in private), default=0)
+    shown = {s.epsilon: e for s, e in sorted(private.items()) if s.steps == steps}
+    labels = dict.fromkeys(entry.label for entries in shown.values() for entry in entries)
+    for name in reversed(labels):
+        line = {
+            epsilon: entry
+            for epsilon, entries in shown.items()
+            if (entry := named(entries, name)) is not None and not entry.unproven
+        }
+        base = name == BASELINE
+        axes.plot(
+            list(line),
+            [entry.mean for entry in line.values()],
+            color=COLOURS[0] if base else "#999999",
+            linewidth=2.2 if base else 0.9,
+            marker="o",
+            markersize=6 if base else 3.5,
+            zorder=3 if base else 2,
+        )
+    many = [entry for entries in shown.values() for entry in entries if not entry.unproven]
+    if many:
+        others = len(labels) - 1 - any(e.unproven for e in shown[next(iter(shown))])
+        axes.plot([], [], color=COLOURS[0], marker="o", label=f"DP-SGD, linear, {steps} steps")
+        axes.plot([], [], color="#999999", marker="o", markersize=3.5, label=f"{others} others")
+    for number, (setting, entries) in enumerate(
+        (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
+    ):
+        axes.plot(
+            [setting.epsilon],
+            [max(entry.mean for entry in entries)],
+            marker="*",
+            markersize=13,
+            linestyle="none",
+            color=COLOURS[1],
+            label=None if number else "recipe, here",
+        )
+    free = [entry.mean for s, e in (own | recipes).items() if math.isinf(s.epsilon) for entry in e]
+    if dataset in {s.dataset for s in (own | recipes)} and free:
+        axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1)
+        axes.annotate(
+            "not private, same features",
+            (1.0, max(free)),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=_GREY,
+        )
+    _published(axes, [point for point in PUBLISHED if point.dataset == dataset])
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(0.85, 14)
+    label(axes, "ε", "test accuracy (%)")
+    axes.set_title(data_name(dataset), fontsize="medium")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _published(axes: Axes, points: list[Published]) -> None:
+    """Points with their names beside them; those at one place share a name."""
+    axes.plot(
+        [point.epsilon for point in points],
+        [point.accuracy for point in points],
+        linestyle="none",
+        marker="x",
+        markersize=5,
+        color="#222222",
+        label="published",
+    )
+    places: dict[tuple[float, int], list[Published]] = {}
+    for point in points:
+        places.setdefault((point.epsilon, round(point.accuracy)), []).append(point)
+    for members in places.values():
+        first = max(members, key=lambda point: point.accuracy)
+        text = ", ".join(point.what for point in members)
+        source = _short(first.source)
+        axes.annotate(
+            f"{text} ({source})",
+            (first.epsilon, first.accuracy),
+            xytext=(5, -3),
+            textcoords="offset points",
+            fontsize=7,
+            color="#222222",
+        )
+
+
+def _short(source: str) -> str:
+    """A source without its table and year."""
+    return source.split(",")[0].replace(" et al.", "")
+
+
+def plot_differences(groups: Groups, path: Path) -> None:
+    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval."""
+    shown = [(s, e) for s, e in groups.items() if math.isfinite(s.epsilon) and named(e, BASELINE)]
+    labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))
+    labels.remove(BASELINE)
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    size = (2.2 + 3.3 * columns, rows * (1.0 + 0.25 * len(labels)))
+    figure = Figure(figsize=size, layout="constrained")
+    panels: Any = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    for axes, (setting, entries) in zip(panels.ravel(), shown, strict=False):
+        _differences(axes, entries, labels)
+        baseline = named(entries, BASELINE)
+        assert baseline is not None
+        axes.set_title(f"{setting.title}\nDP-SGD {baseline.mean:.2f} %", fontsize="small")
+    for axes in panels.ravel()[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("difference from DP-SGD in points, 95 % interval", fontsize="medium")
+    figure.savefig(path, dpi=140)
+
+
+def _differences(axes: Axes, entries: list[Entry], labels: list[str]) -> None:
+    baseline = named(entries, BASELINE)
+    assert baseline is not None
+    found = {
+        entry.label: difference(entry, baseline) for entry in entries if entry.label != BASELINE
+    }
+    usual = float(np.median([abs(d.mean) + min(d.half, 9.0) for d in found.values()] or [1.0]))
+    limit = max(_FAR * usual, 0.1)
+    axes.axvline(0, color="#BBBBBB", linewidth=1, zorder=0)
+    for row, name in enumerate(labels):
+        if name not in found:
+            continue
+        d = found[name]
+        colour = {1: COLOURS[2], 0: _GREY, -1: COLOURS[1]}[d.verdict]
+        if abs(d.mean) > limit:
+            edge = math.copysign(limit, d.mean)
+            text = f"◂ {_signed(d.mean)}" if edge < 0 else f"{_signed(d.mean)} ▸"
+            side = "left" if edge < 0 else "right"
+            axes.text(edge, row, text, ha=side, va="center", fontsize=8, color=colour)
+            continue
+        axes.errorbar(
+            d.mean, row, xerr=min(d.half, 100.0), color=colour, fmt="o", markersize=4, capsize=2
+        )
+    axes.set_xlim(-1.1 * limit, 1.1 * limit)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    label(axes, "", "")
+    axes.grid(visible=False, axis="y")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")

@@ -1,0 +1,202 @@
+"""Records of comparisons, put together: what methods came to, and how they differ."""
+
+import dataclasses
+import inspect
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+
+from scipy import stats
+
+from dpoptax.papers.report_costs import points
+from dpoptax.training import methods
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.search.lines import Line
+
+BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Setting:
+    """What runs have in common that are compared.
+
+    Attributes:
+        dataset: Name of the data set.
+        features: What takes the place of its images, or none.
+        model: Name of the model.
+        steps: Number of steps.
+        batch_size: Expected batch size.
+        epsilon: ε; infinite without privacy.
+    """
+
+    dataset: str
+    features: str
+    model: str
+    steps: int
+    batch_size: int
+    epsilon: float
+
+    @property
+    def title(self) -> str:
+        """For headings and figures."""
+        return f"{data_name(self.dataset)}, ε = {self.epsilon:g}, {self.steps} steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A method in a setting.
+
+    Attributes:
+        label: Its name, with what tells it from others of that name.
+        unproven: Whether no ε is stated for want of a proof.
+        learning_rate: The one that was selected.
+        rates: All that were tried, in order.
+        accuracies: In %, on the test split, by seed.
+        gradients: Number of gradients of each example in a step.
+        seconds: Of a run, in the mean.
+    """
+
+    label: str
+    unproven: bool
+    learning_rate: float
+    rates: tuple[float, ...]
+    accuracies: dict[int, float]
+    gradients: int
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy in %."""
+        return statistics.fmean(self.accuracies.values())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds; NaN for one."""
+        values = list(self.accuracies.values())
+        return statistics.stdev(values) if len(values) > 1 else math.nan
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the selected rate is the least or the largest that was tried."""
+        return len(self.rates) > 1 and self.learning_rate in (self.rates[0], self.rates[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Mean difference in points between runs of the same seeds, and half its 95 % interval.
+
+    Attributes:
+        mean: Mean over the seeds that both have.
+        half: Student's t times the standard error; infinite for one seed.
+        seeds: Number of these seeds.
+    """
+
+    mean: float
+    half: float
+    seeds: int
+
+    @property
+    def verdict(self) -> int:
+        """1 and −1 where the interval is above and below zero, else 0."""
+        return (self.mean > self.half) - (self.mean < -self.half)
+
+
+def difference(entry: Entry, other: Entry) -> Difference:
+    """Of `entry` from `other`, paired by seed."""
+    seeds = sorted(entry.accuracies.keys() & other.accuracies.keys())
+    values = [entry.accuracies[seed] - other.accuracies[seed] for seed in seeds]
+    if len(values) < 2:
+        return Difference(values[0] if values else math.nan, math.inf, len(values))
+    quantile = float(stats.t.ppf(0.975, len(values) - 1))
+    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return Difference(statistics.fmean(values), half, len(values))
+
+
+def grouped(lines: Iterable[Line]) -> dict[Setting, list[Entry]]:
+    """The methods of each setting in the order of the records; of a repeated run the last counts.
+
+    A method counts once it has runs on the test split at the rate that its trials select. What is
+    trained without privacy has a setting of its own.
+    """
+    newest: dict[tuple[Setting, str], dict[tuple[str, float, int], Line]] = {}
+    for line in lines:
+        runs = newest.setdefault((_setting(line), line.name.rpartition("/")[2]), {})
+        runs[line.split, line.learning_rate, line.seed] = line
+    found: dict[Setting, dict[str, Entry]] = {}
+    by_name: dict[Setting, dict[str, list[Line]]] = {}
+    for (setting, name), runs in newest.items():
+        by_name.setdefault(setting, {})[name] = list(runs.values())
+    for setting, members in by_name.items():
+        of_methods = [members[name][0].method for name in members]
+        for name in members:
+            method = members[name][0].method
+            label = method if of_methods.count(method) == 1 else _told_apart(method, name)
+            entry = _entry(label, members[name])
+            if entry is not None:
+                found.setdefault(setting, {})[label] = entry
+    return {setting: list(entries.values()) for setting, entries in sorted(found.items())}
+
+
+def named(entries: Sequence[Entry], label: str) -> Entry | None:
+    """The entry of this label."""
+    return next((entry for entry in entries if entry.label == label), None)
+
+
+def data_name(dataset: str) -> str:
+    """As it is written, with what has to be said of these images."""
+    return {"mnist": "MNIST", "cifar10": "CIFAR-10, JPEG"}.get(dataset, dataset)
+
+
+def _entry(label: str, runs: list[Line]) -> Entry | None:
+    tried: dict[float, list[float]] = {}
+    for run in runs:
+        if run.split == "held-out":
+            tried.setdefault(run.learning_rate, []).append(run.accuracy)
+    tests = [run for run in runs if run.split == "test"]
+    if tried:
+        best = max(sorted(tried), key=lambda rate: statistics.fmean(tried[rate]))
+        tests = [run for run in tests if run.learning_rate == best]
+    if not tests:
+        return None
+    return Entry(
+        label=label,
+        unproven=tests[0].unproven,
+        learning_rate=tests[0].learning_rate,
+        rates=tuple(sorted(tried)),
+        accuracies={run.seed: 100 * run.accuracy for run in sorted(tests, key=lambda r: r.seed)},
+        gradients=points(TrainConfig(method=_method(tests[0]))),
+        seconds=statistics.fmean(run.seconds for run in tests),
+    )
+
+
+def _setting(line: Line) -> Setting:
+    default = TrainConfig()
+    steps, batch_size = (line.settings.get(f, getattr(default, f)) for f in ("steps", "batch_size"))
+    dataset, features, model = (
+        line.settings.get(f, getattr(default, f)) for f in ("dataset", "features", "model")
+    )
+    epsilon = math.inf if line.epsilon is None else line.epsilon
+    return Setting(dataset, features, model, steps, batch_size, epsilon)
+
+
+def _method(line: Line) -> methods.Method:
+    """The method with its parameters, from a line."""
+    given = dict(line.settings["method"])
+    kinds = {kind.name: kind for _, kind in inspect.getmembers(methods, _has_name)}
+    kind = kinds[given.pop("name")]
+    values = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
+    }
+    return kind(**values)
+
+
+def _has_name(member: object) -> bool:
+    return inspect.isclass(member) and isinstance(getattr(member, "name", None), str)
+
+
+def _told_apart(method: str, name: str) -> str:
+    """The method's name, and the words of the config's name that are not in it."""
+    own = set(re.split(r"\W+", method.lower()))
+    words = [word for word in name.split("_") if word not in own]
+    return f"{method}, {' '.join(words)}" if words else method
