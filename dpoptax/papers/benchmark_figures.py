@@ -91,10 +91,10 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0.85, 14)
+    axes.set_xlim(0.85, 9.5)
     label(axes, "ε", "test accuracy (%)")
     axes.set_title(data_name(dataset), fontsize="medium")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.42))
 
 
 def _published(axes: Axes, points: list[Published]) -> None:
@@ -108,26 +108,21 @@ def _published(axes: Axes, points: list[Published]) -> None:
         color="#222222",
         label="published",
     )
-    places: dict[tuple[float, int], list[Published]] = {}
+    places: dict[tuple[float, str, int], list[Published]] = {}
     for point in points:
-        places.setdefault((point.epsilon, round(point.accuracy)), []).append(point)
-    for members in places.values():
-        first = max(members, key=lambda point: point.accuracy)
+        places.setdefault((point.epsilon, point.source, round(point.accuracy)), []).append(point)
+    for (epsilon, source, _), members in places.items():
         text = ", ".join(point.what for point in members)
-        source = _short(first.source)
+        right = epsilon > 5
         axes.annotate(
-            f"{text} ({source})",
-            (first.epsilon, first.accuracy),
-            xytext=(5, -3),
+            f"{text} ({source.split(',')[0]})",
+            (epsilon, max(point.accuracy for point in members)),
+            xytext=(-6 if right else 6, -3),
             textcoords="offset points",
+            ha="right" if right else "left",
             fontsize=7,
             color="#222222",
         )
-
-
-def _short(source: str) -> str:
-    """A source without its table and year."""
-    return source.split(",")[0].replace(" et al.", "")
 
 
 def plot_differences(groups: Groups, path: Path) -> None:

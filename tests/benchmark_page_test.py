@@ -1,0 +1,170 @@
+"""The benchmark's page: a line for each run, and a page that is made of lines alone."""
+
+import dataclasses
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpoptax.cli.main import main
+from dpoptax.papers import benchmark_groups
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods import DPSGD, Disk, Doppler, GeoDP, NonPrivate
+from dpoptax.training.run import records
+from dpoptax.training.search import lines
+from dpoptax.training.search.compare import Comparison, compare
+
+ROOT = Path(__file__).parents[1]
+SMALL = TrainConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
+
+
+def run(name, method, accuracy, *, seed=0, rate=1.0, split="test", **settings):
+    private = method.private
+    unproven = method.unproven() is not None
+    given = {"dataset": "mnist", "features": "scattering", "model": "linear", "steps": 30}
+    return lines.Line(
+        name=f"mnist/{name}",
+        method=method.name,
+        settings={**given, "method": method.to_dict(), **settings},
+        epsilon=1.0 if private else None,
+        spent=0.99 if private and not unproven else None,
+        unproven=unproven,
+        delta=1e-5 if private and not unproven else None,
+        learning_rate=rate,
+        seed=seed,
+        split=split,
+        accuracy=accuracy,
+        seconds=1.5,
+        versions={"dpoptax": "0.1.0"},
+        code="0123456789ab",
+    )
+
+
+def benchmark():
+    """Three seeds: momentum above DP-SGD by 0.1, 0.2 and 0.3 points."""
+    found = []
+    for seed in range(3):
+        found += [
+            run("dp_sgd", DPSGD(), 0.97 + 0.001 * seed, seed=seed),
+            run("momentum", DPSGD(), 0.971 + 0.002 * seed, seed=seed, optimizer="momentum"),
+            run("disk", Disk(), 0.5, seed=seed),
+            run("disk_one_gradient", Disk(0.3, None), 0.97 + 0.001 * seed, seed=seed),
+            run("geodp", GeoDP(), 0.1, seed=seed),
+        ]
+    return [*found, run("non_private", NonPrivate(), 0.99)]
+
+
+def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
+    configs = {
+        f"digits/{name}": dataclasses.replace(SMALL, method=method)
+        for name, method in (("dp_sgd", DPSGD()), ("geodp", GeoDP()), ("plain", NonPrivate()))
+    }
+    path = tmp_path / "records" / "digits.jsonl"
+    comparison = Comparison(
+        tmp_path / "out", seeds=3, epsilon=4.0, factors=(0.5, 1.0), trial_seeds=1, records=path
+    )
+    results = compare(configs, comparison, progress=False)
+    found = lines.read(path)
+    assert len(found) == 3 * (2 * 1 + 3)
+    assert [len(method.grid[0].validation_accuracies) for method in results.methods] == [1] * 3
+    first = [line for line in found if line.name == "digits/dp_sgd"]
+    assert [line.split for line in first] == ["held-out"] * 2 + ["test"] * 3
+    assert [line.learning_rate for line in first[:2]] == [0.5, 1.0]
+    assert [line.accuracy for line in first[2:]] == results.methods[0].accuracies
+    assert [line.seed for line in first[2:]] == [0, 1, 2]
+    assert first[0].settings["steps"] == 2
+    assert 3.9 < first[0].spent <= first[0].epsilon == 4.0
+    noise = {method.name: method.runs[0]["noise_multiplier"] for method in results.methods}
+    assert noise["GeoDP"] == noise["DP-SGD"] > 0
+    geodp, plain = found[5], found[-1]
+    assert (geodp.unproven, geodp.epsilon, geodp.spent) == (True, 4.0, None)
+    assert (plain.unproven, plain.epsilon, plain.spent) == (False, None, None)
+
+    before = path.read_text()
+    compare(configs, comparison, progress=False)
+    assert path.read_text() == before
+
+
+def test_more_trial_seeds_than_seeds_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="trial_seeds=3 is not allowed; give 1 to seeds=2"):
+        Comparison(tmp_path, seeds=2, trial_seeds=3)
+
+
+def test_differences_are_paired_by_seed_and_have_students_interval():
+    ((_, entries), *_) = benchmark_groups.grouped(benchmark()).items()
+    by_label = {entry.label: entry for entry in entries}
+    assert list(by_label) == [
+        "DP-SGD", "DP-SGD, momentum", "DiSK", "DiSK, one gradient", "GeoDP",
+    ]  # fmt: skip
+    found = benchmark_groups.difference(by_label["DP-SGD, momentum"], by_label["DP-SGD"])
+    values = np.array([0.1, 0.2, 0.3])
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    np.testing.assert_allclose(found.mean, 0.2)
+    np.testing.assert_allclose(found.half, (high - low) / 2)
+    assert found.verdict == 0  # the interval of three seeds reaches below zero
+    assert benchmark_groups.difference(by_label["DiSK"], by_label["DP-SGD"]).verdict == -1
+    assert [by_label[label].gradients for label in ("DiSK", "DiSK, one gradient")] == [2, 1]
+
+
+def test_the_rate_of_the_best_trial_counts_and_the_last_of_a_repeated_run():
+    tried = [
+        run("dp_sgd", DPSGD(), accuracy, rate=rate, split="held-out")
+        for rate, accuracy in ((1.0, 0.8), (2.0, 0.9), (4.0, 0.7))
+    ]
+    tests = [run("dp_sgd", DPSGD(), a, rate=r) for r, a in ((1.0, 0.99), (2.0, 0.5), (2.0, 0.91))]
+    ((_, (entry,)),) = benchmark_groups.grouped(tried + tests).items()
+    assert (entry.learning_rate, entry.rates, entry.at_edge) == (2.0, (1.0, 2.0, 4.0), False)
+    np.testing.assert_allclose(entry.mean, 91)
+
+
+def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_path, capsys):
+    folder = tmp_path / "images"
+    with pytest.raises(FileNotFoundError):
+        (folder / "x.jsonl").read_text()
+    assert main(["report", "--benchmark", str(folder)]) == 2
+    assert "has no records; write some with dpoptax compare --records" in capsys.readouterr().err
+    lines.append(folder / "linear.jsonl", benchmark())
+    (folder / "verdict.md").write_text("No method is above another.\n")
+    assert main(["report", "--benchmark", str(folder)]) == 0
+    text = (tmp_path / "images.md").read_text()
+    assert "## In short\n\nNo method is above another." in text
+    assert "What was left out" not in text
+    (row,) = re.findall(r"\| DP-SGD, momentum +\| 97\.30.*", text)
+    assert [cell.strip() for cell in row.split("|")[1:5]] == [
+        "DP-SGD, momentum", "97.30 ± 0.20", "+0.20 ± 0.25", "",
+    ]  # fmt: skip
+    assert "| GeoDP ¹" in text
+    assert "¹ No ε is proven" in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert 1000 < (tmp_path / link).stat().st_size < 150_000
+    published = next(line for line in text.splitlines() if "| 89.01 " in line)
+    assert "97.30 at ε = 1 (DP-SGD, momentum)" in published  # and not the one without privacy
+
+
+def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines.append(path, benchmark()[:1])
+    good = json.loads(path.read_text())
+    for text in ("{", "[]", json.dumps({**good, "seed": "0"}), json.dumps({"seed": 0})):
+        path.write_text(records.to_json(good) + "\n" + text + "\n")
+        with pytest.raises(ConfigError, match=r"x\.jsonl, line 2 is no record of a run"):
+            lines.read(path)
+
+
+def test_the_benchmark_has_every_method_once_with_the_same_budget():
+    found = load_configs(ROOT / "configs" / "benchmark" / "scattering_linear.py")
+    rows = {name: config for name, config in found.items() if name.startswith("mnist/")}
+    assert len(rows) == 14
+    assert {(c.steps, c.batch_size, c.epsilon, c.l2_clip_norm) for c in rows.values()} == {
+        (120, 1024, 1.0, 0.1)
+    }
+    for a, b in itertools.combinations(rows.values(), 2):
+        assert dataclasses.replace(a, learning_rate=1.0) != dataclasses.replace(
+            b, learning_rate=1.0
+        )
+    assert any(isinstance(c.method, Doppler) for c in rows.values())
