@@ -31,7 +31,7 @@ commands:
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, memory and FLOPs of that run, without training; a table for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
-          [--set FIELD=VALUE...]
+          [--set FIELD=VALUE...] [--records FILE]
         several configs at one ε: a table and a figure
   sweep CONFIG... --workdir DIR --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
         the best of many settings, at an ε that covers the choice
@@ -40,7 +40,7 @@ commands:
         bound; exit code 1 if a bound exceeds its claim
   study [NAME...] [--workdir DIR] [--seeds N]
         the papers' synthetic studies, all of them without a NAME: figures, numbers, findings
-  report [--workdir DIR] [--output FILE]
+  report [--workdir DIR] [--output FILE] | --benchmark DIR
         all of the papers that can be run here, against what they say; the rest with its cost
 
 all of them:
