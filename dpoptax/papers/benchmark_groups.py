@@ -119,20 +119,22 @@ def grouped(lines: Iterable[Line]) -> dict[Setting, list[Entry]]:
     A method counts once it has runs on the test split at the rate that its trials select. What is
     trained without privacy has a setting of its own.
     """
+    configs: dict[str, set[str]] = {}
     newest: dict[tuple[Setting, str], dict[tuple[str, float, int], Line]] = {}
     for line in lines:
-        runs = newest.setdefault((_setting(line), line.name.rpartition("/")[2]), {})
+        name = line.name.rpartition("/")[2]
+        configs.setdefault(line.method, set()).add(name)
+        runs = newest.setdefault((_setting(line), name), {})
         runs[line.split, line.learning_rate, line.seed] = line
     found: dict[Setting, dict[str, Entry]] = {}
     by_name: dict[Setting, dict[str, list[Line]]] = {}
     for (setting, name), runs in newest.items():
         by_name.setdefault(setting, {})[name] = list(runs.values())
     for setting, members in by_name.items():
-        of_methods = [members[name][0].method for name in members]
-        for name in members:
-            method = members[name][0].method
-            label = method if of_methods.count(method) == 1 else _told_apart(method, name)
-            entry = _entry(label, members[name])
+        for name, of_name in members.items():
+            method = of_name[0].method
+            label = method if len(configs[method]) == 1 else _told_apart(method, name)
+            entry = _entry(label, of_name)
             if entry is not None:
                 found.setdefault(setting, {})[label] = entry
     return {setting: list(entries.values()) for setting, entries in sorted(found.items())}
