@@ -113,7 +113,7 @@ def _counted(compared: Groups) -> str:
 def _table(entries: Sequence[Entry]) -> str:
     head = (
         *("method", "test accuracy, %", "from DP-SGD", "from momentum"),
-        *("rate", "gradients a step", "seconds a run"),
+        *("rate", "gradients of an example in a step"),
     )
     rows = []
     for entry in sorted(entries, key=lambda entry: -entry.mean):
@@ -126,7 +126,6 @@ def _table(entries: Sequence[Entry]) -> str:
                 *(_signed(entry, named(entries, other)) for other in (BASELINE, MOMENTUM)),
                 rate,
                 str(entry.gradients),
-                f"{entry.seconds:.1f}",
             )
         )
     table = records.markdown_table(head, rows)
@@ -213,5 +212,5 @@ def _made_with(found: Sequence[Line]) -> str:
     code = sorted({line.code for line in found})
     return (
         f"{'; '.join(sorted(versions))}. SHA-256 of the package's source begins with "
-        f"{', '.join(code)}. Seconds are of a machine of two cores that others used too."
+        f"{', '.join(code)}."
     )

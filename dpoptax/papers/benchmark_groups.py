@@ -54,7 +54,6 @@ class Entry:
         rates: All that were tried, in order.
         accuracies: In %, on the test split, by seed.
         gradients: Number of gradients of each example in a step.
-        seconds: Of a run, in the mean.
     """
 
     label: str
@@ -63,7 +62,6 @@ class Entry:
     rates: tuple[float, ...]
     accuracies: dict[int, float]
     gradients: int
-    seconds: float
 
     @property
     def mean(self) -> float:
@@ -168,7 +166,6 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
         rates=tuple(sorted(tried)),
         accuracies={run.seed: 100 * run.accuracy for run in sorted(tests, key=lambda r: r.seed)},
         gradients=points(TrainConfig(method=_method(tests[0]))),
-        seconds=statistics.fmean(run.seconds for run in tests),
     )
 
 

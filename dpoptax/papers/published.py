@@ -41,6 +41,7 @@ PUBLISHED = (
     Published("cifar10", 7.42, 70.1, "all batch", "Dörmann et al., 2021"),
     Published("cifar10", 1.0, 56.8, "WRN-16-4, augmented", "De et al., 2022"),
     Published("cifar10", 8.0, 81.4, "WRN-40-4, augmented", "De et al., 2022"),
+    Published("cifar10", 1.0, 72.3, "pretrained on procedural images", "DP-RandP, 2023"),
     Published("cifar10", 2.0, 68.8, "DiSK", "DiSK, Table 6 (CNN)"),
     Published("cifar10", 1.0, 41.61, "DP-SGD", _PMLF),
     Published("cifar10", 8.0, 51.98, "DP-SGD", _PMLF),
