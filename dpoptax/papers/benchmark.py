@@ -44,7 +44,7 @@ def write_benchmark(folder: Path, output: Path | None = None) -> Path:
         )
     output = output or folder.with_suffix(".md")
     groups = grouped(found)
-    compared = {s: e for s, e in groups.items() if named(e, BASELINE) and len(e) > 1}
+    compared = {s: e for s, e in groups.items() if named(e, BASELINE)}
     alone = {s: e for s, e in groups.items() if s not in compared}
     plot_accuracies(compared, alone, folder / "accuracies.png")
     plot_differences(compared, folder / "differences.png")
@@ -68,6 +68,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
         "Green: the interval is above zero; orange: below. What lies far outside stands at the "
         "edge with its mean. An interval is Student's t over the differences of equal seeds.",
     ]
+    parts.append("Methods and their hyper-parameters are those of `configs/benchmark`.")
     for setting, entries in compared.items():
         parts += [f"### {setting.title}", _described(setting), _table(entries)]
     if alone:

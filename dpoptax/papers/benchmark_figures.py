@@ -23,7 +23,7 @@ from dpoptax.training.run.plots import COLOURS, label
 Groups = dict[Setting, list[Entry]]
 _GREY = "#777777"
 _FAR = 3.0
-# Times the usual distance from zero beyond which a method is named at the edge of its panel.
+# Times the usual reach from zero beyond which a method is named at the edge of its panel.
 
 
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
@@ -60,9 +60,11 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
         )
     many = [entry for entries in shown.values() for entry in entries if not entry.unproven]
     if many:
-        others = len(labels) - 1 - any(e.unproven for e in shown[next(iter(shown))])
+        others = len({entry.label for entry in many} - {BASELINE})
         axes.plot([], [], color=COLOURS[0], marker="o", label=f"DP-SGD, linear, {steps} steps")
-        axes.plot([], [], color="#999999", marker="o", markersize=3.5, label=f"{others} others")
+        if others:
+            name = f"{others} other methods"
+            axes.plot([], [], color="#999999", marker="o", markersize=3.5, label=name)
     for number, (setting, entries) in enumerate(
         (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
     ):
@@ -117,7 +119,7 @@ def _published(axes: Axes, points: list[Published]) -> None:
         axes.annotate(
             f"{text} ({source.split(',')[0]})",
             (epsilon, max(point.accuracy for point in members)),
-            xytext=(-6 if right else 6, -3),
+            xytext=(-5 if right else 5, -10),
             textcoords="offset points",
             ha="right" if right else "left",
             fontsize=7,
@@ -127,7 +129,7 @@ def _published(axes: Axes, points: list[Published]) -> None:
 
 def plot_differences(groups: Groups, path: Path) -> None:
     """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval."""
-    shown = [(s, e) for s, e in groups.items() if math.isfinite(s.epsilon) and named(e, BASELINE)]
+    shown = [(s, e) for s, e in groups.items() if len(e) > 1] or list(groups.items())
     labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))
     labels.remove(BASELINE)
     columns = min(3, len(shown))
@@ -152,22 +154,25 @@ def _differences(axes: Axes, entries: list[Entry], labels: list[str]) -> None:
     found = {
         entry.label: difference(entry, baseline) for entry in entries if entry.label != BASELINE
     }
-    usual = float(np.median([abs(d.mean) + min(d.half, 9.0) for d in found.values()] or [1.0]))
-    limit = max(_FAR * usual, 0.1)
+    reach = {
+        name: abs(d.mean) + (d.half if math.isfinite(d.half) else 0.0) for name, d in found.items()
+    }
+    far = _FAR * float(np.median(list(reach.values()) or [1.0]))
+    limit = max([0.1, *(extent for extent in reach.values() if extent <= far)])
     axes.axvline(0, color="#BBBBBB", linewidth=1, zorder=0)
     for row, name in enumerate(labels):
         if name not in found:
             continue
         d = found[name]
         colour = {1: COLOURS[2], 0: _GREY, -1: COLOURS[1]}[d.verdict]
-        if abs(d.mean) > limit:
+        if reach[name] > far:
             edge = math.copysign(limit, d.mean)
             text = f"◂ {_signed(d.mean)}" if edge < 0 else f"{_signed(d.mean)} ▸"
             side = "left" if edge < 0 else "right"
             axes.text(edge, row, text, ha=side, va="center", fontsize=8, color=colour)
             continue
         axes.errorbar(
-            d.mean, row, xerr=min(d.half, 100.0), color=colour, fmt="o", markersize=4, capsize=2
+            d.mean, row, xerr=min(d.half, limit), color=colour, fmt="o", markersize=4, capsize=2
         )
     axes.set_xlim(-1.1 * limit, 1.1 * limit)
     axes.set_ylim(len(labels) - 0.5, -0.5)
