@@ -329,6 +329,20 @@ def test_splits_do_not_overlap_and_keep_every_example():
     assert set(np.unique(digits.test["labels"])) == set(range(10))
 
 
+def test_classes_that_take_turns_are_all_held_out_and_the_place_alone_decides():
+    def held_out(size, **fields):
+        examples = {"inputs": np.arange(size), "labels": np.arange(size, dtype=np.int32) % 10}
+        return data.Dataset("turns", examples, {}, 10, **fields).for_selection().test
+
+    _, counts = np.unique(held_out(10_000)["labels"], return_counts=True)
+    assert counts.tolist() == pytest.approx([200] * 10, abs=40)
+    # One example more changes the place of no other.
+    first, second = held_out(999)["inputs"], held_out(1000)["inputs"]
+    assert len(first) == 199
+    assert second[:-1].tolist() == first.tolist()
+    assert held_out(12, mixed=True)["inputs"].tolist() == [4, 9]
+
+
 def test_json_has_no_tokens_outside_the_standard():
     values = {"a": [math.nan, math.inf, 1.5], "b": np.float32(2)}
     assert to_json(values) == '{"a": [null, null, 1.5], "b": 2.0}'

@@ -37,6 +37,7 @@ class Dataset:
         num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
         kind: What an example is.
         texts: For generation: each source of the test split with all of its references.
+        mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Dataset:
     num_classes: int
     kind: Kind = "images"
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    mixed: bool = False
 
     @property
     def train_size(self) -> int:
@@ -52,11 +54,16 @@ class Dataset:
         return streaming.source_size(self.train)
 
     def for_selection(self, stride: int = 5) -> "Dataset":
-        """Training split only: every `stride`-th example becomes the test split.
+        """Training split only: one of each `stride` successive examples becomes the test split.
 
-        What is selected on it, such as a learning rate, has not seen the real test split.
+        What is selected on it, such as a learning rate, has not seen the real test split. Which one
+        is drawn, for a file may have its classes take turns; it is a function of the place alone,
+        not of the examples or of how many follow. Of a split that is `mixed` it is the last.
         """
-        held_out = np.arange(self.train_size) % stride == stride - 1
+        firsts = stride * np.arange(self.train_size // stride)
+        drawn = np.random.default_rng(0).integers(stride, size=len(firsts))
+        held_out = np.zeros(self.train_size, bool)
+        held_out[firsts + (stride - 1 if self.mixed else drawn)] = True
         return dataclasses.replace(
             self, train=self._part_of_train(~held_out), test=self._part_of_train(held_out), texts=()
         )
@@ -190,5 +197,6 @@ def digits() -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    whole = Dataset("digits", {"inputs": inputs, "labels": labels.astype(np.int32)}, {}, 10)
+    examples = {"inputs": inputs, "labels": labels.astype(np.int32)}
+    whole = Dataset("digits", examples, {}, 10, mixed=True)
     return whole.for_selection()
