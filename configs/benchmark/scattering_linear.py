@@ -3,10 +3,10 @@ r"""The methods on one recipe: a linear model on scattering features. Names are 
     dpoptax compare "configs/benchmark/scattering_linear.py:mnist/*" --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/mnist-1-120 --records docs/on-images/linear-mnist.jsonl
 
-Each method has its paper's hyper-parameters, and a rate that `--factors` multiplies: those of SGD,
-a tenth where momentum adds up ten gradients, and Adam's. C = 0.1 is the recipe's; B = 1024 and 120
-steps, a tenth of its gradients, make room for many methods. Fewer steps are `--steps 30` or 10,
-with `--factors 0.5 1 2 4 8`.
+Each method has its paper's hyper-parameters, DiSK also the one-gradient form at κ = 0.3, and a rate
+that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
+C = 0.1 is the recipe's; B = 1024 and 120 steps, a tenth of its gradients, make room for many
+methods. With `--steps 30` and 10 the factors were 0.0625 0.125 0.25 0.5 1 2 4 8.
 """
 
 import dataclasses
