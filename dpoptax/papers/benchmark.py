@@ -180,7 +180,7 @@ def _recipes(alone: Groups) -> str:
 def _published(groups: Groups) -> str:
     """Each published number beside the best of ours at no larger an ε."""
     rows = []
-    for point in PUBLISHED:
+    for number, point in enumerate(PUBLISHED, 1):
         ours = [
             (entry.mean, setting.epsilon, entry.label)
             for setting, entries in groups.items()
@@ -194,6 +194,7 @@ def _published(groups: Groups) -> str:
             beside = f"{mean:.2f} at ε = {epsilon:g} ({label})"
         rows.append(
             (
+                str(number),
                 data_name(point.dataset).replace(", JPEG", ""),
                 f"{point.epsilon:g}",
                 f"{point.accuracy:g}",
@@ -202,7 +203,7 @@ def _published(groups: Groups) -> str:
                 beside,
             )
         )
-    head = ("data", "ε", "published, %", "of", "source", "best here at no larger ε, %")
+    head = ("", "data", "ε", "published, %", "of", "source", "best here at no larger ε, %")
     return records.markdown_table(head, rows)
 
 

@@ -77,8 +77,13 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
             color=COLOURS[1],
             label=None if number else "recipe, here",
         )
-    free = [entry.mean for s, e in (own | recipes).items() if math.isinf(s.epsilon) for entry in e]
-    if dataset in {s.dataset for s in (own | recipes)} and free:
+    free = [
+        entry.mean
+        for s, e in recipes.items()
+        if s.dataset == dataset and math.isinf(s.epsilon)
+        for entry in e
+    ]
+    if free:
         axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1)
         axes.annotate(
             "not private, same features",
@@ -89,42 +94,38 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
             fontsize=8,
             color=_GREY,
         )
-    _published(axes, [point for point in PUBLISHED if point.dataset == dataset])
+    _published(axes, dataset)
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(0.85, 9.5)
     label(axes, "ε", "test accuracy (%)")
     axes.set_title(data_name(dataset), fontsize="medium")
-    axes.legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.5, 0.42))
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3)
 
 
-def _published(axes: Axes, points: list[Published]) -> None:
-    """Points with their names beside them; those at one place share a name."""
-    axes.plot(
-        [point.epsilon for point in points],
-        [point.accuracy for point in points],
-        linestyle="none",
-        marker="x",
-        markersize=5,
-        color="#222222",
-        label="published",
-    )
-    places: dict[tuple[float, str, int], list[Published]] = {}
-    for point in points:
-        places.setdefault((point.epsilon, point.source, round(point.accuracy)), []).append(point)
-    for (epsilon, source, _), members in places.items():
-        text = ", ".join(point.what for point in members)
-        right = epsilon > 5
+def _published(axes: Axes, dataset: str) -> None:
+    """Points with their numbers in the page's table; those at one place share a label."""
+    places: dict[tuple[float, int], list[tuple[int, Published]]] = {}
+    for number, point in enumerate(PUBLISHED, 1):
+        if point.dataset == dataset:
+            place = point.epsilon, round(point.accuracy)
+            places.setdefault(place, []).append((number, point))
+    for members in places.values():
+        points = [point for _, point in members]
+        x, y = [point.epsilon for point in points], [point.accuracy for point in points]
+        axes.plot(x, y, linestyle="none", marker="x", markersize=5, color="#222222", zorder=4)
         axes.annotate(
-            f"{text} ({source.split(',')[0]})",
-            (epsilon, max(point.accuracy for point in members)),
-            xytext=(-5 if right else 5, -10),
+            ", ".join(str(number) for number, _ in members),
+            (x[0], max(y)),
+            xytext=(0, 5),
             textcoords="offset points",
-            ha="right" if right else "left",
-            fontsize=7,
+            ha="center",
+            fontsize=8,
             color="#222222",
         )
+    label = "published, by number in the table"
+    axes.plot([], [], linestyle="none", marker="x", color="#222222", label=label)
 
 
 def plot_differences(groups: Groups, path: Path) -> None:
