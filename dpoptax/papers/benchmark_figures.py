@@ -86,7 +86,7 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
     if free:
         axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1)
         axes.annotate(
-            "not private, same features",
+            "not private, same features and steps",
             (1.0, max(free)),
             xycoords=("axes fraction", "data"),
             ha="right",
