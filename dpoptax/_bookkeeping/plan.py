@@ -7,9 +7,10 @@ import numpy as np
 from jax import lax
 
 from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.entries import Lookup
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.rules import Layout, Lookup
+from dpoptax._bookkeeping.rules import Layout
 from dpoptax._bookkeeping.views import Atoms, View
 
 # The offset of a view in its parameter, and its axes: batch, rows, columns.
