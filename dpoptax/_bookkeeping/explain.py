@@ -126,14 +126,18 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
         return Row(path, shape, "none", "zero", 0, False, "")
-    rules = ", ".join(sorted({_RULES[p.method] for p in products}))
+    rules = ", ".join(sorted({_rule(p) for p in products}))
     formed = any(p.method in ("form", "keep") for p in products)
     return Row(path, shape, named, rules, sum(map(_cost, products)), formed, "")
 
 
+def _rule(product: Product) -> str:
+    return _RULES[product.method] + (", pulled back" if product.pulled else "")
+
+
 def _cost(product: Product) -> int:
     groups, rows, columns = product.layout.sizes
-    positions = sum(m.use.positions for m in product.members)
+    positions = sum(m.positions * m.segments(1) for m in product.members)
     work = positions * rows * columns
     norm = {
         "outer": rows + columns,

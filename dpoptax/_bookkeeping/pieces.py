@@ -9,12 +9,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.cotangents import Outer, Term
+from dpoptax._bookkeeping.factored import Factored, as_products, assemble, weighted_terms
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.running import use_layout
+from dpoptax._bookkeeping.pulling import pull_back
+from dpoptax._bookkeeping.running import Evaluation, use_layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._points import weigh
@@ -53,14 +56,14 @@ class Pieces:
     """Per-example gradients over powers of two: products first, then formed ones.
 
     Attributes:
-      products: the factors of each, of which no entry is above 4.
+      products: the factors of each, of which no entry is above 4, and what is beside them.
       formed: (B, entries) each, the parameters of a bundle side by side.
       sizes: those of `formed`.
       scales: what all were divided by; `None` where there are none.
       bundles: the parameters in each of `formed`.
     """
 
-    products: list[list[Segment]]
+    products: list[Factored]
     formed: list[jax.Array]
     sizes: list[Size]
     scales: Scales | None
@@ -91,11 +94,21 @@ def make_pieces(
         return Pieces([], [], [], None, ())
     scales = bounds.scales(tops)
     inverse, finite = jnp.unstack(scales.inverse), jnp.unstack(scales.finite)
-    products = [
-        [_factored(*use, inverse[i], finite[i], factor_dtype) for use in product]
-        for i, product in enumerate(factors)
-    ]
-    count = len(products)
+    evaluate, count = Evaluation(passes.leaves[0]), len(factors)
+    products = []
+    for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
+        divided = [(use[0], _factored(*use, inverse[i], finite[i])) for use in uses]
+        if product.pulled:
+            held, exponent, kept = _pulled(product, divided, evaluate, factor_dtype)
+            scales = scales._replace(
+                exponent=scales.exponent.at[i].add(exponent), finite=scales.finite.at[i].min(kept)
+            )
+        else:
+            segments = [segment for _, segment in divided]
+            if factor_dtype is not None:
+                segments = [segment.rounded(factor_dtype) for segment in segments]
+            held = Factored(segments)
+        products.append(held)
     sized = [
         bounds.formed(x, inverse[count + i][0], finite[count + i]) for i, x in enumerate(formed)
     ]
@@ -125,7 +138,6 @@ def _factored(
     cotangent: jax.Array,
     inverse: jax.Array,
     finite: jax.Array,
-    dtype: DTypeLike | None,
 ) -> Segment:
     """The factors of one use, each side over a power of two of the example's own."""
     of_operands, of_cotangents = inverse
@@ -134,8 +146,29 @@ def _factored(
         operand = bounds.divide(operand, of_operands, finite)
     else:
         cotangent = bounds.divide(cotangent, of_operands, finite)
-    segment = _segment(member, operand, cotangent)
-    return segment if dtype is None else _rounded(segment, dtype)
+    return _segment(member, operand, cotangent)
+
+
+def _pulled(
+    product: Product,
+    uses: list[tuple[Member, Segment]],
+    evaluate: Evaluation,
+    dtype: DTypeLike | None,
+) -> tuple[Factored, jax.Array, jax.Array]:
+    """At one point, the gradients of a parameter that is not itself what is used."""
+    outers: list[Outer] = []
+    terms: list[Term] = []
+    forming = product.method in ("form", "keep")
+    for member, segment in uses:
+        if member.pulled is None:
+            outers.append(Outer(segment, member.layout, product.shape, forming=forming))
+            continue
+        value = member.use.value
+        outer = Outer(segment, member.use.layout, value.aval.shape, forming=forming)
+        found = as_products(pull_back(value, product.leaf, outer, evaluate))
+        outers += found[0]
+        terms += found[1]
+    return assemble(outers, terms, product.method, dtype)
 
 
 def _scales(use: Use, operand: jax.Array) -> bool:
@@ -147,10 +180,6 @@ def _segment(member: Member, operand: jax.Array, cotangent: jax.Array) -> Segmen
     segment = Segment(*jax.vmap(lambda o, c: use_layout(member.use, o, c))(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
-
-
-def _rounded(segment: Segment, dtype: DTypeLike) -> Segment:
-    return Segment(*(x if _products.indexed(x) else x.astype(dtype) for x in segment))
 
 
 def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
@@ -172,7 +201,9 @@ def sum_pieces(
         if gradient is not None:
             part = _weighted(weight, gradient)
         else:
-            part = _products.weighted_sum(piece, weight, product.layout.sizes)
+            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
+            if piece.terms:
+                part += weighted_terms(piece.terms, weight)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]

@@ -1,0 +1,239 @@
+"""Per-example gradients of one parameter: products of factors, and fixed arrays times weights.
+
+    G = Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k
+
+The terms are what gradients that were pulled back have beside products (`pulling`). All that a
+norm and a sum read are the factors, bases and weights as they are held here, however they were
+computed: G is what they make, and what is clipped.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, held, normalised
+from dpoptax._bookkeeping.products import Segment
+from dpoptax._bookkeeping.pulling import Cotangent
+from dpoptax._bookkeeping.rules import Layout
+from dpoptax._clips import bounds
+from dpoptax._clips.bounds import Size
+
+# Scaled factors whose largest entry is below this, before they are divided by it, are zero.
+_LEAST = 2.0**-40
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Held:
+    """A term: `basis`, and `weights` (B, …) of each example, axes (K, R, C) or 1 each.
+
+    `inner` is the inner product of basis and products along the axes where weights are of size 1;
+    None where the gradient is formed.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factored:
+    """The gradients of a parameter, of entries of at most about 1.
+
+    Attributes:
+      segments: the factors.
+      terms: what is beside them.
+      gradient: all of it, (B, K, R, C), where there are terms and it is formed.
+    """
+
+    segments: list[Segment]
+    terms: list[Held] = dataclasses.field(default_factory=list)
+    gradient: jax.Array | None = None
+
+
+def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
+    """Outer products in one layout, and terms."""
+    shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
+    if outers:
+        if any(x.layout != outers[0].layout for x in outers):
+            raise NotFactoredError
+        return outers, terms
+    if any(t.thin != shape for t in terms):
+        raise NotFactoredError
+    # A number of each example for each entry: one position.
+    parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
+    total = functools.reduce(operator.add, parts)
+    columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
+    segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
+    return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
+
+
+def assemble(
+    outers: list[Outer], terms: list[Term], method: str, dtype: DTypeLike | None
+) -> tuple[Factored, jax.Array, jax.Array]:
+    """Holds gradients over a power of two of each example's own.
+
+    Returns:
+      The gradients, the exponent (B,) of what they were divided by, and whether they are finite,
+      (B,): what is not is zero.
+    """
+    cut = outers[0].cut
+    parts = [_scaled(x) for x in outers]
+    bases = [normalised(cut(_basis(t, len(outers[0].shape)))) for t in terms]
+    weights = [jax.vmap(cut)(t.weights) for t in terms]
+    tops = [bounds.top(w) for w in weights]
+    exponents = [part.exponent for part in parts]
+    exponents += [e + bounds.exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
+    largest = functools.reduce(jnp.maximum, exponents)
+    sound = [jnp.all(jnp.isfinite(basis)) for basis, _ in bases]
+    finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
+    keep = functools.reduce(jnp.logical_and, finite + sound)
+
+    def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
+        return bounds.divide(x, bounds.power(exponent - largest), keep)
+
+    segments = []
+    for part in parts:
+        rows = bounds.divide(part.segment.rows, jnp.ones_like(keep, jnp.float32), keep)
+        columns = over(part.segment.columns, part.taken)
+        segment = Segment(rows, columns)
+        segments.append(segment if dtype is None else segment.rounded(dtype))
+    segments = held(segments)
+    forms = bool(terms) and method in ("form", "keep")
+    found: list[Held] = []
+    for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
+        inner = None
+        if not forms:
+            axes = [i for i, n in enumerate(term.thin) if n == 1]
+            inner = jnp.zeros_like(weight)
+            for outer, part, segment in zip(outers, parts, segments, strict=True):
+                if dtype is None:
+                    inner += over(outer.against(term.basis, axes)[0], part.unit)
+                else:  # with what is left of the factors
+                    rounded = Outer(segment, outer.layout, outer.shape)
+                    inner += rounded.against(term.basis, axes)[0]
+        basis = held(jnp.where(is_sound, basis, 0))
+        found.append(Held(basis, held(over(weight, e)), inner))
+    gradient = None
+    if forms:
+        gradient = functools.reduce(operator.add, [t.basis * t.weights for t in found])
+        for outer, part, segment in zip(outers, parts, segments, strict=True):
+            if dtype is None and not outer.mixed:
+                gradient += over(outer.formed * part.scale, part.unit)
+            else:
+                gradient += products.form([segment], outer.layout.sizes)
+        gradient = held(gradient)
+    return Factored(segments, found, gradient), largest, keep
+
+
+class _Part(NamedTuple):
+    """Outer products with their scale in one factor.
+
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken
+    times the product of these; `exponent` is that of its largest entries, about.
+    """
+
+    segment: Segment
+    scale: jax.Array
+    unit: jax.Array
+    taken: jax.Array
+    exponent: jax.Array
+    finite: jax.Array
+
+
+def _scaled(outer: Outer) -> _Part:
+    rows, columns = outer.segment
+    scale, unit = jnp.ones((1, 1, 1), jnp.float32), jnp.zeros((), jnp.int32)
+    taken = jnp.zeros(rows.shape[:1], jnp.int32)
+    if outer.scale is not None:
+        scale, unit = normalised(outer.scale)
+        scale = held(outer.cut(scale))
+        if scale.shape[1] == 1:
+            columns = columns * scale
+        elif scale.shape[2] == 1:
+            rows = rows * scale.swapaxes(1, 2)
+        else:
+            raise NotFactoredError
+    finite = jnp.all(jnp.isfinite(scale))
+    if outer.mixed:
+        top = bounds.top(rows)
+        finite &= jnp.isfinite(top)
+        taken = jnp.maximum(bounds.exponent(top), -126)
+        rows = rows * bounds.power(-taken).reshape(-1, 1, 1, 1)
+    top = bounds.top(columns)
+    if outer.scale is not None and not outer.mixed:
+        columns = jnp.where((top < _LEAST).reshape(-1, 1, 1, 1), 0, columns)
+        top = jnp.where(top < _LEAST, 0, top)
+    taken = taken + unit
+    return _Part(
+        Segment(rows, columns), scale, unit, taken, taken + bounds.exponent(top),
+        finite & jnp.isfinite(top),
+    )  # fmt: skip
+
+
+def _basis(term: Term, rank: int) -> jax.Array:
+    return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
+
+
+def measure_terms(factored: Factored, sizes: tuple[int, int, int], *, kept: bool) -> Size:
+    """Upper bounds of ‖G‖² and S, (B,), of gradients with terms.
+
+    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. What is formed errs by η S, as without
+    terms. By inner products ‖G‖² has, beside that of the products,
+
+        2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩,
+
+    of which each summand errs by at most γ times the product of the sizes of its two sides.
+    """
+    segments, terms = factored.segments, factored.terms
+    if kept and factored.gradient is not None:
+        return products.measure_formed(factored.gradient, segments, sizes, kept=True)
+    more, crossed = _sizes_of_terms(terms, sizes)
+    positions, few = sum(s.rows.shape[2] for s in segments), 8 * (len(terms) + len(segments)) ** 2
+    if factored.gradient is not None:
+        formed = products.measure_formed(factored.gradient, segments, sizes, kept=False)
+        absolute = (formed.absolute + more) * (1.0 + bounds.gamma(4))
+        error = bounds.gamma(positions + few + 16)
+        square = bounds.upper_square(factored.gradient)
+        return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+    size = products.measure(segments, sizes, "gram")
+    for term in terms:
+        assert term.inner is not None
+        crossed += 2.0 * products.sum_by_axes(term.weights * term.inner)
+    absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
+    error = bounds.gamma(sum(sizes) + positions + few + 16) * more * (absolute + size.absolute)
+    error += bounds.gamma(8) * jnp.square(absolute)
+    return Size(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
+
+
+def _sizes_of_terms(terms: list[Held], sizes: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
+    """Upper bounds of Σ_k ‖basis_k ⊙ weights_k‖, and ‖Σ_k basis_k ⊙ weights_k‖²."""
+    room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
+    lost = products.LOST * math.sqrt(math.prod(sizes))
+    total = jnp.zeros(terms[0].weights.shape[:1], jnp.float32)
+    square = total
+    for i, a in enumerate(terms):
+        for j, b in enumerate(terms[i:], i):
+            thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
+            axes = [axis for axis, flag in enumerate(thin) if flag]
+            fixed = a.basis * b.basis
+            missing = math.prod(sizes[axis] for axis in axes if fixed.shape[axis] == 1)
+            for axis in axes:
+                fixed = held(jnp.sum(fixed, axis, keepdims=True))
+            product = products.sum_by_axes(missing * fixed * a.weights * b.weights)
+            square += product if i == j else 2.0 * product
+            if i == j:
+                total += room * jnp.sqrt(product) + lost
+    return total, square
+
+
+def weighted_terms(terms: list[Held], weights: jax.Array) -> jax.Array:
+    """Σ_i weights[i] Σ_k basis_k ⊙ weights_k[i], each term's weights added up before its basis."""
+    parts = [t.basis * products.contract("b,b...->...", weights, t.weights) for t in terms]
+    return functools.reduce(operator.add, parts)
