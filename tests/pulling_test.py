@@ -15,8 +15,8 @@ _ROWS, _COLUMNS = 4, 5
 
 
 def _standardised(w, axes=0):
-    w = w - w.mean(axes)
-    return w * lax.rsqrt(jnp.mean(w**2, axes) + 1e-5)
+    w = w - w.mean(axes, keepdims=True)
+    return w * lax.rsqrt(jnp.mean(w**2, axes, keepdims=True) + 1e-5)
 
 
 def _spectral(w):

@@ -63,7 +63,7 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
     if outers:
         if any(x.layout != outers[0].layout for x in outers):
             raise NotFactoredError
-        return outers, terms
+        return outers, _merged(terms)
     if any(t.thin != shape for t in terms):
         raise NotFactoredError
     # A number of each example for each entry: one position.
@@ -72,6 +72,17 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
     return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
+
+
+def _merged(terms: list[Term]) -> list[Term]:
+    """The terms, those of one basis added up."""
+    found: dict[tuple[int, tuple[int, ...]], Term] = {}
+    for term in terms:
+        key = (id(term.basis), term.thin)
+        if key in found:
+            term = Term(term.basis, found[key].weights + term.weights)
+        found[key] = term
+    return list(found.values())
 
 
 def assemble(
@@ -195,20 +206,21 @@ def measure_terms(factored: Factored, sizes: tuple[int, int, int], *, kept: bool
     if kept and factored.gradient is not None:
         return products.measure_formed(factored.gradient, segments, sizes, kept=True)
     more, crossed = _sizes_of_terms(terms, sizes)
-    positions, few = sum(s.rows.shape[2] for s in segments), 8 * (len(terms) + len(segments)) ** 2
+    positions, count = sum(s.rows.shape[2] for s in segments), len(terms)
     if factored.gradient is not None:
         formed = products.measure_formed(factored.gradient, segments, sizes, kept=False)
         absolute = (formed.absolute + more) * (1.0 + bounds.gamma(4))
-        error = bounds.gamma(positions + few + 16)
+        share = bounds.gamma(positions + len(segments) + count + 12)
         square = bounds.upper_square(factored.gradient)
-        return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+        return Size((1.0 + share) * square + (share + share**2) * jnp.square(absolute), absolute)
     size = products.measure(segments, sizes, "gram")
     for term in terms:
         assert term.inner is not None
         crossed += 2.0 * products.sum_by_axes(term.weights * term.inner)
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
-    error = bounds.gamma(sum(sizes) + positions + few + 16) * more * (absolute + size.absolute)
-    error += bounds.gamma(8) * jnp.square(absolute)
+    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
+    beside = bounds.gamma(operations) * more * (absolute + size.absolute)
+    error = beside + bounds.gamma(8) * jnp.square(absolute)
     return Size(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
 
 

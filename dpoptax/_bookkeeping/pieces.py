@@ -16,8 +16,8 @@ from dpoptax._bookkeeping.passes import Passes, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import pull_back
-from dpoptax._bookkeeping.running import Evaluation, use_layout
+from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
+from dpoptax._bookkeeping.running import use_layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._points import weigh
@@ -94,12 +94,12 @@ def make_pieces(
         return Pieces([], [], [], None, ())
     scales = bounds.scales(tops)
     inverse, finite = jnp.unstack(scales.inverse), jnp.unstack(scales.finite)
-    evaluate, count = Evaluation(passes.leaves[0]), len(factors)
+    fixed, count = FixedArrays(passes.leaves[0]), len(factors)
     products = []
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
         divided = [(use[0], _factored(*use, inverse[i], finite[i])) for use in uses]
         if product.pulled:
-            held, exponent, kept = _pulled(product, divided, evaluate, factor_dtype)
+            held, exponent, kept = _pulled(product, divided, fixed, factor_dtype)
             scales = scales._replace(
                 exponent=scales.exponent.at[i].add(exponent), finite=scales.finite.at[i].min(kept)
             )
@@ -152,7 +152,7 @@ def _factored(
 def _pulled(
     product: Product,
     uses: list[tuple[Member, Segment]],
-    evaluate: Evaluation,
+    fixed: FixedArrays,
     dtype: DTypeLike | None,
 ) -> tuple[Factored, jax.Array, jax.Array]:
     """At one point, the gradients of a parameter that is not itself what is used."""
@@ -165,7 +165,7 @@ def _pulled(
             continue
         value = member.use.value
         outer = Outer(segment, member.use.layout, value.aval.shape, forming=forming)
-        found = as_products(pull_back(value, product.leaf, outer, evaluate))
+        found = as_products(pull_back(value, product.leaf, outer, fixed))
         outers += found[0]
         terms += found[1]
     return assemble(outers, terms, product.method, dtype)

@@ -14,9 +14,8 @@ from dpoptax._bookkeeping.entries import Lookup
 from dpoptax._bookkeeping.factored import as_products, assemble
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import pull_back
+from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
 from dpoptax._bookkeeping.rules import Layout
-from dpoptax._bookkeeping.running import Evaluation
 from dpoptax._bookkeeping.views import Atoms, View
 
 # The offset of a view in its parameter, and its axes: batch, rows, columns.
@@ -190,7 +189,7 @@ def _pulled(program: Program, use: Use) -> list[Member]:
     def pull(leaves: list[jax.Array], rows: jax.Array, columns: jax.Array) -> None:
         for leaf in sorted(use.value.leaves):
             outer = Outer(Segment(rows, columns), use.layout, use.value.aval.shape)
-            cotangent = pull_back(use.value, leaf, outer, Evaluation(leaves))
+            cotangent = pull_back(use.value, leaf, outer, FixedArrays(leaves))
             outers, terms = as_products(cotangent)
             assemble(outers, terms, "gram", None)
             layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}

@@ -60,20 +60,43 @@ class Cotangent:
         return Cotangent(shape, outers, [t.moved(source) for t in self.terms])
 
 
-def pull_back(value: Derived, leaf: int, outer: Outer, evaluate: Evaluation) -> Cotangent:
+class FixedArrays:
+    """What is made of the parameters alone, at one point: each computed once."""
+
+    def __init__(self, leaves: list[jax.Array]) -> None:
+        self.evaluate = Evaluation(leaves)
+        self.known: dict[tuple[Derived, int], jax.Array] = {}
+
+    def value(self, value: Derived, rank: int) -> jax.Array:
+        """A value, of size 1 along axes that it is repeated along."""
+        if (value, rank) not in self.known:
+            found, origin = self.evaluate(value), value.origin
+            if isinstance(origin, Result):
+                eqn, operands = origin.application.eqn, origin.application.operands
+                if eqn.primitive.name == "broadcast_in_dim":
+                    into = eqn.params["broadcast_dimensions"]
+                    shape = [1] * found.ndim
+                    for axis, size in zip(into, operands[0].aval.shape, strict=True):
+                        shape[axis] = size
+                    found = self.evaluate(operands[0]).reshape(shape)
+            # A scalar goes with any shape.
+            self.known[value, rank] = held(found.reshape((1,) * rank) if not found.ndim else found)
+        return self.known[value, rank]
+
+
+def pull_back(value: Derived, leaf: int, outer: Outer, fixed: FixedArrays) -> Cotangent:
     """The gradients by a parameter, from those by a value that is made of it.
 
     Raises:
       NotFactoredError: there is an operation between that does not keep the form.
     """
-    return _Pull(leaf, evaluate)(value, Cotangent(value.aval.shape, [outer], []))
+    return _Pull(leaf, fixed)(value, Cotangent(value.aval.shape, [outer], []))
 
 
 class _Pull:
-    def __init__(self, leaf: int, evaluate: Evaluation) -> None:
-        self.leaf, self.evaluate = leaf, evaluate
+    def __init__(self, leaf: int, fixed: FixedArrays) -> None:
+        self.leaf, self.fixed = leaf, fixed
         self.arrived: dict[Derived, Cotangent] = {}
-        self.fixed: dict[tuple[Derived, int], jax.Array] = {}
 
     def __call__(self, top: Derived, cotangent: Cotangent) -> Cotangent:
         order = self.order(top)
@@ -103,22 +126,6 @@ class _Pull:
                     raise NotFactoredError
         return order
 
-    def value(self, value: Derived, rank: int) -> jax.Array:
-        """A value as a fixed array, of size 1 along axes that it is repeated along."""
-        if (value, rank) not in self.fixed:
-            found, origin = self.evaluate(value), value.origin
-            if isinstance(origin, Result):
-                eqn, operands = origin.application.eqn, origin.application.operands
-                if eqn.primitive.name == "broadcast_in_dim":
-                    into = eqn.params["broadcast_dimensions"]
-                    shape = [1] * found.ndim
-                    for axis, size in zip(into, operands[0].aval.shape, strict=True):
-                        shape[axis] = size
-                    found = self.evaluate(operands[0]).reshape(shape)
-            # A scalar goes with any shape.
-            self.fixed[value, rank] = held(found.reshape((1,) * rank) if not found.ndim else found)
-        return self.fixed[value, rank]
-
     def arrive(self, operand: Derived, g: Cotangent) -> None:
         """Adds gradients of the shape of a result to those by an operand that went into it."""
         if self.leaf not in operand.leaves:
@@ -144,11 +151,11 @@ class _Pull:
         elif name == "mul":
             for operand, other in zip(operands, reversed(operands), strict=True):
                 if self.leaf in operand.leaves:
-                    self.arrive(operand, g.times(self.value(other, rank)))
+                    self.arrive(operand, g.times(self.fixed.value(other, rank)))
         elif name == "div":
             self.divide(operands, g)
         elif name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
-            by_itself = g.times(self.value(operands[0], rank))
+            by_itself = g.times(self.fixed.value(operands[0], rank))
             self.arrive(operands[0], by_itself.times(_scalar(2.0, rank)))
         elif name in _ENTRYWISE:
             self.entrywise(eqn, operands, g)
@@ -162,16 +169,16 @@ class _Pull:
     def divide(self, operands: tuple[Derived, ...], g: Cotangent) -> None:
         rank = len(g.shape)
         x, y = operands
-        inverse = held(1.0 / self.value(y, rank))
+        inverse = held(1.0 / self.fixed.value(y, rank))
         if self.leaf in x.leaves:
             self.arrive(x, g.times(inverse))
         if self.leaf in y.leaves:
             summed = [i for i, n in enumerate(inverse.shape) if n == 1]
-            by_product = g.times(self.value(x, rank)).total(summed)
+            by_product = g.times(self.fixed.value(x, rank)).total(summed)
             self.arrive(y, by_product.times(held(-(inverse**2))))
 
     def entrywise(self, eqn: JaxprEqn, operands: tuple[Derived, ...], g: Cotangent) -> None:
-        arrays = jnp.broadcast_arrays(*(self.value(v, len(g.shape)) for v in operands))
+        arrays = jnp.broadcast_arrays(*(self.fixed.value(v, len(g.shape)) for v in operands))
         for i, operand in enumerate(operands):
             if self.leaf in operand.leaves:
 
@@ -216,7 +223,7 @@ class _Pull:
             raise NotFactoredError
         for axis, operand in enumerate(operands):
             if self.leaf in operand.leaves:
-                other = held(self.evaluate(operands[1 - axis]))
+                other = held(self.fixed.evaluate(operands[1 - axis]))
                 outers = [x.through(other, axis) for x in g.outers]
                 self.arrive(operand, Cotangent(operand.aval.shape, outers, []))
 
@@ -225,7 +232,7 @@ class _Pull:
         thin = all(n == 1 for t in g.terms for n in t.thin)
         if g.outers or not thin or len(eqn.outvars) != 1:
             raise NotFactoredError
-        arrays = [self.evaluate(v) for v in operands]
+        arrays = [self.fixed.evaluate(v) for v in operands]
         for i, operand in enumerate(operands):
             if self.leaf in operand.leaves:
 
