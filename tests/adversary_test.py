@@ -88,6 +88,35 @@ def _token(params, example):
     return jnp.sum(jnp.concatenate([x, params[1]]) * d)
 
 
+def _standardised(params, example):
+    x, d = example
+    w = params[0] - params[0].mean(0)
+    return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) * d)
+
+
+def _standardised_kernel(params, example):
+    w = params[0] - params[0].mean((0, 1))
+    w = w / jnp.sqrt(jnp.maximum(jnp.sum(w**2, (0, 1)), 1e-4))
+    return _convolution(1, [w], example)
+
+
+def _weight_norm(params, example):
+    """One channel is 2^30 times shorter than the others: its gradients are so many times larger."""
+    x, d = example
+    w = params[0] * jnp.array([1.0, 2.0**-30, 1.0, 1.0])
+    return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
+
+
+def _over_the_norm_of_all(params, example):
+    x, d = example
+    return jnp.sum((x @ (params[0] / jnp.linalg.norm(params[0]))) * d)
+
+
+def _merged(params, example):
+    x, d = example
+    return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) * d)
+
+
 PROGRAMS = {
     "regression": (_regression, [(4, 4)], [(16, 4), (16, 4)]),
     "short": (_linear, [(40, 40)], [(4, 40), (4, 40)]),
@@ -100,6 +129,11 @@ PROGRAMS = {
     "elementwise": (_elementwise, [(4,), (4,)], [(6, 4), (6, 4)]),
     "opaque": (_opaque, [(3, 3)], [(4, 3), (4, 3)]),
     "token": (_token, [(3, 4), (1, 4)], [(4, 4), (6, 4)]),
+    "standardised": (_standardised, [(4, 4)], [(16, 4), (16, 4)]),
+    "standardised kernel": (_standardised_kernel, [(3, 2, 4)], [(8, 2), (8, 4)]),
+    "weight norm": (_weight_norm, [(4, 4), (4,)], [(16, 4), (16, 4)]),
+    "norm of all": (_over_the_norm_of_all, [(4, 4)], [(16, 4), (16, 4)]),
+    "merged": (_merged, [(4, 4), (4, 2), (2, 4)], [(16, 4), (16, 4)]),
     "tied": (_tied, [(3, 5)], [(4, 5), (4, 5)]),
 }
 CLIPS = {

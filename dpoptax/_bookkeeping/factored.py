@@ -111,11 +111,8 @@ def assemble(
 
     segments = []
     for part in parts:
-        rows = bounds.divide(part.segment.rows, jnp.ones_like(keep, jnp.float32), keep)
-        columns = over(part.segment.columns, part.taken)
-        segment = Segment(rows, columns)
+        segment = Segment(part.rows(keep), held(over(part.segment.columns, part.taken)))
         segments.append(segment if dtype is None else segment.rounded(dtype))
-    segments = held(segments)
     forms = bool(terms) and method in ("form", "keep")
     found: list[Held] = []
     for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
@@ -147,7 +144,8 @@ class _Part(NamedTuple):
     """Outer products with their scale in one factor.
 
     The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken
-    times the product of these; `exponent` is that of its largest entries, about.
+    times the product of these; `exponent` is that of its largest entries, about. `changed` says
+    whether the rows are other than they came.
     """
 
     segment: Segment
@@ -156,6 +154,13 @@ class _Part(NamedTuple):
     taken: jax.Array
     exponent: jax.Array
     finite: jax.Array
+    changed: bool
+
+    def rows(self, keep: jax.Array) -> jax.Array:
+        """Those of the factors, zero where not `keep`; as they came they are finite."""
+        if not self.changed:
+            return self.segment.rows
+        return held(bounds.divide(self.segment.rows, jnp.ones_like(keep, jnp.float32), keep))
 
 
 def _scaled(outer: Outer) -> _Part:
@@ -184,7 +189,7 @@ def _scaled(outer: Outer) -> _Part:
     taken = taken + unit
     return _Part(
         Segment(rows, columns), scale, unit, taken, taken + bounds.exponent(top),
-        finite & jnp.isfinite(top),
+        finite & jnp.isfinite(top), rows is not outer.segment.rows,
     )  # fmt: skip
 
 
