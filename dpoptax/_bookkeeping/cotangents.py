@@ -64,6 +64,11 @@ class Term:
         """The axes of the weights of one example."""
         return self.weights.shape[1:]
 
+    @property
+    def fixed_along(self) -> list[int]:
+        """The axes along which the weights do not vary."""
+        return [i for i, n in enumerate(self.thin) if n == 1]
+
     def times(self, y: jax.Array) -> "Term":
         if all(n in (1, m) for n, m in zip(y.shape, self.thin, strict=True)):
             return Term(self.basis, held(self.weights * y))
@@ -129,8 +134,8 @@ class Outer:
 
     def against(self, basis: jax.Array | None, axes: Iterable[int]) -> tuple[jax.Array, jax.Array]:
         """Σ over axes of basis ⊙ self, cut by the layout, (B, K, R, C), and the exponent of 2."""
-        sums = self._sides(axes)
-        if self.mixed or not (sums[1] or sums[2]):
+        sums = self.sides(axes)
+        if self.mixed:
             raise NotFactoredError
         along = 1 if sums[1] else 2
         exponent = jnp.zeros((), jnp.int32)
@@ -236,7 +241,7 @@ class Outer:
                 split[i] = self.layout.split[i]
         return split
 
-    def _sides(self, axes: Iterable[int]) -> list[bool]:
+    def sides(self, axes: Iterable[int]) -> list[bool]:
         """Whether batch, rows and columns are within the value's `axes`; none may be in part."""
         groups = self._groups()
         within = {i for axis in axes for i in groups[axis]}
@@ -246,6 +251,8 @@ class Outer:
             if len(flags) > 1:
                 raise NotFactoredError
             found.append(flags != {False})
+        if not (found[1] or found[2]):
+            raise NotFactoredError
         return found
 
     def _groups(self) -> list[list[int]]:

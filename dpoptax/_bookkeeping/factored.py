@@ -74,6 +74,15 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
     return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
 
 
+def check(outers: list[Outer], terms: list[Term]) -> None:
+    """Raises a NotFactoredError for what `assemble` cannot hold."""
+    for outer in outers:
+        if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
+            raise NotFactoredError
+        for term in terms:
+            outer.sides(term.fixed_along)
+
+
 def _merged(terms: list[Term]) -> list[Term]:
     """The terms, those of one basis added up."""
     found: dict[tuple[int, tuple[int, ...]], Term] = {}
@@ -118,14 +127,13 @@ def assemble(
     for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
         inner = None
         if not forms:
-            axes = [i for i, n in enumerate(term.thin) if n == 1]
-            inner = jnp.zeros_like(weight)
+            axes, inner = term.fixed_along, jnp.zeros_like(weight)
             for outer, part, segment in zip(outers, parts, segments, strict=True):
-                if dtype is None:
-                    inner += over(outer.against(term.basis, axes)[0], part.unit)
-                else:  # with what is left of the factors
-                    rounded = Outer(segment, outer.layout, outer.shape)
-                    inner += rounded.against(term.basis, axes)[0]
+                if dtype is None and not outer.mixed:
+                    inner += part.read(outer.against(term.basis, axes)[0], largest, keep)
+                else:  # with the factors as they are now
+                    now = Outer(segment, outer.layout, outer.shape)
+                    inner += now.against(term.basis, axes)[0]
         basis = held(jnp.where(is_sound, basis, 0))
         found.append(Held(basis, held(over(weight, e)), inner))
     gradient = None
@@ -133,7 +141,7 @@ def assemble(
         gradient = functools.reduce(operator.add, [t.basis * t.weights for t in found])
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
-                gradient += over(outer.formed * part.scale, part.unit)
+                gradient += part.read(outer.formed * part.scale, largest, keep)
             else:
                 gradient += products.form([segment], outer.layout.sizes)
         gradient = held(gradient)
@@ -144,8 +152,9 @@ class _Part(NamedTuple):
     """Outer products with their scale in one factor.
 
     The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken
-    times the product of these; `exponent` is that of its largest entries, about. `changed` says
-    whether the rows are other than they came.
+    times the product of these; `exponent` is that of its largest entries, about. `nothing` says
+    which examples' columns were taken for zero, `changed` whether the rows are other than they
+    came.
     """
 
     segment: Segment
@@ -154,7 +163,12 @@ class _Part(NamedTuple):
     taken: jax.Array
     exponent: jax.Array
     finite: jax.Array
+    nothing: jax.Array
     changed: bool
+
+    def read(self, x: jax.Array, largest: jax.Array, keep: jax.Array) -> jax.Array:
+        """What was computed from the factors before, as of these over 2^largest."""
+        return bounds.divide(x, bounds.power(self.unit - largest), keep & ~self.nothing)
 
     def rows(self, keep: jax.Array) -> jax.Array:
         """Those of the factors, zero where not `keep`; as they came they are finite."""
@@ -172,10 +186,8 @@ def _scaled(outer: Outer) -> _Part:
         scale = held(outer.cut(scale))
         if scale.shape[1] == 1:
             columns = columns * scale
-        elif scale.shape[2] == 1:
-            rows = rows * scale.swapaxes(1, 2)
         else:
-            raise NotFactoredError
+            rows = rows * scale.swapaxes(1, 2)
     finite = jnp.all(jnp.isfinite(scale))
     if outer.mixed:
         top = bounds.top(rows)
@@ -183,13 +195,14 @@ def _scaled(outer: Outer) -> _Part:
         taken = jnp.maximum(bounds.exponent(top), -126)
         rows = rows * bounds.power(-taken).reshape(-1, 1, 1, 1)
     top = bounds.top(columns)
-    if outer.scale is not None and not outer.mixed:
-        columns = jnp.where((top < _LEAST).reshape(-1, 1, 1, 1), 0, columns)
-        top = jnp.where(top < _LEAST, 0, top)
+    # Else what is lost where scaled entries underflow would be divided up to matter.
+    nothing = top < (_LEAST if outer.scale is not None and not outer.mixed else 0.0)
+    columns = jnp.where(nothing.reshape(-1, 1, 1, 1), 0, columns)
+    top = jnp.where(nothing, 0, top)
     taken = taken + unit
     return _Part(
         Segment(rows, columns), scale, unit, taken, taken + bounds.exponent(top),
-        finite & jnp.isfinite(top), rows is not outer.segment.rows,
+        finite & jnp.isfinite(top), nothing, rows is not outer.segment.rows,
     )  # fmt: skip
 
 

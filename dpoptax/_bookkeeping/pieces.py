@@ -101,7 +101,8 @@ def make_pieces(
         if product.pulled:
             held, exponent, kept = _pulled(product, divided, fixed, factor_dtype)
             scales = scales._replace(
-                exponent=scales.exponent.at[i].add(exponent), finite=scales.finite.at[i].min(kept)
+                exponent=scales.exponent.at[i].add(exponent),
+                finite=scales.finite.at[i].set(scales.finite[i] & kept),
             )
         else:
             segments = [segment for _, segment in divided]

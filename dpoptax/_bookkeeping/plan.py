@@ -11,7 +11,7 @@ from jax import lax
 from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer
 from dpoptax._bookkeeping.entries import Lookup
-from dpoptax._bookkeeping.factored import as_products, assemble
+from dpoptax._bookkeeping.factored import as_products, check
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
@@ -191,7 +191,7 @@ def _pulled(program: Program, use: Use) -> list[Member]:
             outer = Outer(Segment(rows, columns), use.layout, use.value.aval.shape)
             cotangent = pull_back(use.value, leaf, outer, FixedArrays(leaves))
             outers, terms = as_products(cotangent)
-            assemble(outers, terms, "gram", None)
+            check(outers, terms)
             layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}
             view = View.whole(leaf, cotangent.shape).reshape(layout.split)
             if view is None or len(positions) > 1:
@@ -219,10 +219,13 @@ def _join(
         swapped = key not in groups and mirror in groups
         group = groups.setdefault(mirror if swapped else key, [])
         group.append(dataclasses.replace(member, swapped=swapped))
-    if any(m.pulled for m in members) and any(
-        m.swapped or isinstance(m.use.rule, Lookup) for group in groups.values() for m in group
-    ):
-        return None
+    if any(m.pulled for m in members):
+        # Terms are of the whole parameter, as all of these read it.
+        every = [m for group in groups.values() for m in group]
+        if any(m.swapped or m.layout != every[0].layout for m in every):
+            return None
+        if any(isinstance(m.use.rule, Lookup) for m in every):
+            return None
     if len(groups) > 1:
         entries = np.concatenate([group[0].view.entries() for group in groups.values()])
         if np.unique(entries).size < entries.size:
