@@ -31,6 +31,10 @@ def _use(kind, w, x):
         )
         return out[0].T
 
+    def standardised(w):
+        w = w - w.mean(0)
+        return w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-3)
+
     return {
         "dot": lambda: x @ w,
         "dot of transpose": lambda: x @ w.T,
@@ -46,6 +50,10 @@ def _use(kind, w, x):
         "pointwise convolution": lambda: conv(x, 0.5 * w[:, :, None]),
         "depthwise convolution": lambda: conv(x, w[:, None, :3], feature_group_count=_DIM),
         "normalised": lambda: x @ (w / jnp.linalg.norm(w)),
+        "standardised": lambda: x @ standardised(w),
+        "standardised convolution": lambda: conv(x, standardised(w)[:, :, None]),
+        "weight norm": lambda: x @ (w / jnp.linalg.norm(w, axis=1, keepdims=True)),
+        "merged": lambda: x @ (w - 0.5 * w @ w),
         "scan": lambda: jax.lax.scan(lambda c, r: (jnp.tanh(c @ w + r),) * 2, x[0], x)[1],
         "scan of rows": lambda: jax.lax.scan(lambda c, r: (c + r, None), x, w)[0],
         "remat": lambda: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x),
@@ -57,7 +65,8 @@ def _use(kind, w, x):
 _KINDS = (
     "dot", "dot of transpose", "from the left", "reshaped", "batched", "halves", "overlapping",
     "lookup", "scaled", "pointwise convolution", "depthwise convolution", "normalised", "scan",
-    "scan of rows", "remat", "product", "param product",
+    "scan of rows", "remat", "product", "param product", "standardised", "standardised convolution",
+    "weight norm", "merged",
 )  # fmt: skip
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
