@@ -187,6 +187,10 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
     assert finite.all()
     unit = 2.0 ** np.asarray(exponent, np.float64)
     if way == "keep":  # the sum is of what was measured
-        exact, absolute = np.asarray(held.gradient, np.float64) * unit[:, None, None, None], 0.0
+        (formed,), (found_term,) = held.formed, held.terms
+        kept = np.asarray(formed.gradient, np.float64) * np.asarray(formed.scale)
+        kept *= np.asarray(formed.unit)[:, None, None, None]
+        kept += np.asarray(found_term.basis, np.float64) * np.asarray(found_term.weights)
+        exact, absolute = kept * unit[:, None, None, None], 0.0
     assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()
     assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()

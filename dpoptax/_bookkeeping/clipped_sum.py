@@ -134,7 +134,7 @@ def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
     sizes, method = product.layout.sizes, product.method
     keep = method == "keep"
     if piece.terms:
-        return measure_terms(piece, sizes, kept=keep), piece.gradient if keep else None
+        return measure_terms(piece, sizes, kept=keep), None
     if method not in ("keep", "form"):
         return products.measure(piece.segments, sizes, method), None
     gradient = products.form(piece.segments, sizes)

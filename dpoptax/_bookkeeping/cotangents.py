@@ -71,7 +71,7 @@ class Term:
 
     def times(self, y: jax.Array) -> "Term":
         if all(n in (1, m) for n, m in zip(y.shape, self.thin, strict=True)):
-            return Term(self.basis, held(self.weights * y))
+            return Term(self.basis, self.weights * y)
         return Term(y if self.basis is None else held(self.basis * y), self.weights)
 
     def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "Term":
@@ -86,7 +86,7 @@ class Term:
             return Term(None, self.weights).times(basis)
         if any(n not in (1, m) for n, m in zip(basis.shape, self.thin, strict=True)):
             raise NotFactoredError
-        return Term(None, held(jnp.sum(self.weights * basis, rest, keepdims=True)))
+        return Term(None, jnp.sum(self.weights * basis, rest, keepdims=True))
 
     def moved(self, source: Sequence[int | None]) -> "Term":
         basis = None if self.basis is None else moved(self.basis, source)
@@ -130,7 +130,7 @@ class Outer:
         value, exponent = self.against(None, axes)
         half = exponent // 2  # the whole may be out of range where the product is not
         value = value * bounds.power(half) * bounds.power(exponent - half)
-        return Term(None, held(jax.vmap(lambda v: self.uncut(v))(value)))
+        return Term(None, jax.vmap(self.uncut)(value))
 
     def against(self, basis: jax.Array | None, axes: Iterable[int]) -> tuple[jax.Array, jax.Array]:
         """Σ over axes of basis ⊙ self, cut by the layout, (B, K, R, C), and the exponent of 2."""
@@ -155,8 +155,10 @@ class Outer:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
             self.known[key] = inside, self._contract(x, along)
         value = functools.reduce(operator.mul, outside, self.known[key][1])
-        more = tuple(i + 1 for i in (0, 1, 2) if sums[i] and i != along)
-        return jnp.sum(value, more, keepdims=True), exponent
+        for side in (0, 1, 2):  # one after the other: shorter chains of roundings
+            if sums[side] and value.shape[side + 1] != 1:
+                value = held(jnp.sum(value, side + 1, keepdims=True))
+        return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
         """Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows' axis, (B, K, 1, C), or the columns'."""

@@ -42,19 +42,27 @@ class Held:
     inner: jax.Array | None
 
 
+class Formed(NamedTuple):
+    """Products that are formed: `gradient` (B, K, R, C) times `scale` times `unit` (B,)."""
+
+    gradient: jax.Array
+    scale: jax.Array
+    unit: jax.Array
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factored:
     """The gradients of a parameter, of entries of at most about 1.
 
     Attributes:
       segments: the factors.
-      terms: what is beside them.
-      gradient: all of it, (B, K, R, C), where there are terms and it is formed.
+      terms: what is beside their products.
+      formed: the products, where there are terms and they are formed.
     """
 
     segments: list[Segment]
     terms: list[Held] = dataclasses.field(default_factory=list)
-    gradient: jax.Array | None = None
+    formed: list[Formed] = dataclasses.field(default_factory=list)
 
 
 def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
@@ -136,16 +144,18 @@ def assemble(
                     inner += now.against(term.basis, axes)[0]
         basis = held(jnp.where(is_sound, basis, 0))
         found.append(Held(basis, held(over(weight, e)), inner))
-    gradient = None
+    formed = []
     if forms:
-        gradient = functools.reduce(operator.add, [t.basis * t.weights for t in found])
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
-                gradient += part.read(outer.formed * part.scale, largest, keep)
+                scale = jnp.where(jnp.isfinite(part.scale), part.scale, 0)
+                unit = part.read(jnp.ones_like(tops[0]), largest, keep)
+                formed.append(Formed(outer.formed, scale, unit))
             else:
-                gradient += products.form([segment], outer.layout.sizes)
-        gradient = held(gradient)
-    return Factored(segments, found, gradient), largest, keep
+                gradient = held(products.form([segment], outer.layout.sizes))
+                scale = jnp.ones((1, 1, 1), jnp.float32)
+                formed.append(Formed(gradient, scale, jnp.ones_like(tops[0])))
+    return Factored(segments, found, formed), largest, keep
 
 
 class _Part(NamedTuple):
@@ -213,57 +223,87 @@ def _basis(term: Term, rank: int) -> jax.Array:
 def measure_terms(factored: Factored, sizes: tuple[int, int, int], *, kept: bool) -> Size:
     """Upper bounds of ‖G‖² and S, (B,), of gradients with terms.
 
-    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. What is formed errs by η S, as without
-    terms. By inner products ‖G‖² has, beside that of the products,
+    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. Formed, G errs by η S. By inner
+    products ‖G‖² has, beside that of the products,
 
         2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩,
 
     of which each summand errs by at most γ times the product of the sizes of its two sides.
     """
-    segments, terms = factored.segments, factored.terms
-    if kept and factored.gradient is not None:
-        return products.measure_formed(factored.gradient, segments, sizes, kept=True)
+    segments, terms, count = factored.segments, factored.terms, len(factored.terms)
     more, crossed = _sizes_of_terms(terms, sizes)
-    positions, count = sum(s.rows.shape[2] for s in segments), len(terms)
-    if factored.gradient is not None:
-        formed = products.measure_formed(factored.gradient, segments, sizes, kept=False)
-        absolute = (formed.absolute + more) * (1.0 + bounds.gamma(4))
-        share = bounds.gamma(positions + len(segments) + count + 12)
-        square = bounds.upper_square(factored.gradient)
+    if factored.formed:
+        parts = [t.basis * t.weights for t in terms]
+        parts += [x.gradient * (x.scale * x.unit[:, None, None, None]) for x in factored.formed]
+        square = bounds.upper_square(functools.reduce(operator.add, parts))
+        if kept:  # the products are summed as they are here
+            share = bounds.gamma(len(parts) + 12)
+            absolute = (1.0 + 2.0 * share) * jnp.sqrt(square) + 2.0 * more
+        else:
+            share = bounds.gamma(_positions(segments) + len(parts) + 12)
+            absolute = (products.absolute_size(segments, sizes) + more) * (1.0 + bounds.gamma(4))
         return Size((1.0 + share) * square + (share + share**2) * jnp.square(absolute), absolute)
     size = products.measure(segments, sizes, "gram")
-    for term in terms:
-        assert term.inner is not None
-        crossed += 2.0 * products.sum_by_axes(term.weights * term.inner)
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
-    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
+    operations = sum(sizes) + _positions(segments) + count * (count + 3) // 2 + len(segments) + 12
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
     return Size(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
 
 
+def _positions(segments: list[Segment]) -> int:
+    return sum(segment.rows.shape[2] for segment in segments)
+
+
 def _sizes_of_terms(terms: list[Held], sizes: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
-    """Upper bounds of Σ_k ‖basis_k ⊙ weights_k‖, and ‖Σ_k basis_k ⊙ weights_k‖²."""
-    room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
-    lost = products.LOST * math.sqrt(math.prod(sizes))
-    total = jnp.zeros(terms[0].weights.shape[:1], jnp.float32)
-    square = total
+    """An upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and what terms add to ‖G‖².
+
+    The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.
+    """
+    squares: dict[tuple[int, ...], jax.Array] = {}
+    crossed: dict[tuple[int, ...], jax.Array] = {}
+
+    def add(to: dict[tuple[int, ...], jax.Array], x: jax.Array) -> None:
+        to[x.shape] = to[x.shape] + x if x.shape in to else x
+
+    def total(found: dict[tuple[int, ...], jax.Array]) -> jax.Array:
+        sums = [products.sum_by_axes(_squeezed(x)) for x in found.values()]
+        return functools.reduce(operator.add, sums)
+
     for i, a in enumerate(terms):
+        if a.inner is not None:
+            add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis
             missing = math.prod(sizes[axis] for axis in axes if fixed.shape[axis] == 1)
-            for axis in axes:
+            for axis in axes:  # one after the other: shorter chains of roundings
                 fixed = held(jnp.sum(fixed, axis, keepdims=True))
-            product = products.sum_by_axes(missing * fixed * a.weights * b.weights)
-            square += product if i == j else 2.0 * product
+            product = float(missing) * fixed * a.weights * b.weights
+            add(crossed, product if i == j else 2.0 * product)
             if i == j:
-                total += room * jnp.sqrt(product) + lost
-    return total, square
+                add(squares, product)
+    room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
+    lost = len(terms) * products.LOST * math.sqrt(math.prod(sizes))
+    return room * jnp.sqrt(len(terms) * total(squares)) + lost, total(crossed)
 
 
-def weighted_terms(terms: list[Held], weights: jax.Array) -> jax.Array:
-    """Σ_i weights[i] Σ_k basis_k ⊙ weights_k[i], each term's weights added up before its basis."""
-    parts = [t.basis * products.contract("b,b...->...", weights, t.weights) for t in terms]
+def _squeezed(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], *(n for n in x.shape[1:] if n != 1))
+
+
+def sum_terms(
+    factored: Factored, weights: jax.Array, sizes: tuple[int, int, int], *, kept: bool
+) -> jax.Array:
+    """Σ_i weights[i] G_i, (K, R, C), of gradients with terms."""
+
+    def add_up(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return products.contract("b,b...->...", weights, x)
+
+    parts = [t.basis * add_up(weights, t.weights) for t in factored.terms]
+    if kept:
+        parts += [x.scale * add_up(weights * x.unit, x.gradient) for x in factored.formed]
+    else:
+        parts.append(products.weighted_sum(factored.segments, weights, sizes))
     return functools.reduce(operator.add, parts)

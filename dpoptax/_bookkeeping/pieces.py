@@ -6,11 +6,12 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import Factored, as_products, assemble, weighted_terms
+from dpoptax._bookkeeping.factored import Factored, as_products, assemble, sum_terms
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
@@ -95,21 +96,24 @@ def make_pieces(
     scales = bounds.scales(tops)
     inverse, finite = jnp.unstack(scales.inverse), jnp.unstack(scales.finite)
     fixed, count = FixedArrays(passes.leaves[0]), len(factors)
-    products = []
+    products, moved = [], []
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
         divided = [(use[0], _factored(*use, inverse[i], finite[i])) for use in uses]
         if product.pulled:
-            held, exponent, kept = _pulled(product, divided, fixed, factor_dtype)
-            scales = scales._replace(
-                exponent=scales.exponent.at[i].add(exponent),
-                finite=scales.finite.at[i].set(scales.finite[i] & kept),
-            )
+            held, *more = _pulled(product, divided, fixed, factor_dtype)
+            moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
             if factor_dtype is not None:
                 segments = [segment.rounded(factor_dtype) for segment in segments]
             held = Factored(segments)
         products.append(held)
+    if moved:
+        places, exponents, kept = zip(*moved, strict=True)
+        scales = scales._replace(
+            exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
+            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)),
+        )
     sized = [
         bounds.formed(x, inverse[count + i][0], finite[count + i]) for i, x in enumerate(formed)
     ]
@@ -201,10 +205,10 @@ def sum_pieces(
     ):
         if gradient is not None:
             part = _weighted(weight, gradient)
+        elif piece.terms:
+            part = sum_terms(piece, weight, product.layout.sizes, kept=product.method == "keep")
         else:
             part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
-            if piece.terms:
-                part += weighted_terms(piece.terms, weight)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]

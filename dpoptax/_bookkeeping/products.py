@@ -134,7 +134,7 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     η S², with η for the longest chain of roundings.
     """
     if method == "outer":
-        absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+        absolute = absolute_size(segments, sizes)
         return Size(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
@@ -161,9 +161,14 @@ def measure_formed(
     square = upper_square(gradient)
     if kept:
         return Size(square, jnp.sqrt(square))
-    absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+    absolute = absolute_size(segments, sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
     return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+
+
+def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+    """An upper bound of S, (B,), from the factors."""
+    return _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
 
 
 def _absolute(
