@@ -114,17 +114,20 @@ def assemble(
     cut = outers[0].cut
     parts = [_scaled(x) for x in outers]
     bases = [normalised(cut(_basis(t, len(outers[0].shape)))) for t in terms]
-    weights = [jax.vmap(cut)(t.weights) for t in terms]
+    # Held: joined with the power of two that they are divided by, factors overflow.
+    weights = [held(jax.vmap(cut)(t.weights)) for t in terms]
     tops = [bounds.top(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
     largest = functools.reduce(jnp.maximum, exponents)
+    # A gradient that is zero is divided by 1: no power of two here is near the end of its range.
+    divisor = jnp.where(largest < -(2**12), 0, largest)
     sound = [jnp.all(jnp.isfinite(basis)) for basis, _ in bases]
     finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
     keep = functools.reduce(jnp.logical_and, finite + sound)
 
     def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
-        return bounds.divide(x, bounds.power(exponent - largest), keep)
+        return bounds.divide(x, bounds.power(exponent - divisor), keep)
 
     segments = []
     for part in parts:
@@ -138,7 +141,7 @@ def assemble(
             axes, inner = term.fixed_along, jnp.zeros_like(weight)
             for outer, part, segment in zip(outers, parts, segments, strict=True):
                 if dtype is None and not outer.mixed:
-                    inner += part.read(outer.against(term.basis, axes)[0], largest, keep)
+                    inner += part.read(outer.against(term.basis, axes)[0], divisor, keep)
                 else:  # with the factors as they are now
                     now = Outer(segment, outer.layout, outer.shape)
                     inner += now.against(term.basis, axes)[0]
@@ -149,7 +152,7 @@ def assemble(
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
                 scale = jnp.where(jnp.isfinite(part.scale), part.scale, 0)
-                unit = part.read(jnp.ones_like(tops[0]), largest, keep)
+                unit = part.read(jnp.ones_like(tops[0]), divisor, keep)
                 formed.append(Formed(outer.formed, scale, unit))
             else:
                 gradient = held(products.form([segment], outer.layout.sizes))
@@ -176,9 +179,9 @@ class _Part(NamedTuple):
     nothing: jax.Array
     changed: bool
 
-    def read(self, x: jax.Array, largest: jax.Array, keep: jax.Array) -> jax.Array:
-        """What was computed from the factors before, as of these over 2^largest."""
-        return bounds.divide(x, bounds.power(self.unit - largest), keep & ~self.nothing)
+    def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
+        """What was computed from the factors before, as of these over 2^divisor."""
+        return bounds.divide(x, bounds.power(self.unit - divisor), keep & ~self.nothing)
 
     def rows(self, keep: jax.Array) -> jax.Array:
         """Those of the factors, zero where not `keep`; as they came they are finite."""
