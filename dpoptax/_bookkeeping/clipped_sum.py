@@ -132,11 +132,11 @@ def _clip_and_sum(
 def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
     """The size of a product's gradients, and they themselves where they are kept for the sum."""
     sizes, method = product.layout.sizes, product.method
-    keep = method == "keep"
     if piece.terms:
-        return measure_terms(piece, sizes, kept=keep), None
+        return measure_terms(piece, sizes), None
     if method not in ("keep", "form"):
         return products.measure(piece.segments, sizes, method), None
+    keep = method == "keep"
     gradient = products.form(piece.segments, sizes)
     size = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
     return size, gradient if keep else None

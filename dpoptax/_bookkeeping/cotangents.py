@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.products import Segment, contract
 from dpoptax._bookkeeping.rules import Layout
 from dpoptax._clips import bounds
@@ -102,7 +101,6 @@ class Outer:
       layout: how they read the value.
       shape: the value's.
       scale: a fixed array.
-      forming: whether what is contracted is the sum of products, formed.
       mixed: whether factors went through a matrix: their magnitudes are then anything.
       known: contractions with fixed arrays, by their objects, which are kept along.
     """
@@ -111,16 +109,8 @@ class Outer:
     layout: Layout
     shape: tuple[int, ...]
     scale: jax.Array | None = None
-    forming: bool = False
     mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def formed(self) -> jax.Array:
-        """Σ_t rows_t ⊗ columns_t, (B, K, R, C)."""
-        if () not in self.known:
-            self.known[()] = None, held(products.form([self.segment], self.layout.sizes))
-        return self.known[()][1]
 
     def times(self, y: jax.Array) -> "Outer":
         return dataclasses.replace(self, scale=y if self.scale is None else held(self.scale * y))
@@ -162,9 +152,6 @@ class Outer:
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
         """Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows' axis, (B, K, 1, C), or the columns'."""
-        if self.forming:
-            formed = self.formed
-            return jnp.sum(formed if x is None else x * formed, along + 1, keepdims=True)
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:

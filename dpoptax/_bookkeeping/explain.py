@@ -120,7 +120,9 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
     if leaf in plan.formed:
         # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
-        rule = "elementwise" if elementwise else "per-example gradient"
+        kept = f"{_RULES['keep']}, pulled back"
+        rule = "per-example gradient" if plan.formed[leaf] else kept
+        rule = "elementwise" if elementwise else rule
         cost = 2 * size + sum(math.prod(u.layout.sizes) * u.positions for u in uses)
         return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])
     products = [p for p in plan.products if p.leaf == leaf]

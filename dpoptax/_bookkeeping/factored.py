@@ -33,21 +33,12 @@ _LEAST = 2.0**-40
 class Held:
     """A term: `basis`, and `weights` (B, …) of each example, axes (K, R, C) or 1 each.
 
-    `inner` is the inner product of basis and products along the axes where weights are of size 1;
-    None where the gradient is formed.
+    `inner` is the inner product of basis and products along the axes where weights are of size 1.
     """
 
     basis: jax.Array
     weights: jax.Array
-    inner: jax.Array | None
-
-
-class Formed(NamedTuple):
-    """Products that are formed: `gradient` (B, K, R, C) times `scale` times `unit` (B,)."""
-
-    gradient: jax.Array
-    scale: jax.Array
-    unit: jax.Array
+    inner: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,12 +48,10 @@ class Factored:
     Attributes:
       segments: the factors.
       terms: what is beside their products.
-      formed: the products, where there are terms and they are formed.
     """
 
     segments: list[Segment]
     terms: list[Held] = dataclasses.field(default_factory=list)
-    formed: list[Formed] = dataclasses.field(default_factory=list)
 
 
 def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
@@ -103,7 +92,7 @@ def _merged(terms: list[Term]) -> list[Term]:
 
 
 def assemble(
-    outers: list[Outer], terms: list[Term], method: str, dtype: DTypeLike | None
+    outers: list[Outer], terms: list[Term], dtype: DTypeLike | None
 ) -> tuple[Factored, jax.Array, jax.Array]:
     """Holds gradients over a power of two of each example's own.
 
@@ -133,32 +122,18 @@ def assemble(
     for part in parts:
         segment = Segment(part.rows(keep), held(over(part.segment.columns, part.taken)))
         segments.append(segment if dtype is None else segment.rounded(dtype))
-    forms = bool(terms) and method in ("form", "keep")
     found: list[Held] = []
     for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
-        inner = None
-        if not forms:
-            axes, inner = term.fixed_along, jnp.zeros_like(weight)
-            for outer, part, segment in zip(outers, parts, segments, strict=True):
-                if dtype is None and not outer.mixed:
-                    inner += part.read(outer.against(term.basis, axes)[0], divisor, keep)
-                else:  # with the factors as they are now
-                    now = Outer(segment, outer.layout, outer.shape)
-                    inner += now.against(term.basis, axes)[0]
-        basis = held(jnp.where(is_sound, basis, 0))
-        found.append(Held(basis, held(over(weight, e)), inner))
-    formed = []
-    if forms:
+        axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
-                scale = jnp.where(jnp.isfinite(part.scale), part.scale, 0)
-                unit = part.read(jnp.ones_like(tops[0]), divisor, keep)
-                formed.append(Formed(outer.formed, scale, unit))
-            else:
-                gradient = held(products.form([segment], outer.layout.sizes))
-                scale = jnp.ones((1, 1, 1), jnp.float32)
-                formed.append(Formed(gradient, scale, jnp.ones_like(tops[0])))
-    return Factored(segments, found, formed), largest, keep
+                inner += part.read(outer.against(term.basis, axes)[0], divisor, keep)
+            else:  # with the factors as they are now
+                now = Outer(segment, outer.layout, outer.shape)
+                inner += now.against(term.basis, axes)[0]
+        basis = held(jnp.where(is_sound, basis, 0))
+        found.append(Held(basis, held(over(weight, e)), inner))
+    return Factored(segments, found), largest, keep
 
 
 class _Part(NamedTuple):
@@ -223,11 +198,10 @@ def _basis(term: Term, rank: int) -> jax.Array:
     return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
 
 
-def measure_terms(factored: Factored, sizes: tuple[int, int, int], *, kept: bool) -> Size:
+def measure_terms(factored: Factored, sizes: tuple[int, int, int]) -> Size:
     """Upper bounds of ‖G‖² and S, (B,), of gradients with terms.
 
-    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. Formed, G errs by η S. By inner
-    products ‖G‖² has, beside that of the products,
+    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. ‖G‖² has, beside that of the products,
 
         2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩,
 
@@ -235,27 +209,13 @@ def measure_terms(factored: Factored, sizes: tuple[int, int, int], *, kept: bool
     """
     segments, terms, count = factored.segments, factored.terms, len(factored.terms)
     more, crossed = _sizes_of_terms(terms, sizes)
-    if factored.formed:
-        parts = [t.basis * t.weights for t in terms]
-        parts += [x.gradient * (x.scale * x.unit[:, None, None, None]) for x in factored.formed]
-        square = bounds.upper_square(functools.reduce(operator.add, parts))
-        if kept:  # the products are summed as they are here
-            share = bounds.gamma(len(parts) + 12)
-            absolute = (1.0 + 2.0 * share) * jnp.sqrt(square) + 2.0 * more
-        else:
-            share = bounds.gamma(_positions(segments) + len(parts) + 12)
-            absolute = (products.absolute_size(segments, sizes) + more) * (1.0 + bounds.gamma(4))
-        return Size((1.0 + share) * square + (share + share**2) * jnp.square(absolute), absolute)
     size = products.measure(segments, sizes, "gram")
     absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
-    operations = sum(sizes) + _positions(segments) + count * (count + 3) // 2 + len(segments) + 12
+    positions = sum(segment.rows.shape[2] for segment in segments)
+    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
     return Size(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
-
-
-def _positions(segments: list[Segment]) -> int:
-    return sum(segment.rows.shape[2] for segment in segments)
 
 
 def _sizes_of_terms(terms: list[Held], sizes: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
@@ -274,8 +234,7 @@ def _sizes_of_terms(terms: list[Held], sizes: tuple[int, int, int]) -> tuple[jax
         return functools.reduce(operator.add, sums)
 
     for i, a in enumerate(terms):
-        if a.inner is not None:
-            add(crossed, 2.0 * a.weights * a.inner)
+        add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
@@ -296,17 +255,9 @@ def _squeezed(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], *(n for n in x.shape[1:] if n != 1))
 
 
-def sum_terms(
-    factored: Factored, weights: jax.Array, sizes: tuple[int, int, int], *, kept: bool
-) -> jax.Array:
+def sum_terms(factored: Factored, weights: jax.Array, sizes: tuple[int, int, int]) -> jax.Array:
     """Σ_i weights[i] G_i, (K, R, C), of gradients with terms."""
-
-    def add_up(weights: jax.Array, x: jax.Array) -> jax.Array:
-        return products.contract("b,b...->...", weights, x)
-
-    parts = [t.basis * add_up(weights, t.weights) for t in factored.terms]
-    if kept:
-        parts += [x.scale * add_up(weights * x.unit, x.gradient) for x in factored.formed]
-    else:
-        parts.append(products.weighted_sum(factored.segments, weights, sizes))
-    return functools.reduce(operator.add, parts)
+    total = products.weighted_sum(factored.segments, weights, sizes)
+    for term in factored.terms:
+        total += term.basis * products.contract("b,b...->...", weights, term.weights)
+    return total

@@ -163,17 +163,16 @@ def _pulled(
     """At one point, the gradients of a parameter that is not itself what is used."""
     outers: list[Outer] = []
     terms: list[Term] = []
-    forming = product.method in ("form", "keep")
     for member, segment in uses:
         if member.pulled is None:
-            outers.append(Outer(segment, member.layout, product.shape, forming=forming))
+            outers.append(Outer(segment, member.layout, product.shape))
             continue
         value = member.use.value
-        outer = Outer(segment, member.use.layout, value.aval.shape, forming=forming)
+        outer = Outer(segment, member.use.layout, value.aval.shape)
         found = as_products(pull_back(value, product.leaf, outer, fixed))
         outers += found[0]
         terms += found[1]
-    return assemble(outers, terms, product.method, dtype)
+    return assemble(outers, terms, dtype)
 
 
 def _scales(use: Use, operand: jax.Array) -> bool:
@@ -206,7 +205,7 @@ def sum_pieces(
         if gradient is not None:
             part = _weighted(weight, gradient)
         elif piece.terms:
-            part = sum_terms(piece, weight, product.layout.sizes, kept=product.method == "keep")
+            part = sum_terms(piece, weight, product.layout.sizes)
         else:
             part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors

@@ -115,7 +115,8 @@ class Plan:
 
     Attributes:
       products: gradients that stay products of factors.
-      formed: parameters whose per-example gradients are formed, and why.
+      formed: parameters whose per-example gradients are formed, and why; empty where that is
+        cheaper than to pull back what is not.
       uses: the uses that reach formed parameters.
     """
 
@@ -138,7 +139,9 @@ def make_plan(program: Program, batch: int, points: int) -> Plan:
     for leaf, members in by_leaf.items():
         shape = tuple(program.parameters[leaf].shape)
         found = _join(members, (batch, points), shape)
-        if found is None:
+        if found is not None and _kept(found):
+            formed.setdefault(leaf, "")
+        elif found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
@@ -233,6 +236,11 @@ def _join(
     return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
 
 
+def _kept(found: list[Product]) -> bool:
+    """Whether gradients with terms are formed and kept: those of the parameter itself, then."""
+    return any(m.pulled and m.pulled.terms for p in found if p.method == "keep" for m in p.members)
+
+
 def _method(members: list[Member], batch: int, points: int) -> str:
     _, rows, columns = members[0].layout.sizes
     segments = [m.segments(points) for m in members]
@@ -245,7 +253,8 @@ def _method(members: list[Member], batch: int, points: int) -> str:
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
-    return "gram" if terms and method == "outer" else method
+    alone = all(len(m.use.value.leaves) == 1 for m in members)
+    return "gram" if terms and not (method == "keep" and alone) else method
 
 
 def describe_uses(uses: Iterable[Use]) -> str:

@@ -74,8 +74,7 @@ def choose(
 ) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
 
-    `inner` says that inner products with fixed arrays are needed too: of factors they take as much
-    as the sum, of formed gradients next to nothing.
+    `inner` says that inner products with fixed arrays are needed too: they take as much as the sum.
 
     Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
     contract again for the sum) or "keep" (form them and keep them for the sum).
