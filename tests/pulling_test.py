@@ -11,6 +11,7 @@ from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.cotangents import Outer, Term
 from dpoptax._bookkeeping.factored import assemble, measure_terms
 from dpoptax._bookkeeping.rules import Layout
+from dpoptax.training.models.networks import VisionTransformer, WideResNet
 from tests.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network
@@ -187,3 +188,15 @@ def test_the_bound_of_a_norm_is_above_the_norm():
     unit = 2.0 ** np.asarray(exponent, np.float64)
     assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()
     assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
+    ids=lambda model: type(model).__name__,
+)
+def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model):
+    image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+    loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
+    assert dpoptax.explain(loss, params, image).fallbacks == ()
