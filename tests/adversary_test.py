@@ -145,6 +145,10 @@ CLIPS = {
     "per layer": dpoptax.per_layer_clip(0.1),
 }
 WAYS = ("gram", "form", "keep")
+_SUMS_OF_PRODUCTS = (
+    "regression", "short", "long", "batched", "convolution", "standardised", "standardised kernel",
+    "weight norm", "norm of all", "merged",
+)  # fmt: skip
 
 
 def _total(loss, params, clip, points=None, **options):
@@ -180,7 +184,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["regression", "batched"])
+@pytest.mark.parametrize("program", ["regression", "batched", "standardised"])
 def test_every_way_to_a_norm(program, way, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     assert plan._products.choose is products.choose
@@ -209,7 +213,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ALLOWED)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["regression", "short", "long", "batched", "convolution"])
+@pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
