@@ -1,6 +1,7 @@
 """What a private step costs. `python -m benchmarks --help` lists the choices.
 
-`python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`.
+`python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`;
+`python -m benchmarks together` runs at several learning rates: see `benchmarks.together`.
 """
 
 import sys
@@ -11,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import report, startup
+from benchmarks import report, startup, together
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -87,5 +88,7 @@ def main(config: Config) -> str:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["startup"]:
         print(startup.main(tyro.cli(startup.Startup, args=sys.argv[2:])))
+    elif sys.argv[1:2] == ["together"]:
+        print(together.main(tyro.cli(together.Together, args=sys.argv[2:])))
     else:
         print(main(tyro.cli(Config)))

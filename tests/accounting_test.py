@@ -383,13 +383,13 @@ class TestEdges:
         )
 
     def test_tiny_multipliers_stay_cheap(self, monkeypatch):
-        intervals, accountant = [], dpa.pld.PLDAccountant
+        intervals, accountant = [], pricing._PldAccountant
 
         def recorded(relation, interval):
             intervals.append(interval)
             return accountant(relation, interval)
 
-        monkeypatch.setattr(dpa.pld, "PLDAccountant", recorded)
+        monkeypatch.setattr(pricing, "_PldAccountant", recorded)
         found = accounting.epsilon(
             noise_multiplier=0.0501, sampling_probability=0.01, steps=1000, delta=DELTA
         )

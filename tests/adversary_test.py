@@ -280,6 +280,25 @@ def test_what_one_example_is_does_not_change_what_the_others_add(program, method
     assert adversary.moved(total, crowd, small) <= 1e-3 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("side", [0, 1], ids=["data", "cotangent"])
+@pytest.mark.parametrize("program", ["regression", "one position", "convolution"])
+def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
+    """The other factor of its gradient is finite, and stays in the sum times zero."""
+    loss, params, shapes = PROGRAMS[program]
+    total = _total(loss, _params(*params), dpoptax.l2_clip(1e-3))
+    batch = list(_others(shapes))
+    for strange in (np.nan, np.inf):
+        batch[side] = batch[side].at[-1].set(strange)
+        size = len(batch[side])
+        used, masked = (
+            total(tuple(batch), jnp.ones(size, bool)),
+            total(tuple(batch), jnp.arange(size) < size - 1),
+        )
+        for a, b in zip(used, masked, strict=True):
+            assert np.isfinite(a).all()
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
     """The gradient of the other leaf is finite, and of length far above the bound."""

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import contenders, report, startup
+from benchmarks import contenders, report, startup, together
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
@@ -215,3 +215,14 @@ class TestStartup:
     def test_a_training_that_fails_says_why(self, tmp_path):
         with pytest.raises(RuntimeError, match=r"nowhere.py: .*not a file"):
             startup.measure("nowhere.py", [], "first", tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.slow
+def test_runs_together_and_alone_are_timed():
+    chosen = together.Together(features=8, examples=64, batch_size=16, rates=2, steps=1, rounds=1)
+    header, _, *rows = together.main(chosen).splitlines()
+    assert [row.split("|")[1].strip() for row in rows] == ["DP-SGD", "DiSK", "Non-private"]
+    for row in rows:
+        cells = [float(cell) for cell in row.split("|")[3:-1]]
+        assert len(cells) == header.count("|") - 3
+        assert all(cell >= 0 for cell in cells)

@@ -29,10 +29,10 @@ def run(workdir, stop_before=None, **changes):
     """A run, or the part of it before a step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_step = setup.compile_step
+            compile_steps = setup.compile_steps
 
             def stopping(*args):
-                step, count = compile_step(*args), iter(range(stop_before))
+                step, count = compile_steps(*args), iter(range(stop_before))
 
                 def limited(*batch):
                     if next(count, None) is None:
@@ -41,7 +41,7 @@ def run(workdir, stop_before=None, **changes):
 
                 return limited
 
-            patch.setattr(setup, "compile_step", stopping)
+            patch.setattr(setup, "compile_steps", stopping)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )

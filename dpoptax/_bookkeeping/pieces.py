@@ -26,6 +26,8 @@ from dpoptax._trees import PyTree
 
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
+# What a side of a piece is multiplied by, and where it is finite, (B,) each.
+Side: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -90,15 +92,14 @@ def make_pieces(
     formed, bundles = bundled(form(program, plan, passes), groups)
     factors = [_factors(product, passes, differences) for product in plan.products]
     tops = [_tops(product) for product in factors]
-    tops += [jnp.stack([top, jnp.ones_like(top)]) for top in map(bounds.top, formed)]
+    tops += [(jnp.ones_like(top), True, top) for top in map(bounds.top, formed)]
     if not tops:
         return Pieces([], [], [], None, ())
-    scales = bounds.scales(tops)
-    inverse, finite = jnp.unstack(scales.inverse), jnp.unstack(scales.finite)
-    fixed, count = FixedArrays(passes.leaves[0]), len(factors)
+    scales, sides = _scaled(tops)
+    fixed = FixedArrays(passes.leaves[0])
     products, moved = [], []
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
-        divided = [(use[0], _factored(*use, inverse[i], finite[i])) for use in uses]
+        divided = [(use[0], _factored(*use, sides[i])) for use in uses]
         if product.pulled:
             held, *more = _pulled(product, divided, fixed, factor_dtype)
             moved.append((i, *more))
@@ -112,10 +113,11 @@ def make_pieces(
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(
             exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
-            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)),
+            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )
     sized = [
-        bounds.formed(x, inverse[count + i][0], finite[count + i]) for i, x in enumerate(formed)
+        bounds.formed(x, *cotangents)
+        for x, (_, cotangents) in zip(formed, sides[len(products) :], strict=True)
     ]
     return Pieces(products, [x for x, _ in sized], [size for _, size in sized], scales, bundles)
 
@@ -129,28 +131,61 @@ def _factors(product: Product, passes: Passes, differences: bool) -> list[Factor
     ]
 
 
-def _tops(factors: list[Factors]) -> jax.Array:
-    """The largest entries of operands and of cotangents, (2, B)."""
+def _tops(factors: list[Factors]) -> tuple[jax.Array, bool, jax.Array]:
+    """The largest entries of operands, whether parameters change them, and of cotangents."""
     of_cotangents = [bounds.top(cotangent) for _, _, cotangent in factors]
     ones = jnp.ones_like(of_cotangents[0])
     of_operands = [bounds.top(o) if _scales(member.use, o) else ones for member, o, _ in factors]
-    return jnp.stack([functools.reduce(jnp.maximum, side) for side in (of_operands, of_cotangents)])
+    varies = any(member.use.operand_varies for member, _, _ in factors)
+    operands, cotangents = (functools.reduce(jnp.maximum, x) for x in (of_operands, of_cotangents))
+    return operands, varies, cotangents
+
+
+def _scaled(
+    tops: list[tuple[jax.Array, bool, jax.Array]],
+) -> tuple[Scales, list[tuple[Side, Side]]]:
+    """The scales of all pieces, and the two sides of each.
+
+    Operands that no parameter changes have scales made apart from all others: where `jax.vmap` maps
+    a step over many parameters, these stay as they are, and so do the operands divided by them.
+    """
+    one = jnp.ones_like(tops[0][0])
+    data = bounds.scales([(one if varies else operand)[None] for operand, varies, _ in tops])
+    others = bounds.scales(
+        [jnp.stack([operand if varies else one, cotangent]) for operand, varies, cotangent in tops]
+    )
+    scales = Scales(
+        jnp.concatenate([data.inverse, others.inverse], axis=1),
+        data.exponent + others.exponent,
+        jnp.concatenate([data.finite, others.finite], axis=1),
+    )
+    of_data, of_others = map(_sides, (data, others))
+    sides = [
+        (of_others[i][0] if varies else of_data[i][0], of_others[i][1])
+        for i, (_, varies, _) in enumerate(tops)
+    ]
+    return scales, sides
+
+
+def _sides(scales: Scales) -> list[list[Side]]:
+    """The sides of each piece."""
+    both = zip(jnp.unstack(scales.inverse), jnp.unstack(scales.finite), strict=True)
+    return [list(zip(inverse, finite, strict=True)) for inverse, finite in both]
 
 
 def _factored(
     member: Member,
     operand: jax.Array,
     cotangent: jax.Array,
-    inverse: jax.Array,
-    finite: jax.Array,
+    sides: tuple[Side, Side],
 ) -> Segment:
     """The factors of one use, each side over a power of two of the example's own."""
-    of_operands, of_cotangents = inverse
-    cotangent = bounds.divide(cotangent, of_cotangents, finite)
+    of_operands, of_cotangents = sides
+    cotangent = bounds.divide(cotangent, *of_cotangents)
     if _scales(member.use, operand):
-        operand = bounds.divide(operand, of_operands, finite)
+        operand = bounds.divide(operand, *of_operands)
     else:
-        cotangent = bounds.divide(cotangent, of_operands, finite)
+        cotangent = bounds.divide(cotangent, *of_operands)
     return _segment(member, operand, cotangent)
 
 

@@ -78,7 +78,7 @@ class Scales(NamedTuple):
       inverse: one over it, (pieces, sides, B).
       exponent: that of all sides together, (pieces, B), int32; `_NOTHING` or below where the piece
         is exactly zero.
-      finite: whether all sides are, (pieces, B).
+      finite: whether a side is, (pieces, sides, B).
     """
 
     inverse: jax.Array
@@ -99,7 +99,7 @@ def scales(tops: list[jax.Array]) -> Scales:
 
 
 def _scale(tops: jax.Array) -> Scales:
-    finite = jnp.all(jnp.isfinite(tops), axis=0)
+    finite = jnp.isfinite(tops)
     found = exponent(jnp.where(finite, tops, 0.0))
     return Scales(power(-jnp.maximum(found, -126)), jnp.sum(found, axis=0, dtype=jnp.int32), finite)
 
@@ -190,7 +190,7 @@ def coefficients(
       c (pieces, B) such that c G' is the clipped piece; the norms (B,) of the first group, and the
       examples that are used: finite and not masked.
     """
-    used = jnp.all(scales.finite, axis=0) & mask
+    used = jnp.all(scales.finite, axis=(0, 1)) & mask
     member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)

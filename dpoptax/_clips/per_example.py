@@ -104,7 +104,7 @@ def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> Clipp
     mask = jnp.ones(batch, bool) if mask is None else mask
     leaves = jax.tree.leaves(grads)
     scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
-    inverse, finite = jnp.unstack(scales.inverse[:, 0]), jnp.unstack(scales.finite)
+    inverse, finite = jnp.unstack(scales.inverse[:, 0]), jnp.unstack(scales.finite[:, 0])
     pieces = list(map(bounds.formed, leaves, inverse, finite))
     coefficients, norms, used = bounds.coefficients(
         clip,

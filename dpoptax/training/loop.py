@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import (
     Record,
     State,
+    States,
     Surroundings,
     progress_text,
 )
@@ -163,42 +165,77 @@ def train(
     return _train(run, dataset, around)
 
 
+def train_together(
+    configs: Sequence[TrainConfig], dataset: Dataset, plan: PrivacyPlan, *, memory: float = math.inf
+) -> Iterator[RunResult]:
+    """Train on `dataset` within `plan` runs that differ in the learning rate alone, as one program.
+
+    Each has the parameters, the optimizer's state, the ledger and the summary that `train` would
+    give it, equal but for rounding; the times are those of the group. The batch is read and the
+    noise drawn once for all. Where the program takes more than `memory` bytes the runs are halved,
+    and halved again.
+
+    Raises:
+        ValueError: Runs that differ in more.
+    """
+    runs = tuple(
+        resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+        for config in configs
+    )
+    waiting = [runs]
+    while waiting:
+        group = waiting.pop()
+        ready = set_up(group, dataset, Surroundings(devices.Devices(), Phases()))
+        if len(group) > 1 and ready.memory > memory:
+            half = (len(group) + 1) // 2
+            waiting += [group[half:], group[:half]]
+        else:
+            yield from _results(ready, _advanced(ready))
+
+
 def _train(run: Run, dataset: Dataset, around: Surroundings) -> RunResult:
-    ready = set_up(run, dataset, around)
-    return _result(ready, _advanced(ready))
+    ready = set_up((run,), dataset, around)
+    (result,) = _results(ready, _advanced(ready))
+    return result
 
 
-def _advanced(ready: Ready) -> State:
-    """The state at the end of a run."""
-    course, state = ready.course, ready.state
-    steps = range(state.done, course.run.plan.permitted_steps)
+def _advanced(ready: Ready) -> States:
+    """The states at the end of the runs."""
+    course, states = ready.course, ready.states
+    steps = range(states[0].done, course.run.plan.permitted_steps)
     with tqdm(
         total=course.last,
-        initial=state.done,
+        initial=states[0].done,
         desc=course.run.config.method.name,
         unit="step",
         disable=not course.around.progress,
     ) as bar:
-        if not state.history:
-            state = course.evaluated(state)
-            bar.set_postfix_str(progress_text(state.history[-1]))
+        if not states[0].history:
+            states = course.evaluated(states)
+            bar.set_postfix_str(progress_text(states[0].history[-1]))
         for batch in streaming.prefetch(ready.feed, steps):
-            state = course.advance(state, batch)
+            states = course.advance(states, batch)
+            done = states[0].done
             with course.around.phases("telemetry"):
                 bar.update()
-            if course.evaluates(state.done):
-                state = course.evaluated(state)
+            if course.evaluates(done):
+                states = course.evaluated(states)
                 with course.around.phases("telemetry"):
-                    bar.set_postfix_str(progress_text(state.history[-1]))
-            if course.saves(state.done):
-                course.save(state, wait=state.done == course.last)
-    return state
+                    bar.set_postfix_str(progress_text(states[0].history[-1]))
+            if course.saves(done):
+                course.save(states, wait=done == course.last)
+    return states
 
 
-def _result(ready: Ready, state: State) -> RunResult:
-    """What a run has come to in its last state."""
+def _results(ready: Ready, states: States) -> list[RunResult]:
+    """What each run has come to in its last state."""
+    runs = ready.course.runs
+    return [_result(ready, run, state) for run, state in zip(runs, states, strict=True)]
+
+
+def _result(ready: Ready, run: Run, state: State) -> RunResult:
     course = ready.course
-    config, phases = course.run.config, course.around.phases
+    config, phases = run.config, course.around.phases
     final = averaged(state.params, state.opt_state)
     scored: Record = {}
     generated: list[Record] = []
@@ -208,7 +245,7 @@ def _result(ready: Ready, state: State) -> RunResult:
                 final, course.frozen, progress=course.around.progress
             )
     with phases("accounting"):
-        promised = course.run.guarantee(state.opt_state)
+        promised = run.guarantee(state.opt_state)
     with phases("files"):
         sha256, versions = records.params_sha256(final), records.versions()
     newest = state.history[-1]
@@ -232,5 +269,5 @@ def _result(ready: Ready, state: State) -> RunResult:
         "versions": versions,
     }
     recorded = recording.recorded(state.opt_state)
-    stddev = course.run.chain.stddev
-    return RunResult(summary, list(state.history), final, recorded, generated, stddev)
+    history = list(state.history)
+    return RunResult(summary, history, final, recorded, generated, run.chain.stddev)

@@ -1,4 +1,4 @@
-"""A run under way: a state, and what takes it a step further, evaluates it and saves it."""
+"""Runs under way: a state, and what takes it a step further, evaluates it and saves it."""
 
 import dataclasses
 import time
@@ -14,7 +14,7 @@ from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.resolved import Run
-from dpoptax.training.run.step import Step
+from dpoptax.training.run.step import Steps
 
 Record = dict[str, Any]
 
@@ -36,6 +36,10 @@ class State:
     history: tuple[Record, ...] = ()
 
 
+States = tuple[State, ...]
+"""Where the runs of a group are, all after the same number of steps; of a run alone, just one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
     """What is around a run, and decides nothing of what it releases.
@@ -50,45 +54,53 @@ class Surroundings:
 
     place: Devices
     phases: Phases
-    checkpoints: Checkpoints | None
-    observe: Callable[[Record], object]
-    progress: bool
+    checkpoints: Checkpoints | None = None
+    observe: Callable[[Record], object] = lambda record: None
+    progress: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What is the same at each step of a run.
+    """What is the same at each step of a run, or of a group of runs that advance together.
 
     Attributes:
-        run: The config, its budget and its optimizer.
+        runs: The config, its budget and its optimizer, of each run. But for the learning rate they
+            are the same.
         last: Number of steps after which it ends.
         bounds: What to show of ε after each number of steps that is evaluated.
-        step: Compiled; it is given the arrays of a state for good.
+        steps: Compiled; it is given the arrays of the states for good.
         frozen: What the model computes with and does not train.
-        evaluate: Metrics of parameters on a split.
+        evaluate: Metrics of each run's parameters on a split.
         began: When the run would have begun had it not been stopped, in `time.perf_counter`.
         around: Where records, checkpoints and times go.
     """
 
-    run: Run
+    runs: tuple[Run, ...]
     last: int
     bounds: Mapping[int, float | None]
-    step: Step
+    steps: Steps
     frozen: Any
     evaluate: Evaluation
     began: float
     around: Surroundings
 
-    def advance(self, state: State, batch: tuple[Any, Any]) -> State:
-        """The state after one step more, on a batch and its mask; the one before is used up."""
-        done = state.done + 1
+    @property
+    def run(self) -> Run:
+        """A run, for all that does not depend on the learning rate."""
+        return self.runs[0]
+
+    def advance(self, states: States, batch: tuple[Any, Any]) -> States:
+        """The states after one step more, on a batch and its mask; those before are used up."""
+        done = states[0].done + 1
         phases = self.around.phases
         with phases("steps"):
-            params, opt_state = self.step(state.params, state.opt_state, *batch, self.frozen)
+            arrays = tuple((state.params, state.opt_state) for state in states)
+            arrays = self.steps(arrays, *batch, self.frozen)
             if phases.first_step is None or self.evaluates(done) or self.saves(done):
-                jax.block_until_ready(params)  # its time is not that of what waits for it
+                jax.block_until_ready(arrays)  # its time is not that of what waits for it
             phases.stepped()
-        return State(done, params, opt_state, state.history)
+        histories = [state.history for state in states]
+        return tuple(State(done, *new, old) for new, old in zip(arrays, histories, strict=True))
 
     def evaluates(self, done: int) -> bool:
         """Whether the run is evaluated after so many steps."""
@@ -98,24 +110,33 @@ class Course:
         """Whether it is saved then."""
         return done % self.run.config.checkpoint_every == 0 or done == self.last
 
-    def evaluated(self, state: State) -> State:
-        """The state with a record of its metrics, which `observe` gets too."""
+    def evaluated(self, states: States) -> States:
+        """The states with a record of the metrics of each, which `observe` gets too."""
+        done = states[0].done
         with self.around.phases("evaluation"):
-            params = averaged(state.params, state.opt_state)
-            bound = self.bounds[state.done]
-            entry: Record = {"step": state.done, "epsilon": bound, **self.evaluate(params, "test")}
+            group = tuple(averaged(state.params, state.opt_state) for state in states)
+            entries: list[Record] = [
+                {"step": done, "epsilon": self.bounds[done], **metrics}
+                for metrics in self.evaluate(group, "test")
+            ]
             if self.run.config.record_training_metrics:
-                entry["not_covered_by_epsilon"] = self.evaluate(params, "train")
+                for entry, metrics in zip(entries, self.evaluate(group, "train"), strict=True):
+                    entry["not_covered_by_epsilon"] = metrics
         with self.around.phases("telemetry"):
-            entry["seconds"] = round(time.perf_counter() - self.began, 4)
-            self.around.observe(entry)
-        return dataclasses.replace(state, history=(*state.history, entry))
+            for entry in entries:
+                entry["seconds"] = round(time.perf_counter() - self.began, 4)
+                self.around.observe(entry)
+        return tuple(
+            dataclasses.replace(state, history=(*state.history, entry))
+            for state, entry in zip(states, entries, strict=True)
+        )
 
-    def save(self, state: State, *, wait: bool = False) -> None:
-        """Writes a checkpoint; `wait` returns only when it is complete."""
+    def save(self, states: States, *, wait: bool = False) -> None:
+        """Writes a checkpoint, of a run alone; `wait` returns only when it is complete."""
         checkpoints = self.around.checkpoints
         if checkpoints is None:
             return
+        (state,) = states
         with self.around.phases("checkpoints"):
             described = resume.describe(self.run, state.opt_state)
             checkpoints.save(

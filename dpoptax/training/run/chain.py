@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import optax
@@ -113,6 +113,11 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
         *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
     )
     return Chain(config, noise_multiplier, clip, stddev, release, optimizer)
+
+
+def is_learning_rate(path: tuple[Any, ...]) -> bool:
+    """Whether a leaf of a run's state, by its path, is where `build_chain` put the rate."""
+    return jax.tree_util.DictKey("learning_rate") in path
 
 
 def _noise(

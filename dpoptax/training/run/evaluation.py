@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,7 +15,11 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.tokens import NO_LABEL
 from dpoptax.training.models import models
+from dpoptax.training.run.together import Group, evaluate_together
 from dpoptax.training.sharing import once
+
+Evaluate = Callable[..., "tuple[Totals, ...]"]
+"""Compiled: `evaluate(group, split, frozen)`."""
 
 
 class Totals(NamedTuple):
@@ -34,8 +38,11 @@ def evaluated_steps(config: TrainConfig, last: int) -> tuple[int, ...]:
 @functools.lru_cache
 def evaluate_split(
     model: nn.Module, chunk: int = 1024
-) -> Callable[[models.Params, Any, models.Params], Totals]:
-    """`evaluate(params, split, frozen)`: sums over its labels, `chunk` examples at a time."""
+) -> Callable[[Group, Any, models.Params], tuple[Totals, ...]]:
+    """`evaluate(group, split, frozen)`: for the parameters of each run of a group, sums.
+
+    They are over the labels of the split, `chunk` examples at a time.
+    """
 
     def evaluate(params: models.Params, split: Any, frozen: models.Params) -> Totals:
         def one(example: Any) -> Totals:
@@ -48,17 +55,19 @@ def evaluate_split(
 
         return jax.tree.map(jnp.sum, jax.lax.map(one, split, batch_size=chunk))
 
-    return jax.jit(evaluate)
+    return jax.jit(evaluate_together(evaluate))
 
 
 @once(maxsize=64)
-def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Callable[..., Totals]:
+def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Evaluate:
     arguments = jax.tree.unflatten(structure, leaves)
     return jax.jit(evaluate_split(model, chunk)).lower(*arguments).compile()
 
 
 class Evaluation:
-    """Loss (nats per label), accuracy, and for generation perplexity, of parameters on a split.
+    """Loss (nats per label), accuracy, and for generation perplexity, on a split.
+
+    Called with the parameters of each run of a group, `(params, …)`.
 
     Args:
         config: The run; its microbatches are those of the evaluation too.
@@ -72,43 +81,48 @@ class Evaluation:
     ) -> None:
         self._chunk = min(1024, config.microbatch_size or 1024)
         self._model, self._splits, self._frozen = model, splits, frozen
-        self._executables: dict[str, Callable[..., Totals]] = {}
+        self._executables: dict[str, Evaluate] = {}
 
-    def compile(self, params: Any, name: str) -> None:
-        """Compiles for parameters like `params`, by their shapes alone, on one device."""
+    def compile(self, group: Group, name: str) -> None:
+        """Compiles for parameters like those of `group`, by their shapes alone, on one device."""
         split = self._splits[name]
         if not streaming.in_memory(split):
             split = next(self._chunks(split))
-        self._executable(params, split, name)
+        self._executable(group, split, name)
 
     def _chunks(self, split: Any) -> Any:
         return streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
 
-    def _executable(self, params: Any, part: Any, name: str) -> Callable[..., Totals]:
+    def _executable(self, group: Group, part: Any, name: str) -> Evaluate:
         """The program for a split; its parameters and its parts are of the same shapes each time.
 
         It says so where they are not.
         """
         if name not in self._executables:
-            arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
+            arguments = jax.eval_shape(lambda *args: args, group, part, self._frozen)
             leaves, structure = jax.tree.flatten(arguments)
             self._executables[name] = _compiled(self._model, self._chunk, tuple(leaves), structure)
         return self._executables[name]
 
-    def _totals(self, params: Any, part: Any, name: str) -> Totals:
+    def _totals(self, group: Group, part: Any, name: str) -> tuple[Totals, ...]:
         if all(
             len(leaf.devices()) == 1
-            for leaf in jax.tree.leaves(params)
+            for leaf in jax.tree.leaves(group)
             if isinstance(leaf, jax.Array)
         ):
-            return self._executable(params, part, name)(params, part, self._frozen)
-        return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
+            return self._executable(group, part, name)(group, part, self._frozen)
+        return evaluate_split(self._model, self._chunk)(group, part, self._frozen)
 
-    def __call__(self, params: Any, name: str) -> dict[str, float]:
-        """The metrics, each with the split's name before it."""
+    def __call__(self, group: Group, name: str) -> list[dict[str, float]]:
+        """The metrics of each run's parameters, the split's name before each."""
         split = self._splits[name]
         parts = [split] if streaming.in_memory(split) else self._chunks(split)
-        sums = [self._totals(params, part, name) for part in parts]
+        sums = [self._totals(group, part, name) for part in parts]
+        return [self._metrics(of_run, name) for of_run in zip(*sums, strict=True)]
+
+    def _metrics(self, sums: Sequence[Totals], name: str) -> dict[str, float]:
+        """The metrics of one run's parameters, from the sums over each part of a split."""
+        split = self._splits[name]
         loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
         metrics = {
             f"{name}_loss": loss / max(labels, 1),

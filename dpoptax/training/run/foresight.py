@@ -20,7 +20,7 @@ from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.shapes import Shapes, step_arguments
-from dpoptax.training.run.step import compile_step
+from dpoptax.training.run.step import compile_steps
 
 
 @contextlib.contextmanager
@@ -57,7 +57,8 @@ def _step(config: TrainConfig, shapes: Shapes, phases: Phases) -> None:
         plan = make_plan(config, shapes.train_size)
     with phases.aside("compile"):
         run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
-        compile_step(run.chain, run.model, step_arguments(run, shapes, resident=shapes.resident))
+        params, state, *common = step_arguments(run, shapes, resident=shapes.resident)
+        compile_steps(run.chain, run.model, (((params, state),), *common))
 
 
 def _init(config: TrainConfig, shapes: Shapes, phases: Phases) -> None:

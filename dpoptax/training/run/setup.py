@@ -1,10 +1,11 @@
-"""A run before its first step: its model built, its state restored, its programs compiled."""
+"""Runs before the first step: model built, states restored, programs compiled."""
 
 import dataclasses
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.training.data import streaming
@@ -12,21 +13,22 @@ from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, resume
-from dpoptax.training.run.advancing import Course, State, Surroundings
+from dpoptax.training.run.advancing import Course, State, States, Surroundings
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.generation import Generation
 from dpoptax.training.run.resolved import Run
-from dpoptax.training.run.step import compile_step
+from dpoptax.training.run.step import compile_steps
+from dpoptax.training.run.together import check_alike
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A run of which all is compiled, before its first step or the first after a checkpoint.
+    """Runs of which all is compiled, before the first step or the first after a checkpoint.
 
     Attributes:
         course: What is the same at each step.
-        state: Where the run stands.
+        states: Where the runs stand.
         feed: The batches.
         generate: What generates texts at the end; None: nothing does.
         dataset: The data set's name.
@@ -34,20 +36,42 @@ class Ready:
     """
 
     course: Course
-    state: State
+    states: States
     feed: Feed
     generate: Generation | None
     dataset: str
     compile_seconds: float
 
+    @property
+    def memory(self) -> int:
+        """Bytes that a step takes, those of the states and of the data on the device included."""
+        steps: Any = self.course.steps
+        sizes = steps.memory_analysis()
+        whole = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+        return int(whole - sizes.alias_size_in_bytes + sizes.temp_size_in_bytes)
 
-def set_up(run: Run, dataset: Dataset, around: Surroundings) -> Ready:
+
+def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Ready:
     """Builds, restores and compiles; a run that begins is saved before any step.
+
+    Args:
+        runs: One run; or several that have all but the learning rate in common, on one device and
+            without checkpoints, which then advance together.
+        dataset: What they are trained on.
+        around: Where.
 
     Raises:
         ConfigError: A config that cannot be trained on these data.
+        ValueError: Several runs that cannot advance together.
     """
+    run = runs[0]
     config, phases = run.config, around.phases
+    alone = around.checkpoints is not None or around.place.mesh is not None
+    if len(runs) > 1 and (alone or not all(map(run.at_another_rate, runs))):
+        raise ValueError(
+            "runs advance together on one device, without checkpoints, and where they differ in "
+            "the learning rate alone; train these one by one"
+        )
     if config.record_training_metrics and not streaming.in_memory(dataset.train):
         raise ConfigError(
             "record_training_metrics=True reads the whole training split, which is streamed from "
@@ -55,62 +79,75 @@ def set_up(run: Run, dataset: Dataset, around: Surroundings) -> Ready:
         )
     with phases("init"):
         generate = Generation(config, run.model, dataset) if config.beams else None
-        state, frozen = _begun(run, dataset, around.place)
+        states, frozen = _begun(runs, dataset, around.place)
     with phases("data"):
         feed = Feed(run, dataset, around.place)
     with phases("checkpoints"):
-        state, restored = _restored(state, around)
+        states, restored = _restored(states, around)
     compiling = time.perf_counter()
-    course = _compiled(run, feed, state, frozen, around)
+    course = _compiled(runs, feed, states, frozen, around)
     compile_seconds = time.perf_counter() - compiling
     if not restored:
-        course.save(state, wait=True)
-    return Ready(course, state, feed, generate, dataset.name, compile_seconds)
+        course.save(states, wait=True)
+    return Ready(course, states, feed, generate, dataset.name, compile_seconds)
 
 
-def _begun(run: Run, dataset: Dataset, place: devices.Devices) -> tuple[State, Any]:
-    """A run's state before any step, and what the model computes with and does not train."""
+def _begun(runs: tuple[Run, ...], dataset: Dataset, place: devices.Devices) -> tuple[States, Any]:
+    """States before any step, and what the model computes with and does not train."""
+    run = runs[0]
     example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
     variables = models.start_variables(run.config, run.model, example["inputs"], run.init_key)
     params, frozen = place.replicate(variables)
-    return State(0, params, place.replicate(run.chain.optimizer.init(params))), frozen
+    # Copies: the steps donate the arrays of all runs, and no buffer can be given away twice.
+    own = [params, *(jax.tree.map(jnp.copy, params) for _ in runs[1:])]
+    states = tuple(
+        State(0, params, place.replicate(run.chain.optimizer.init(params)))
+        for run, params in zip(runs, own, strict=True)
+    )
+    check_alike([(state.params, state.opt_state) for state in states])
+    return states, frozen
 
 
-def _restored(state: State, around: Surroundings) -> tuple[State, bool]:
-    """The newest checkpoint's state, its records observed again, or `state`; and which it is."""
+def _restored(states: States, around: Surroundings) -> tuple[States, bool]:
+    """The newest checkpoint's state, its records observed again, or `states`; and which it is."""
     begun = None
     if around.checkpoints is not None:
+        (state,) = states
         begun = around.checkpoints.restore((state.params, state.opt_state))
     if begun is None:
-        return state, False
+        return states, False
     (params, opt_state), saved = begun
     resume.check_ledger(saved, opt_state)
     for entry in saved["history"]:
         around.observe(entry)
-    return State(saved["step"], params, opt_state, tuple(saved["history"])), True
+    return (State(saved["step"], params, opt_state, tuple(saved["history"])),), True
 
 
-def _compiled(run: Run, feed: Feed, state: State, frozen: Any, around: Surroundings) -> Course:
-    """What takes the run from `state` to its end, with programs for its shapes."""
-    place, phases = around.place, around.phases
-    last = max(state.done, run.plan.permitted_steps)
+def _compiled(
+    runs: tuple[Run, ...], feed: Feed, states: States, frozen: Any, around: Surroundings
+) -> Course:
+    """What takes the runs from `states` to their end, with programs for their shapes."""
+    place, phases, run = around.place, around.phases, runs[0]
+    last = max(states[0].done, run.plan.permitted_steps)
+    params = tuple(state.params for state in states)
     evaluate = Evaluation(run.config, run.model, feed.splits, frozen)
     with phases("compile"):
         if place.mesh is None:
-            evaluate.compile(state.params, "test")
-        arguments = (state.params, state.opt_state, *feed(0), frozen)
-        step = compile_step(run.chain, run.model, arguments, place.mesh)
+            evaluate.compile(params, "test")
+        arrays = tuple((state.params, state.opt_state) for state in states)
+        steps = compile_steps(run.chain, run.model, (arrays, *feed(0), frozen), place.mesh)
     with phases("telemetry"):
         bounds = run.plan.bounds(evaluated_steps(run.config, last))
     if place.mesh is not None:
         with phases("evaluation"):
-            evaluate(state.params, "test")  # compiles
-    spent = state.history[-1]["seconds"] if state.history else 0.0
+            evaluate(params, "test")  # compiles
+    history = states[0].history
+    spent = history[-1]["seconds"] if history else 0.0
     return Course(
-        run=run,
+        runs=runs,
         last=last,
         bounds=bounds,
-        step=step,
+        steps=steps,
         frozen=frozen,
         evaluate=evaluate,
         began=time.perf_counter() - spent,

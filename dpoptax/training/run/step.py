@@ -15,10 +15,13 @@ import dpoptax
 from dpoptax.training.data.augmentations import step_key
 from dpoptax.training.models.models import example_loss
 from dpoptax.training.run.chain import Chain
+from dpoptax.training.run.together import Group, step_together
 from dpoptax.training.sharing import once
 
 Step = Callable[..., tuple[Any, Any]]
 """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`."""
+Steps = Callable[..., Group]
+"""`steps(states, batch, mask, frozen) -> states`: of each run of a group, `(params, opt_state)`."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,21 +52,21 @@ class Loaded:
     indices: Any
 
 
-def compile_step(
+def compile_steps(
     chain: Chain,
     model: nn.Module,
     example_args: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
-) -> Step:
-    """`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`, compiled.
+) -> Steps:
+    """`steps(states, batch, mask, frozen) -> states`, compiled: a step of each run of a group.
 
-    `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with
-    and does not train. The arrays of `params` and `opt_state` are donated. Key and learning rate
-    are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
-    executable.
+    A state is `(params, opt_state)`; `batch` is a `Resident` or a `Loaded`; `frozen` is what the
+    model computes with and does not train. The arrays of the states are donated. Key and learning
+    rate are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
+    executable. The runs of a group differ in the learning rate alone; see `step_together`.
 
     Args:
-        chain: The resolved run.
+        chain: The resolved run, or what all of a group are resolved to.
         model: Maps one example's inputs to logits.
         example_args: Arguments of the step; only their shapes and types are used.
         mesh: Devices along an axis "data" that share the examples; None: one device.
@@ -79,18 +82,24 @@ def _compile(
     leaves: Any,
     structure: Any,
     mesh: jax.sharding.Mesh | None,
-) -> Step:
-    step = build_step(chain, model, mesh)
+) -> Steps:
+    steps = build_steps(chain, model, mesh)
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-        shardings = {"in_shardings": (whole, whole, rows, rows, whole), "out_shardings": whole}
+        shardings = {"in_shardings": (whole, rows, rows, whole), "out_shardings": whole}
     args = jax.tree.unflatten(structure, leaves)
-    return jax.jit(step, donate_argnums=(0, 1), **shardings).lower(*args).compile()
+    return jax.jit(steps, donate_argnums=0, **shardings).lower(*args).compile()
+
+
+def build_steps(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Steps:
+    """The steps of `compile_steps` as a function to trace."""
+    step = build_step(chain, model, mesh)
+    return step_together(lambda state, *common: step(*state, *common))
 
 
 def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Step:
-    """The step of `compile_step` as a function to trace."""
+    """The step of one run as a function to trace."""
     build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
     gradient = build_gradient(chain, model, mesh)
 

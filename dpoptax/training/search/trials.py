@@ -1,7 +1,9 @@
 """Many runs: one after the other or on all cores, and none twice.
 
-A run is a function of its config, seed included. One that was killed is run again from its start:
-with the same noise on the same batches it releases what it would have released, and nothing more.
+A run is a function of its config, seed included, but for the rounding of those that are trained
+together (`search.groups`). One that was killed is run again from its start: with the same noise on
+the same batches it releases what it would have released, and nothing more. A sweep, which states an
+ε for all of its trials, gives each a seed of its own, so that each is trained alone, bit for bit.
 """
 
 import concurrent.futures
@@ -25,9 +27,10 @@ from dpoptax.training.data.dataset import Dataset, load_dataset
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train
-from dpoptax.training.run import records
+from dpoptax.training.loop import RunResult, train, train_together
+from dpoptax.training.run import devices, records
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.search.groups import groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,28 +96,41 @@ class Runner:
         return self._directory / f"{name}.json"
 
     def run(
-        self, trials: Sequence[Trial], done: Callable[[], object] = lambda: None
+        self, trials: Sequence[Trial], done: Callable[[int], object] = lambda count: None
     ) -> list[dict[str, Any]]:
-        """The summary of each trial with its "history", in order; `done` is called after each."""
+        """The summary of each trial with its "history", in order.
+
+        `done` gets a number of trials: 1 for each that was found or trained alone, and as many as
+        were trained together.
+        """
         paths = [self.path(trial) for trial in trials]
         results: list[Any] = [None] * len(trials)
         missing = []
         for index, path in enumerate(paths):
             if path.is_file():
                 results[index] = json.loads(path.read_text(encoding="utf-8"))
-                done()
+                done(1)
             else:
                 missing.append(index)
-        for index, result in self._computed([(i, trials[i], paths[i]) for i in missing]):
-            results[index] = result
-            done()
+        together = groups(
+            [(trials[i].config, (trials[i].held_out, trials[i].keep_params)) for i in missing],
+            functools.partial(dataset_of, held_out=False),
+            processes=self._processes,
+        )
+        jobs = [[missing[member] for member in group] for group in together]
+        for job, found in self._computed(jobs, trials, paths):
+            for index, result in zip(job, found, strict=True):
+                results[index] = result
+            done(len(job))
         return results
 
     def _computed(
-        self, jobs: list[tuple[int, Trial, Path]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path]
+    ) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+        memory = devices.memory() / self._processes
+        work = [([trials[i] for i in job], [paths[i] for i in job], memory) for job in jobs]
         if self._processes == 1:
-            yield from ((index, _run(trial, path)) for index, trial, path in jobs)
+            yield from ((job, _run(*given)) for job, given in zip(jobs, work, strict=True))
             return
         if self._pool is None:
             self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -122,7 +138,9 @@ class Runner:
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
             )
-        pending = {self._pool.submit(_run, trial, path): index for index, trial, path in jobs}
+        pending = {
+            self._pool.submit(_run, *given): job for job, given in zip(jobs, work, strict=True)
+        }
         for future in concurrent.futures.as_completed(pending):
             yield pending[future], future.result()
 
@@ -143,14 +161,24 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
     return dataset.for_selection() if held_out else dataset
 
 
-def _run(trial: Trial, path: Path) -> dict[str, Any]:
-    """Trains one trial and writes its record in one piece."""
+def _run(trials: list[Trial], paths: list[Path], memory: float) -> list[dict[str, Any]]:
+    """Trains a trial, or several together, and writes each record in one piece."""
+    trial = trials[0]
     if trial.config.seed is None:
         raise ConfigError("seed=None: a trial needs a seed, to be the same when it is run again")
     dataset = dataset_of(trial.config, held_out=trial.held_out)
-    # What was held out has no texts of its own, and their scores select nothing.
-    config = dataclasses.replace(trial.config, beams=0) if trial.held_out else trial.config
-    result = train(config, dataset, make_plan(config, dataset.train_size))
+    configs = [trial.config for trial in trials]
+    if trial.held_out:  # it has no texts of its own, and their scores select nothing
+        configs = [dataclasses.replace(config, beams=0) for config in configs]
+    plan = make_plan(configs[0], dataset.train_size)
+    if len(configs) == 1:
+        return [_recorded(train(configs[0], dataset, plan), trial, paths[0])]
+    results = train_together(configs, dataset, plan, memory=memory)
+    return [_recorded(*each) for each in zip(results, trials, paths, strict=True)]
+
+
+def _recorded(result: RunResult, trial: Trial, path: Path) -> dict[str, Any]:
+    """Writes what a trial came to, and returns it."""
     # Through JSON: what a later start reads is what the first one saw.
     record = json.loads(records.to_json({**result.summary, "history": result.history}))
     if trial.keep_params:
