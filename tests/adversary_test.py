@@ -88,6 +88,35 @@ def _token(params, example):
     return jnp.sum(jnp.concatenate([x, params[1]]) * d)
 
 
+def _standardised(params, example):
+    x, d = example
+    w = params[0] - params[0].mean(0)
+    return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) * d)
+
+
+def _standardised_kernel(params, example):
+    w = params[0] - params[0].mean((0, 1))
+    w = w / jnp.sqrt(jnp.maximum(jnp.sum(w**2, (0, 1)), 1e-4))
+    return _convolution(1, [w], example)
+
+
+def _weight_norm(params, example):
+    """One channel is 2^30 times shorter than the others: its gradients are so many times larger."""
+    x, d = example
+    w = params[0] * jnp.array([1.0, 2.0**-30, 1.0, 1.0])
+    return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
+
+
+def _over_the_norm_of_all(params, example):
+    x, d = example
+    return jnp.sum((x @ (params[0] / jnp.linalg.norm(params[0]))) * d)
+
+
+def _merged(params, example):
+    x, d = example
+    return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) * d)
+
+
 PROGRAMS = {
     "regression": (_regression, [(4, 4)], [(16, 4), (16, 4)]),
     "short": (_linear, [(40, 40)], [(4, 40), (4, 40)]),
@@ -100,6 +129,11 @@ PROGRAMS = {
     "elementwise": (_elementwise, [(4,), (4,)], [(6, 4), (6, 4)]),
     "opaque": (_opaque, [(3, 3)], [(4, 3), (4, 3)]),
     "token": (_token, [(3, 4), (1, 4)], [(4, 4), (6, 4)]),
+    "standardised": (_standardised, [(4, 4)], [(16, 4), (16, 4)]),
+    "standardised kernel": (_standardised_kernel, [(3, 2, 4)], [(8, 2), (8, 4)]),
+    "weight norm": (_weight_norm, [(4, 4), (4,)], [(16, 4), (16, 4)]),
+    "norm of all": (_over_the_norm_of_all, [(4, 4)], [(16, 4), (16, 4)]),
+    "merged": (_merged, [(4, 4), (4, 2), (2, 4)], [(16, 4), (16, 4)]),
     "tied": (_tied, [(3, 5)], [(4, 5), (4, 5)]),
 }
 CLIPS = {
@@ -111,6 +145,10 @@ CLIPS = {
     "per layer": dpoptax.per_layer_clip(0.1),
 }
 WAYS = ("gram", "form", "keep")
+_SUMS_OF_PRODUCTS = (
+    "regression", "short", "long", "batched", "convolution", "standardised", "standardised kernel",
+    "weight norm", "norm of all", "merged",
+)  # fmt: skip
 
 
 def _total(loss, params, clip, points=None, **options):
@@ -146,7 +184,7 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["regression", "batched"])
+@pytest.mark.parametrize("program", ["regression", "batched", "standardised"])
 def test_every_way_to_a_norm(program, way, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     assert plan._products.choose is products.choose
@@ -175,7 +213,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ALLOWED)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["regression", "short", "long", "batched", "convolution"])
+@pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):

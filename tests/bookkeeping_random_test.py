@@ -1,6 +1,7 @@
 """Book-keeping on random small programs, and on models of flax."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptax
+from dpoptax._bookkeeping import products
 from tests.bookkeeping_test import QUICK, both, close
 from tests.networks import Network
 
@@ -31,6 +33,10 @@ def _use(kind, w, x):
         )
         return out[0].T
 
+    def standardised(w):
+        w = w - w.mean(0)
+        return w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-3)
+
     return {
         "dot": lambda: x @ w,
         "dot of transpose": lambda: x @ w.T,
@@ -46,6 +52,10 @@ def _use(kind, w, x):
         "pointwise convolution": lambda: conv(x, 0.5 * w[:, :, None]),
         "depthwise convolution": lambda: conv(x, w[:, None, :3], feature_group_count=_DIM),
         "normalised": lambda: x @ (w / jnp.linalg.norm(w)),
+        "standardised": lambda: x @ standardised(w),
+        "standardised convolution": lambda: conv(x, standardised(w)[:, :, None]),
+        "weight norm": lambda: x @ (w / jnp.linalg.norm(w, axis=1, keepdims=True)),
+        "merged": lambda: x @ (w - 0.5 * w @ w),
         "scan": lambda: jax.lax.scan(lambda c, r: (jnp.tanh(c @ w + r),) * 2, x[0], x)[1],
         "scan of rows": lambda: jax.lax.scan(lambda c, r: (c + r, None), x, w)[0],
         "remat": lambda: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x),
@@ -57,7 +67,8 @@ def _use(kind, w, x):
 _KINDS = (
     "dot", "dot of transpose", "from the left", "reshaped", "batched", "halves", "overlapping",
     "lookup", "scaled", "pointwise convolution", "depthwise convolution", "normalised", "scan",
-    "scan of rows", "remat", "product", "param product",
+    "scan of rows", "remat", "product", "param product", "standardised", "standardised convolution",
+    "weight norm", "merged",
 )  # fmt: skip
 _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_size=1, max_size=3)
 
@@ -65,6 +76,10 @@ _layers = st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 1)), min_si
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_random_programs(layers, length, count, seed):
+    _compare(layers, length, count, seed)
+
+
+def _compare(layers, length, count, seed, tolerance=1e-5):
     def loss(params, x):
         for kind, which in layers:
             x = jnp.sin(_use(kind, params[which], x))
@@ -74,7 +89,8 @@ def test_random_programs(layers, length, count, seed):
     params = [[_normal(rng, _DIM, _DIM) for _ in range(2)] for _ in range(2)]
     points = dpoptax.GradientPoints(tuple(params[:count]), (0.7, 0.3)[:count])
     batch = _normal(rng, 3, length, _DIM)
-    close(*both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch))
+    sums = both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch)
+    close(*sums, tolerance=tolerance)
 
 
 @pytest.mark.slow
@@ -82,6 +98,15 @@ def test_random_programs(layers, length, count, seed):
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_many_random_programs(layers, length, count, seed):
     test_random_programs.hypothesis.inner_test(layers, length, count, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(layers=_layers, length=st.integers(1, 5), seed=st.integers(0, 99))
+def test_random_programs_by_inner_products(layers, length, seed):
+    """So small gradients are formed else, and nothing is pulled back. Bounds exceed norms."""
+    with mock.patch.object(products, "choose", return_value="gram"):
+        _compare(layers, length, 1, seed, tolerance=5e-4)
 
 
 class _Linen(linen.Module):

@@ -13,11 +13,6 @@ from tests.networks import NETWORKS
 FALLBACKS = {
     "lstm": {"h": "meets data in the carry of scan"},
     "nested_scans": {"h": "meets data in the carry of scan"},
-    "weight_standardisation": {
-        name: "computed on before it meets data in conv_general_dilated" for name in ("a", "b")
-    }
-    | {"gain": "computed on before it meets data in conv_general_dilated"},
-    "lora": {name: "computed on before it meets data in dot_general" for name in ("c", "d", "v")},
     "control_flow": {"w": "meets data in cond"},
     "custom_rules": {
         "w": "meets data in custom_jvp_call",
@@ -54,6 +49,12 @@ def test_uses_are_counted_and_rules_named():
     assert rows["['a']"].uses == "conv_general_dilated"
     rows = {row.parameter: row for row in _explain(NETWORKS["penalised"]).rows}
     assert (rows["['unused']"].rule, rows["['unused']"].cost) == ("zero", 0)
+
+
+def test_what_is_pulled_back_is_said():
+    rows = {row.parameter: row.rule for row in _explain(NETWORKS["weight_standardisation"]).rows}
+    assert rows["['a']"].endswith(", pulled back")
+    assert rows["['o']"] == "product of two norms"
 
 
 def test_the_choice_follows_the_cost():

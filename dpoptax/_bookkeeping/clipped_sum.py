@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.factored import Factored, measure_terms
 from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import (
     Pieces,
@@ -26,7 +27,6 @@ from dpoptax._bookkeeping.pieces import (
     zero_sums,
 )
 from dpoptax._bookkeeping.plan import Plan, Product, make_plan
-from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
@@ -116,7 +116,7 @@ def _clip_and_sum(
     measured = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
-    segments = [segment for piece in pieces.products for segment in piece]
+    segments = [segment for piece in pieces.products for segment in piece.segments]
     weights, norms, used = bounds.coefficients(
         clip.scaling(reference),
         pieces.scales,
@@ -129,11 +129,14 @@ def _clip_and_sum(
     return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
 
 
-def measure(product: Product, piece: list[Segment]) -> tuple[Size, jax.Array | None]:
+def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
     """The size of a product's gradients, and they themselves where they are kept for the sum."""
-    sizes = product.layout.sizes
-    if product.method not in ("keep", "form"):
-        return products.measure(piece, sizes, product.method), None
-    gradient = products.form(piece, sizes)
-    keep = product.method == "keep"
-    return products.measure_formed(gradient, piece, sizes, kept=keep), gradient if keep else None
+    sizes, method = product.layout.sizes, product.method
+    if piece.terms:
+        return measure_terms(piece, sizes), None
+    if method not in ("keep", "form"):
+        return products.measure(piece.segments, sizes, method), None
+    keep = method == "keep"
+    gradient = products.form(piece.segments, sizes)
+    size = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
+    return size, gradient if keep else None

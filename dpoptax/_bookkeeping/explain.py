@@ -120,20 +120,26 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
     if leaf in plan.formed:
         # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
-        rule = "elementwise" if elementwise else "per-example gradient"
+        kept = f"{_RULES['keep']}, pulled back"
+        rule = "per-example gradient" if plan.formed[leaf] else kept
+        rule = "elementwise" if elementwise else rule
         cost = 2 * size + sum(math.prod(u.layout.sizes) * u.positions for u in uses)
         return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
         return Row(path, shape, "none", "zero", 0, False, "")
-    rules = ", ".join(sorted({_RULES[p.method] for p in products}))
+    rules = ", ".join(sorted({_rule(p) for p in products}))
     formed = any(p.method in ("form", "keep") for p in products)
     return Row(path, shape, named, rules, sum(map(_cost, products)), formed, "")
 
 
+def _rule(product: Product) -> str:
+    return _RULES[product.method] + (", pulled back" if product.pulled else "")
+
+
 def _cost(product: Product) -> int:
     groups, rows, columns = product.layout.sizes
-    positions = sum(m.use.positions for m in product.members)
+    positions = sum(m.positions * m.segments(1) for m in product.members)
     work = positions * rows * columns
     norm = {
         "outer": rows + columns,

@@ -6,14 +6,18 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.cotangents import Outer, Term
+from dpoptax._bookkeeping.factored import Factored, as_products, assemble, sum_terms
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
+from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
 from dpoptax._bookkeeping.running import use_layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
@@ -55,14 +59,14 @@ class Pieces:
     """Per-example gradients over powers of two: products first, then formed ones.
 
     Attributes:
-      products: the factors of each, of which no entry is above 4.
+      products: the factors of each, of which no entry is above 4, and what is beside them.
       formed: (B, entries) each, the parameters of a bundle side by side.
       sizes: those of `formed`.
       scales: what all were divided by; `None` where there are none.
       bundles: the parameters in each of `formed`.
     """
 
-    products: list[list[Segment]]
+    products: list[Factored]
     formed: list[jax.Array]
     sizes: list[Size]
     scales: Scales | None
@@ -92,10 +96,25 @@ def make_pieces(
     if not tops:
         return Pieces([], [], [], None, ())
     scales, sides = _scaled(tops)
-    products = [
-        [_factored(*use, sides[i], factor_dtype) for use in product]
-        for i, product in enumerate(factors)
-    ]
+    fixed = FixedArrays(passes.leaves[0])
+    products, moved = [], []
+    for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
+        divided = [(use[0], _factored(*use, sides[i])) for use in uses]
+        if product.pulled:
+            held, *more = _pulled(product, divided, fixed, factor_dtype)
+            moved.append((i, *more))
+        else:
+            segments = [segment for _, segment in divided]
+            if factor_dtype is not None:
+                segments = [segment.rounded(factor_dtype) for segment in segments]
+            held = Factored(segments)
+        products.append(held)
+    if moved:
+        places, exponents, kept = zip(*moved, strict=True)
+        scales = scales._replace(
+            exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
+            finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
+        )
     sized = [
         bounds.formed(x, *cotangents)
         for x, (_, cotangents) in zip(formed, sides[len(products) :], strict=True)
@@ -159,7 +178,6 @@ def _factored(
     operand: jax.Array,
     cotangent: jax.Array,
     sides: tuple[Side, Side],
-    dtype: DTypeLike | None,
 ) -> Segment:
     """The factors of one use, each side over a power of two of the example's own."""
     of_operands, of_cotangents = sides
@@ -168,8 +186,28 @@ def _factored(
         operand = bounds.divide(operand, *of_operands)
     else:
         cotangent = bounds.divide(cotangent, *of_operands)
-    segment = _segment(member, operand, cotangent)
-    return segment if dtype is None else _rounded(segment, dtype)
+    return _segment(member, operand, cotangent)
+
+
+def _pulled(
+    product: Product,
+    uses: list[tuple[Member, Segment]],
+    fixed: FixedArrays,
+    dtype: DTypeLike | None,
+) -> tuple[Factored, jax.Array, jax.Array]:
+    """At one point, the gradients of a parameter that is not itself what is used."""
+    outers: list[Outer] = []
+    terms: list[Term] = []
+    for member, segment in uses:
+        if member.pulled is None:
+            outers.append(Outer(segment, member.layout, product.shape))
+            continue
+        value = member.use.value
+        outer = Outer(segment, member.use.layout, value.aval.shape)
+        found = as_products(pull_back(value, product.leaf, outer, fixed))
+        outers += found[0]
+        terms += found[1]
+    return assemble(outers, terms, dtype)
 
 
 def _scales(use: Use, operand: jax.Array) -> bool:
@@ -181,10 +219,6 @@ def _segment(member: Member, operand: jax.Array, cotangent: jax.Array) -> Segmen
     segment = Segment(*jax.vmap(lambda o, c: use_layout(member.use, o, c))(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment
-
-
-def _rounded(segment: Segment, dtype: DTypeLike) -> Segment:
-    return Segment(*(x if _products.indexed(x) else x.astype(dtype) for x in segment))
 
 
 def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
@@ -205,8 +239,10 @@ def sum_pieces(
     ):
         if gradient is not None:
             part = _weighted(weight, gradient)
+        elif piece.terms:
+            part = sum_terms(piece, weight, product.layout.sizes)
         else:
-            part = _products.weighted_sum(piece, weight, product.layout.sizes)
+            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]

@@ -3,13 +3,19 @@
 import dataclasses
 from collections.abc import Iterable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from dpoptax._bookkeeping import products as _products
+from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer
+from dpoptax._bookkeeping.entries import Lookup
+from dpoptax._bookkeeping.factored import as_products, check
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.rules import Layout, Lookup
+from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
+from dpoptax._bookkeeping.rules import Layout
 from dpoptax._bookkeeping.views import Atoms, View
 
 # The offset of a view in its parameter, and its axes: batch, rows, columns.
@@ -46,6 +52,8 @@ class Member:
       layout: that of the use, or for one of several parameters side by side, its share of that.
       cut: which share, else `None`.
       swapped: whether its rows are the product's columns.
+      pulled: what pulling its gradients back gives, where the parameter is not what is used but
+        what that is made of.
     """
 
     use: Use
@@ -53,6 +61,26 @@ class Member:
     layout: Layout
     cut: Cut | None = None
     swapped: bool = False
+    pulled: "Pulled | None" = None
+
+    @property
+    def positions(self) -> int:
+        return self.use.positions if self.pulled is None else self.pulled.positions
+
+    def segments(self, points: int) -> int:
+        """How many segments it gives: operands that no point changes are shared by all."""
+        if self.pulled is not None:
+            return self.pulled.segments
+        return points if self.use.operand_varies else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """How many outer products and terms gradients by a value become, pulled back to a parameter."""
+
+    segments: int
+    positions: int
+    terms: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +100,11 @@ class Product:
         return self.view.leaf
 
     @property
+    def pulled(self) -> bool:
+        """Whether gradients by values made of the parameter are pulled back to it."""
+        return any(member.pulled for member in self.members)
+
+    @property
     def layout(self) -> Layout:
         return self.members[0].layout
 
@@ -82,7 +115,8 @@ class Plan:
 
     Attributes:
       products: gradients that stay products of factors.
-      formed: parameters whose per-example gradients are formed, and why.
+      formed: parameters whose per-example gradients are formed, and why; empty where that is
+        cheaper than to pull back what is not.
       uses: the uses that reach formed parameters.
     """
 
@@ -96,7 +130,7 @@ def make_plan(program: Program, batch: int, points: int) -> Plan:
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     by_leaf: dict[int, list[Member]] = {}
     for use in program.uses:
-        members = _members(use)
+        members = _members(use) or (_pulled(program, use) if points == 1 else [])
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -105,7 +139,9 @@ def make_plan(program: Program, batch: int, points: int) -> Plan:
     for leaf, members in by_leaf.items():
         shape = tuple(program.parameters[leaf].shape)
         found = _join(members, (batch, points), shape)
-        if found is None:
+        if found is not None and _kept(found):
+            formed.setdefault(leaf, "")
+        elif found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
@@ -142,6 +178,37 @@ def _members(use: Use) -> list[Member]:
     return members
 
 
+def _pulled(program: Program, use: Use) -> list[Member]:
+    """The parameters that a used value is made of, if gradients can be pulled back to all."""
+    rows, columns = (
+        jax.ShapeDtypeStruct((1, use.layout.sizes[0], use.positions, n), jnp.float32)
+        for n in use.layout.sizes[1:]
+    )
+    leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in program.parameters]
+    if use.value.scans or isinstance(use.rule, Lookup):
+        return []
+    members = []
+
+    def pull(leaves: list[jax.Array], rows: jax.Array, columns: jax.Array) -> None:
+        for leaf in sorted(use.value.leaves):
+            outer = Outer(Segment(rows, columns), use.layout, use.value.aval.shape)
+            cotangent = pull_back(use.value, leaf, outer, FixedArrays(leaves))
+            outers, terms = as_products(cotangent)
+            check(outers, terms)
+            layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}
+            view = View.whole(leaf, cotangent.shape).reshape(layout.split)
+            if view is None or len(positions) > 1:
+                raise NotFactoredError
+            found = Pulled(len(outers), positions.pop(), len(terms))
+            members.append(Member(use, view, layout, pulled=found))
+
+    try:
+        jax.eval_shape(pull, leaves, rows, columns)
+    except NotFactoredError:
+        return []
+    return members
+
+
 def _join(
     members: list[Member], scale: tuple[int, int], shape: tuple[int, ...]
 ) -> list[Product] | None:
@@ -155,6 +222,13 @@ def _join(
         swapped = key not in groups and mirror in groups
         group = groups.setdefault(mirror if swapped else key, [])
         group.append(dataclasses.replace(member, swapped=swapped))
+    if any(m.pulled for m in members):
+        # Terms are of the whole parameter, as all of these read it.
+        every = [m for group in groups.values() for m in group]
+        if any(m.swapped or m.layout != every[0].layout for m in every):
+            return None
+        if any(isinstance(m.use.rule, Lookup) for m in every):
+            return None
     if len(groups) > 1:
         entries = np.concatenate([group[0].view.entries() for group in groups.values()])
         if np.unique(entries).size < entries.size:
@@ -162,20 +236,25 @@ def _join(
     return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
 
 
+def _kept(found: list[Product]) -> bool:
+    """Whether gradients with terms are formed and kept: those of the parameter itself, then."""
+    return any(m.pulled and m.pulled.terms for p in found if p.method == "keep" for m in p.members)
+
+
 def _method(members: list[Member], batch: int, points: int) -> str:
     _, rows, columns = members[0].layout.sizes
-    segments = [segments_of(m.use, points) for m in members]
-    positions = sum(m.use.positions * n for m, n in zip(members, segments, strict=True))
-    method = _products.choose(batch, positions, rows, columns, segments=sum(segments))
+    segments = [m.segments(points) for m in members]
+    # At each position of each segment.
+    positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
+    terms = sum(m.pulled.terms for m in members if m.pulled)
+    method = _products.choose(
+        batch, positions, rows, columns, segments=sum(segments), inner=bool(terms)
+    )
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
-    return method
-
-
-def segments_of(use: Use, points: int) -> int:
-    """How many segments a use gives: operands that no point changes are shared by all."""
-    return points if use.operand_varies else 1
+    alone = all(len(m.use.value.leaves) == 1 for m in members)
+    return "gram" if terms and not (method == "keep" and alone) else method
 
 
 def describe_uses(uses: Iterable[Use]) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpoptax._clips.bounds import Size, gamma, upper_square
 
@@ -27,7 +28,7 @@ _SHARE_READ_ONCE = 0.75
 # and gradients of so many entries, all examples together, stay in a cache and are always kept.
 _ENTRIES_IN_CACHE = 2**16
 # What underflow can take off a norm, for each term of the sums that it is made of.
-_LOST = 2.0**-50
+LOST = 2.0**-50
 
 
 class Segment(NamedTuple):
@@ -40,6 +41,10 @@ class Segment(NamedTuple):
     def swapped(self) -> "Segment":
         """The factors of the transposed gradient."""
         return Segment(self.columns, self.rows)
+
+    def rounded(self, dtype: DTypeLike) -> "Segment":
+        """The factors in a dtype, but for one-hot ones."""
+        return Segment(*(x if indexed(x) else x.astype(dtype) for x in self))
 
 
 def indexed(factor: jax.Array) -> bool:
@@ -64,8 +69,12 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     )
 
 
-def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int) -> str:
+def choose(
+    batch: int, positions: int, rows: int, columns: int, *, segments: int, inner: bool = False
+) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
+
+    `inner` says that inner products with fixed arrays are needed too: they take as much as the sum.
 
     Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
     contract again for the sum) or "keep" (form them and keep them for the sum).
@@ -75,7 +84,10 @@ def choose(batch: int, positions: int, rows: int, columns: int, *, segments: int
     size, work = rows * columns, positions * rows * columns
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = _MULTIPLY_ADDS_OF_A_KEPT_ENTRY * size
-    cost = {"gram": pairs * (rows + columns) + work, "form": 2 * work + _SHARE_READ_ONCE * memory}
+    cost = {
+        "gram": pairs * (rows + columns) + (1 + inner) * work,
+        "form": 2 * work + _SHARE_READ_ONCE * memory,
+    }
     if size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE:
         cost["keep"] = work + memory
     return min(cost, key=cost.__getitem__)
@@ -121,7 +133,7 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     η S², with η for the longest chain of roundings.
     """
     if method == "outer":
-        absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+        absolute = absolute_size(segments, sizes)
         return Size(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
@@ -130,7 +142,7 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
             inner = Segment(_inner(a.rows, b.rows), _inner(a.columns, b.columns))
             if i == j:
                 lengths.append(Segment(*map(_diagonal_root, inner)))
-            square += (1.0 if i == j else 2.0) * _sum_by_axes(inner.rows * inner.columns)
+            square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
     absolute = _absolute(segments, lengths, sizes)
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_summands(segments) + sums + 4)
@@ -148,9 +160,14 @@ def measure_formed(
     square = upper_square(gradient)
     if kept:
         return Size(square, jnp.sqrt(square))
-    absolute = _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+    absolute = absolute_size(segments, sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
     return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+
+
+def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+    """An upper bound of S, (B,), from the factors."""
+    return _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
 
 
 def _absolute(
@@ -162,7 +179,7 @@ def _absolute(
     positions = _positions(segments)
     # Norms are roots: half the roundings of their squares.
     room = 1.0 + gamma(0.5 * (_summands(segments) + groups) + positions + len(segments) + 8)
-    lost = _LOST * positions * math.sqrt(groups * rows * columns)
+    lost = LOST * positions * math.sqrt(groups * rows * columns)
     return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 
 
@@ -189,7 +206,7 @@ def _diagonal_root(inner: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.diagonal(inner, axis1=-2, axis2=-1))
 
 
-def _sum_by_axes(x: jax.Array) -> jax.Array:
+def sum_by_axes(x: jax.Array) -> jax.Array:
     """Sums over all axes but the first, one after the other: shorter chains of roundings."""
     for _ in range(x.ndim - 1):
         x = lax.optimization_barrier(jnp.sum(x, axis=-1))

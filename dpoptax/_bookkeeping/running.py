@@ -37,11 +37,11 @@ ByIndex: TypeAlias = dict[int, jax.Array]
 
 def evaluate_derived(leaves: list[jax.Array], wanted: list[Derived]) -> list[jax.Array]:
     """The values of `wanted` at these parameters, all steps of their scans stacked in front."""
-    evaluate = _Evaluation(leaves)
+    evaluate = Evaluation(leaves)
     return [evaluate(v) for v in wanted]
 
 
-class _Evaluation:
+class Evaluation:
     """The values of derived quantities at some parameters, each computed once."""
 
     def __init__(self, leaves: list[jax.Array]) -> None:
@@ -92,7 +92,7 @@ def _apply(application: Application, operands: list[jax.Array]) -> tuple[jax.Arr
     """The results of an operation, for all steps of the scans around it at once."""
 
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return _bind(application.eqn, operands)
+        return bind(application.eqn, operands)
 
     function = one_step
     for scan in reversed(application.scans):
@@ -101,7 +101,8 @@ def _apply(application: Application, operands: list[jax.Array]) -> tuple[jax.Arr
     return function(*operands)
 
 
-def _bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The results of an operation."""
     bound = eqn.primitive.get_bind_params(eqn.params)
     # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
@@ -126,11 +127,11 @@ class _Runner:
             operands = [read(v, step.use is None) for v in step.operands]
             outputs: Sequence[jax.Array]
             if step.use is not None:
-                (out,) = _bind(step.eqn, operands)
+                (out,) = bind(step.eqn, operands)
                 self.records[step.use.index] = operands[step.data]
                 outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
             elif step.body is None:
-                outputs = _bind(step.eqn, operands)
+                outputs = bind(step.eqn, operands)
             elif step.scan is not None:
                 outputs = self.scan(step, operands)
             else:
@@ -193,7 +194,7 @@ def _surroundings(
 ) -> Surroundings:
     needs = list(program.block.needs())
     opaque = set(program.opaque)
-    at_clean, at_perturbed = _Evaluation(clean), _Evaluation(perturbed)
+    at_clean, at_perturbed = Evaluation(clean), Evaluation(perturbed)
     return {
         (v, flows): at_perturbed(v) if flows and v.leaves & opaque else at_clean(v)
         for v, flows in needs

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable
 
 from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
 
-from dpoptax._bookkeeping import rules
 from dpoptax._bookkeeping.activity import Activity
+from dpoptax._bookkeeping.contractions import Convolution, Dot
+from dpoptax._bookkeeping.entries import Beside, Lookup, Shift
 from dpoptax._bookkeeping.program import Block, Derived, Private, Step, Use, Value, type_of
+from dpoptax._bookkeeping.rules import Rule, is_real
 
 # What a parameter gets there is of the size of a part of the output at most, for each example.
 _ELEMENTWISE = {"add", "sub", "mul", "div", "concatenate"}
@@ -66,7 +69,7 @@ class Finder:
         if not flowing:
             return step
         private = [isinstance(v, Private) for v in operands]
-        found = rules.find_rule(eqn, private, [self.is_part(v) for v in operands])
+        found = find_rule(eqn, private, [self.is_part(v) for v in operands])
         if found and flowing == [found[1]]:
             rule, parameter, data = found
             value = operands[parameter]
@@ -93,3 +96,41 @@ class Finder:
         if not isinstance(value, Derived) or value.view is None:
             return False
         return math.prod(value.view.shape) < self.parameters[value.view.leaf].size
+
+
+def find_rule(
+    eqn: JaxprEqn, private: list[bool], parts: list[bool]
+) -> tuple[Rule, int, int] | None:
+    """The rule of a use, with the positions of the parameter and of the recorded data operand.
+
+    `private[i]` says whether operand i depends on data (else it is made of parameters), `parts[i]`
+    whether it is some entries of one parameter, not all.
+    """
+    name = eqn.primitive.name
+    floats = [
+        *eqn.outvars,
+        *(eqn.invars if name in ("dot_general", "conv_general_dilated") else ()),
+    ]
+    if not eqn.outvars or not all(is_real(v.aval.dtype) for v in floats):
+        return None
+    rule: Rule | None = None
+    if name == "dot_general":
+        parameter, data = private.index(False), private.index(True)
+        rule = Dot.build(eqn, parameter)
+    elif name == "conv_general_dilated":
+        parameter, data = private.index(False), private.index(True)
+        rule = Convolution.build(eqn, parameter)
+    elif name == "gather" and not private[0]:
+        parameter, data = 0, 1
+        rule = Lookup.build_gather(eqn, 0)
+    elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
+        parameter, data = 0, private.index(True)
+        rule = Lookup.build_slice(eqn, data - 1)
+    elif name in ("add", "sub") and any(parts):
+        parameter = parts.index(True)
+        data = 1 - parameter
+        rule = Shift.build(eqn, parameter)
+    elif name == "concatenate" and any(parts):
+        parameter, data = parts.index(True), private.index(True)
+        rule = Beside.build(eqn, parameter)
+    return None if rule is None else (rule, parameter, data)

@@ -1,0 +1,202 @@
+"""Values made of parameters: gradients by them, pulled back unformed, and the clipped sum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpoptax
+from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping.cotangents import Outer, Term
+from dpoptax._bookkeeping.factored import assemble, measure_terms
+from dpoptax._bookkeeping.rules import Layout
+from dpoptax.training.models.networks import VisionTransformer, WideResNet
+from tests.bookkeeping_test import QUICK, both, close
+from tests.helpers import slow_but
+from tests.networks import Network
+
+_ROWS, _COLUMNS = 4, 5
+_LAYOUT = Layout((4, 4), (), (0,), (1,))
+
+
+def _standardised(w, axes=0):
+    w = w - w.mean(axes, keepdims=True)
+    return w * lax.rsqrt(jnp.mean(w**2, axes, keepdims=True) + 1e-5)
+
+
+def _spectral(w):
+    u = lax.stop_gradient(w[:1] / jnp.linalg.norm(w[:1]))
+    v = lax.stop_gradient(u @ w.T)
+    return w / (v @ w @ u.T)[0, 0]
+
+
+# Functions of parameters (4, 5), (4, 2), (2, 5), (5,) that give a kernel (4, 5), and their number.
+FUNCTIONS = {
+    "standardised": (_standardised, 1),
+    "standardised by the variance's floor": (
+        lambda w: (w - w.mean(0)) / jnp.sqrt(jnp.maximum(w.var(0), 0.5)), 1,
+    ),
+    "standardised, with a gain": (lambda w, a, b, g: _standardised(w) * g, 4),
+    "weight norm": (lambda w, a, b, g: g * w / jnp.linalg.norm(w, axis=0), 4),
+    "weight norm along columns": (lambda w: w / jnp.linalg.norm(w, axis=1, keepdims=True), 1),
+    "over the norm of all": (lambda w: w / jnp.linalg.norm(w), 1),
+    "standardised as a whole": (lambda w: _standardised(w, (0, 1)), 1),
+    "spectral norm": (_spectral, 1),
+    "scaled": (lambda w, a, b, g: w * jnp.exp(g), 4),
+    "transposed twice": (lambda w: _standardised(w.T, 1).T, 1),
+    "merged LoRA": (lambda w, a, b: lax.stop_gradient(w) + 0.5 * a @ b, 3),
+    "LoRA beside its weight": (lambda w, a, b: w + 0.5 * (a @ b), 3),
+    "of large entries": (lambda w: _standardised(1e12 * w), 1),
+    "of small entries": (lambda w: 1e15 * w / jnp.linalg.norm(1e15 * w), 1),
+}  # fmt: skip
+
+
+def _normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def _params(count):
+    shapes = [(_ROWS, _COLUMNS), (_ROWS, 2), (2, _COLUMNS), (_COLUMNS,)]
+    return [_normal(*shape, seed=i) for i, shape in enumerate(shapes[:count])]
+
+
+def _loss(function):
+    def loss(params, x):
+        w = function(*params)
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) * (jnp.cos(x) @ w)))
+
+    return loss
+
+
+_DATA = _normal(5, 3, _ROWS, seed=9)
+_QUICK = ("standardised, with a gain", "merged LoRA", "spectral norm")
+
+
+def _check(name, way, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    function, count = FUNCTIONS[name]
+    loss, params = _loss(function), _params(count)
+    rows = dpoptax.explain(loss, params, _DATA[0]).rows
+    assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
+    mask = jnp.array([True, True, False, True, True])
+    data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
+    points = dpoptax.gradient_points((), params)
+    # Some examples are clipped and some are not.
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, data, mask)
+    close(got, want, tolerance=5e-4)
+
+
+@pytest.mark.parametrize("name", slow_but(_QUICK, FUNCTIONS))
+def test_clipped_sums_are_those_of_gradients_per_example(name, monkeypatch):
+    _check(name, "gram", monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["form", "keep"])
+@pytest.mark.parametrize("name", slow_but(["weight norm"], FUNCTIONS))
+def test_they_are_with_gradients_formed(name, way, monkeypatch):
+    _check(name, way, monkeypatch)
+
+
+# What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
+UNPULLED = {
+    "squashed": jnp.tanh,
+    "masked": lambda w: jnp.where(w > 0, w, 0.0),
+    "standardised, then multiplied": lambda w: _standardised(w) @ w.T @ w,
+    "cumulated": lambda w: jnp.cumsum(_standardised(w), axis=0),
+    "through bfloat16": lambda w: _standardised(w).astype(jnp.bfloat16).astype(jnp.float32),
+    "scaled along both": lambda w: w * w[:1] * w[:, :1],
+}
+
+
+@pytest.mark.parametrize("name", UNPULLED)
+def test_what_is_computed_otherwise_falls_back(name):
+    (row,) = dpoptax.explain(_loss(UNPULLED[name]), [_normal(4, 5)], _DATA[0]).rows
+    assert row.why == "computed on before it meets data in dot_general"
+
+
+def test_what_is_read_in_two_layouts_falls_back():
+    """Also where a part, a table or the transposed is read beside what is made of it."""
+    others = {
+        "transposed": lambda w, x: x @ w.T,
+        "part": lambda w, x: x[:, :2] @ w[:2],
+        "table": lambda w, x: x + w[jnp.argmax(x, -1)],
+    }
+    for other in others.values():
+        loss = lambda w, x: jnp.sum(jnp.sin(other(w, x) + x @ _standardised(w)))  # noqa: B023, E731
+        (row,) = dpoptax.explain(loss, _normal(4, 4), _DATA[0]).rows
+        assert row.why == "its uses overlap in different layouts"
+
+
+@pytest.mark.slow
+def test_several_uses_of_what_is_made_of_one_parameter():
+    def loss(params, x):
+        w, a, b = params
+        x = jnp.tanh(x @ _standardised(w)) + x @ (w + a @ b)
+        return jnp.sum(jnp.sin(x @ _standardised(w)))
+
+    params = [_normal(4, 4), _normal(4, 2, seed=1), _normal(2, 4, seed=2)]
+    assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
+    points = dpoptax.gradient_points((), params)
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, _DATA)
+    close(got, want, tolerance=5e-4)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_magnitudes_of_parameters_do_not_matter(size):
+    """Squares of these leave the range of floats."""
+    loss = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - (w / size).mean(0))
+    params = [size * _normal(_ROWS, _COLUMNS)]
+    assert dpoptax.explain(loss, params, _DATA[0]).fallbacks == ()
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.automatic_clip(1.0, gamma=0.0))
+    of_ones = _loss(lambda w: w / jnp.max(jnp.abs(lax.stop_gradient(w))) - w.mean(0))
+    want = dpoptax.clipped_grad(of_ones, dpoptax.automatic_clip(1.0, gamma=0.0))
+    (got,) = grad_fn(dpoptax.gradient_points((), params), _DATA).sum
+    params = [params[0] / size]
+    (want,) = want(dpoptax.gradient_points((), params), _DATA).sum
+    np.testing.assert_allclose(got, want, atol=1e-2)
+
+
+def test_no_number_where_the_derivative_has_none():
+    """A column of zeros: its norm has no derivative, and no example adds anything."""
+    loss = _loss(lambda w: w / jnp.linalg.norm(w, axis=0))
+    params = [_normal(_ROWS, _COLUMNS).at[:, 2].set(0.0)]
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0)), compiler_options=QUICK)
+    (total,) = grad_fn(dpoptax.gradient_points((), params), _DATA).sum
+    np.testing.assert_array_equal(total, jnp.zeros((_ROWS, _COLUMNS)))
+
+
+def test_the_bound_of_a_norm_is_above_the_norm():
+    """Terms that all but cancel the products: of a computed norm, half are too small."""
+    rng = np.random.default_rng(0)
+    rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
+    # One column of the kernel each: a basis, and what of the products lies along it.
+    basis = (rng.normal(size=(1, 4, 4)) / 4).astype(np.float32)
+    rows[:] = basis[0, :, 0]
+    basis[0] = basis[0, :, :1]
+    near = -columns.sum(axis=2)[:, :, None] * (1 + 2.0**-20 * rng.normal(size=(256, 1, 1, 4)))
+    weights = near.astype(np.float32)
+    exact = np.einsum("bktr,bktc->bkrc", *(x.astype(np.float64) for x in (rows, columns)))
+    exact = exact + basis.astype(np.float64) * weights
+    absolute = (np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)).sum((1, 2))
+    absolute += np.sqrt(np.sum((basis.astype(np.float64) * weights) ** 2, axis=(1, 2, 3)))
+    outer = Outer(products.Segment(*map(jnp.asarray, (rows, columns))), _LAYOUT, (4, 4))
+    term = Term(jnp.asarray(basis[0]), jnp.asarray(weights[:, 0]))
+    held, exponent, finite = assemble([outer], [term], None)
+    square, found = measure_terms(held, (1, 4, 4))
+    assert finite.all()
+    unit = 2.0 ** np.asarray(exponent, np.float64)
+    assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()
+    assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
+    ids=lambda model: type(model).__name__,
+)
+def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model):
+    image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+    loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
+    assert dpoptax.explain(loss, params, image).fallbacks == ()
