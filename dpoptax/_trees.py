@@ -4,11 +4,14 @@ from collections.abc import Hashable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax import lax
 
 # What JAX takes as a pytree: anything, as types go.
 PyTree: TypeAlias = Any
 State = TypeVar("State")
+Tree = TypeVar("Tree", bound=PyTree)
 
 # Leaves of at most this many entries may be stacked with others of their shape. Found by hand on
 # one x86 CPU; no command of the benchmarks repeats it.
@@ -52,3 +55,29 @@ def alike(leaves: list[jax.Array]) -> list[list[int]]:
         together = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
         groups.setdefault((leaf.shape, leaf.dtype) if together else i, []).append(i)
     return list(groups.values())
+
+
+def held(tree: Tree) -> Tree:
+    """`tree`, whose floating-point arrays are computed once and stored, whoever reads them.
+
+    A norm and the sum that it is of have to read the same numbers. XLA computes an array anew in
+    each kernel that reads it, where it can be fused, and not always with the same rounding; where
+    terms cancel the two have nothing in common. A barrier is gone by then. What a loop returns is
+    stored: this one has no turn, which depends on a number, so that the compiler cannot know.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
+    # Outside of a program each operation is by itself, and its result stored.
+    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
+        return tree
+    some = leaves[places[0]].reshape(-1)[0]
+    never = (jnp.isnan(some) & (some == 0)).astype(jnp.int32)
+    _, kept = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, [-x for x in carry[1]]),
+        (jnp.zeros_like(never), [leaves[i] for i in places]),
+    )
+    for i, x in zip(places, kept, strict=True):
+        leaves[i] = x
+    found: Tree = jax.tree.unflatten(structure, leaves)
+    return found

@@ -32,7 +32,7 @@ from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
 from dpoptax._clips.bounds import Size
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, held
 
 # Sums of clipped gradients, and of what the geometry puts beside each.
 Total: TypeAlias = tuple[Sums, jax.Array | None]
@@ -138,5 +138,7 @@ def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
         return products.measure(piece.segments, sizes, method), None
     keep = method == "keep"
     gradient = products.form(piece.segments, sizes)
+    if keep:
+        gradient = held(gradient)
     size = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
     return size, gradient if keep else None

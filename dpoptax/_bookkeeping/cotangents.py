@@ -14,27 +14,18 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dpoptax._bookkeeping.products import Segment, contract
 from dpoptax._bookkeeping.rules import Layout
 from dpoptax._clips import bounds
-from dpoptax._trees import PyTree
-
-_Held = TypeVar("_Held", bound=PyTree)
+from dpoptax._trees import held
 
 
 class NotFactoredError(Exception):
     """A gradient is not of this form."""
-
-
-def held(x: _Held) -> _Held:
-    """`x`, computed once: a norm and the sum that it is of must read the same numbers."""
-    return lax.optimization_barrier(x)
 
 
 def normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:

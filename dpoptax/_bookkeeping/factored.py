@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
-from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, held, normalised
+from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, normalised
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.pulling import Cotangent
 from dpoptax._bookkeeping.rules import Layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Size
+from dpoptax._trees import held
 
 # Scaled factors whose largest entry is below this, before they are divided by it, are zero.
 _LEAST = 2.0**-40

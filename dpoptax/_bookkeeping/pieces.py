@@ -22,7 +22,7 @@ from dpoptax._bookkeeping.running import use_layout
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._points import weigh
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, held
 
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
@@ -90,6 +90,7 @@ def make_pieces(
     factors are rounded to, `None` for no rounding: from then on they are what is clipped.
     """
     formed, bundles = bundled(form(program, plan, passes), groups)
+    formed = held(formed)
     factors = [_factors(product, passes, differences) for product in plan.products]
     tops = [_tops(product) for product in factors]
     tops += [(jnp.ones_like(top), True, top) for top in map(bounds.top, formed)]
@@ -101,14 +102,14 @@ def make_pieces(
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
         divided = [(use[0], _factored(*use, sides[i])) for use in uses]
         if product.pulled:
-            held, *more = _pulled(product, divided, fixed, factor_dtype)
+            piece, *more = _pulled(product, divided, fixed, factor_dtype)
             moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
             if factor_dtype is not None:
                 segments = [segment.rounded(factor_dtype) for segment in segments]
-            held = Factored(segments)
-        products.append(held)
+            piece = Factored(segments)
+        products.append(piece)
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(

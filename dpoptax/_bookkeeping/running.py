@@ -27,7 +27,7 @@ from dpoptax._bookkeeping.program import (
     Use,
     Value,
 )
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, held
 
 # The values of derived quantities where a block runs, each clean or carrying the perturbations.
 Surroundings: TypeAlias = dict[tuple[Derived, bool], jax.Array]
@@ -242,8 +242,7 @@ def run_batch(
     (cotangents, gradients), (results, operands) = jax.grad(total, argnums=(0, 1), has_aux=True)(
         zeros, shifts
     )
-    # Each is read several times; without the barrier XLA computes it anew for some of the readers.
-    return results, *lax.optimization_barrier((operands, cotangents, gradients))
+    return results, *held((operands, cotangents, gradients))
 
 
 def use_layout(use: Use, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._trees import PyTree, alike, is_masked, out_sharding
+from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -87,7 +87,7 @@ def assert_clipped(
     """
     check_clip(clip)
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
-    total = lax.optimization_barrier(total)
+    total = held(total)
     seal = checksum(total, clip, reference, grid)
     return as_made(ClippedSum(total, clip, reference, seal, grid))
 
@@ -142,7 +142,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     references = jnp.stack([_checksum_of_leaves(part.reference, 0) for part in parts])
     sound &= jnp.all(references == references[0])
     total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(p.sum for p in parts))
-    total = lax.optimization_barrier(total)
+    total = held(total)
     seal = checksum(total, first.clip, first.reference, first.grid)
     seal = jnp.where(sound, seal, ~seal)
     # Not `as_made`: whether the parts were sound is in the seal alone.

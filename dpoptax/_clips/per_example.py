@@ -9,7 +9,7 @@ import optax
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, held
 
 
 def clip_per_example(clip: Clip) -> optax.GradientTransformation:
@@ -102,7 +102,7 @@ def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> Clipp
     batch = batch_axis(grads)
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask
-    leaves = jax.tree.leaves(grads)
+    leaves = held(jax.tree.leaves(grads))
     scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
     inverse, finite = jnp.unstack(scales.inverse[:, 0]), jnp.unstack(scales.finite[:, 0])
     pieces = list(map(bounds.formed, leaves, inverse, finite))
