@@ -18,8 +18,15 @@ def _jitter(example, key):
     return x + 0.5 * jax.random.normal(key, x.shape), y
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-@pytest.mark.parametrize("microbatch_size", [None, 4])
+@pytest.mark.parametrize(
+    ("microbatch_size", "method"),
+    [
+        (None, "vmap"),
+        (4, "auto"),
+        pytest.param(None, "auto", marks=pytest.mark.slow),
+        pytest.param(4, "vmap", marks=pytest.mark.slow),
+    ],
+)
 def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
     params, batch = helpers.mlp_params(KEY), helpers.mlp_batch(0, 6)
     clip = dpoptax.l2_clip(0.2)

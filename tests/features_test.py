@@ -199,9 +199,9 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
     "change",
     [
         {"features": "none"},
-        {"feature_groups": 9},
         {"scattering_angles": 6, "feature_groups": None},
-        {"scattering_scale": 1, "feature_groups": 9},
+        pytest.param({"feature_groups": 9}, marks=pytest.mark.slow),
+        pytest.param({"scattering_scale": 1, "feature_groups": 9}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):

@@ -277,6 +277,7 @@ def test_the_trainer_prints_and_keeps_the_scores(folder, tmp_path, capsys, datas
     assert again == {name: pytest.approx(summary[name]) for name in again}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_generated_is_said_before_anything_is_trained(folder, tmp_path, monkeypatch):
     run = functools.partial(train_and_evaluate, workdir=tmp_path / "run", progress=False)
     with pytest.raises(ConfigError, match=r"beams=1 .*'digits' has no sources and references"):

@@ -38,7 +38,14 @@ def _points(count):
 
 
 @pytest.mark.parametrize(
-    ("microbatch_size", "count"), [(None, 1), (1, 1), (3, 2), (5, 3), (8, 1), (10, 2), (100, 3)]
+    ("microbatch_size", "count"),
+    [
+        *((None, 1), (3, 2), (100, 3)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 1), (5, 3), (8, 1), (10, 2))
+        ),
+    ],
 )
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_equals_the_loop(microbatch_size, count, method):

@@ -48,7 +48,12 @@ def test_a_recipe_is_what_its_source_says_at_the_epsilon_that_it_states(path):
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in RECIPES if "linear" in p.stem], ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * ("mnist" not in path.stem), id=path.stem)
+        for path in RECIPES
+        if "linear" in path.stem
+    ],
 )
 def test_a_recipe_trains_on_published_files(path, tmp_path):
     write_mnist(tmp_path)

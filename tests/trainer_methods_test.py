@@ -68,7 +68,7 @@ def run(config):
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(("adaptive_clip", "augmented_disk", "averaged", "correlated_noise"), METHODS),
+    slow_but(("adaptive_clip", "correlated_noise"), METHODS),
 )
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     changes = {**METHODS[name], "batch_size": 64}

@@ -18,6 +18,8 @@ import dpoptax
 from dpoptax._noise import fixed_point as _fixed_point
 from tests.multidevice.problem import KINDS, make_mesh, put
 
+pytestmark = pytest.mark.optimized
+
 CLIP = dpoptax.l2_clip(0.5)
 SHAPES = {"w": (8, 48, 40), "b": (16,)}
 LAYOUTS = {
