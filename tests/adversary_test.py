@@ -196,6 +196,18 @@ def test_every_geometry(clip):
     assert _attack("regression", clip, QUICK) <= 1 + ALLOWED["float32"]
 
 
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
+    """XLA computed it in two kernels, of which one rounded another way: 1.4 C, or not finite."""
+    loss, params, shapes = PROGRAMS["standardised kernel"]
+    total = _total(loss, _params(*params), CLIPS["l2"], method=method)
+    for value in (1e-5, 1.0146534e-5, 1.0):
+        d = np.zeros((8, 4))
+        d[1, 0] = value
+        found = adversary.moved(total, _others(shapes), (np.full((8, 2), 1e17), d))
+        assert found <= CLIPS["l2"].sensitivity * (1 + ALLOWED["float32"])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_numbers(dtype):
     assert _attack("regression", CLIPS["l2"], QUICK, dtype) <= 1 + ALLOWED[dtype]
