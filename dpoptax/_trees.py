@@ -63,15 +63,14 @@ def held(tree: Tree) -> Tree:
     A norm and the sum that it is of have to read the same numbers. XLA computes an array anew in
     each kernel that reads it, where it can be fused, and not always with the same rounding; where
     terms cancel the two have nothing in common. A barrier is gone by then. What a loop returns is
-    stored: this one has no turn, which depends on a number, so that the compiler cannot know.
+    stored: this one has no turn, and a barrier hides that for as long as loops are simplified.
     """
     leaves, structure = jax.tree.flatten(tree)
     places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
     # Outside of a program each operation is by itself, and its result stored.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    some = leaves[places[0]].reshape(-1)[0]
-    never = (jnp.isnan(some) & (some == 0)).astype(jnp.int32)
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
         lambda carry: carry[0] < never,
         lambda carry: (carry[0] + 1, [-x for x in carry[1]]),
