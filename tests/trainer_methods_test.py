@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix
+from dpoptax import accounting, matrix, sampling
 from dpoptax.training import audit
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
@@ -18,6 +18,7 @@ from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.methods import (
+    DPSGD,
     AdamBC,
     AdaptiveClip,
     Augmented,
@@ -141,6 +142,26 @@ def test_groups_smaller_than_the_batch_are_refused():
     config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
     with pytest.raises(ValueError, match=r"batch_size=64 is above the 47 records of a group"):
         make_plan(config, 1438)
+
+
+@pytest.mark.parametrize("method", [DPSGD(), CorrelatedNoise(bands=22)])
+def test_batches_in_order_are_whole_groups_and_unamplified(method):
+    # 22 batches of 65 in an epoch of 1,438; each example is in two of these 30.
+    config = tiny(method=method, sampling="in_order", steps=30, noise_multiplier=4.0, epsilon=None)
+    plan = make_plan(config, 1438)
+    drawn = [int(i) for s in plan.sampler.samples(0, 22) for i in s.indices[s.mask]]
+    assert len(drawn) == len(set(drawn)) == 22 * 65
+    alone = plan.epsilon(22)
+    assert alone == pytest.approx(
+        accounting.epsilon(
+            noise_multiplier=4.0,
+            steps=1,
+            delta=1e-5,
+            sampler=sampling.PoissonSampler(65, 65, seed=0),
+            accountant="rdp",
+        )
+    )
+    assert plan.epsilon(30) > alone
 
 
 def test_the_augmented_step_averages_shifted_copies_before_the_clip():

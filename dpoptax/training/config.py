@@ -105,8 +105,9 @@ class TrainConfig:
     sampling: str = field("poisson", Role.PLANNED)
     """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
     epoch), random_allocation (each in as many steps as there are epochs, anywhere in the run),
-    cyclic (groups of examples take turns, for correlated noise), or shuffled (without a
-    guarantee)."""
+    cyclic (groups of examples take turns, for correlated noise), in_order (batches are such groups,
+    whole: data that come in a fixed order or once, without amplification), or shuffled (without
+    a guarantee)."""
     accountant: Literal["pld", "rdp"] = field("pld", Role.CHANGEABLE)
     """Composition by privacy loss distributions, or by Rényi divergences."""
 

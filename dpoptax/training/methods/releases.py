@@ -94,7 +94,8 @@ class AdaptiveClip(Method):
 class CorrelatedNoise(Doppler):
     """Noise that later steps take back in part, and DOPPLER's filter behind it.
 
-    It wants `sampling="cyclic"`: as many groups as bands take turns.
+    It wants `sampling="cyclic"`, as many groups as bands take turns, or "in_order", where an epoch
+    has as many batches as there are bands or more.
     """
 
     name: ClassVar[str] = "Correlated noise"

@@ -1,7 +1,7 @@
 """How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpoptax import accounting, matrix, sampling
@@ -10,11 +10,21 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import devices
 from dpoptax.training.sharing import once
 
-SAMPLERS: dict[str, type[sampling.Sampler]] = {
+
+def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
+    """Whole groups in turns: as many as batches fit, and no example left out of all but a few."""
+    groups = dataset_size // batch_size
+    return matrix.CyclicPoissonSampler(
+        dataset_size, dataset_size // groups, cycle_length=groups, **rest
+    )
+
+
+SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
     "poisson": sampling.PoissonSampler,
     "fixed_size": sampling.FixedSizeSampler,
     "shuffled": sampling.ShuffledSampler,
     "cyclic": matrix.CyclicPoissonSampler,
+    "in_order": _in_order,
     "balls_in_bins": sampling.RandomAllocationSampler,
     "random_allocation": sampling.RandomAllocationSampler,
 }
