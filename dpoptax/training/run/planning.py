@@ -36,7 +36,6 @@ class RunCost:
     Attributes:
         config: The run.
         dataset_size: Number of training examples, or of users where these are the unit.
-        batch_size: Expected number of them in a step.
         sampling_probability: q, expected batch over data; None where nothing is accounted.
         steps: Number of steps that will run, at most those of the config.
         noise_multiplier: σ relative to the clip norm; 0 without privacy.
@@ -57,7 +56,6 @@ class RunCost:
 
     config: TrainConfig
     dataset_size: int
-    batch_size: int
     sampling_probability: float | None
     steps: int
     noise_multiplier: float
@@ -112,7 +110,6 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
     return RunCost(
         config=config,
         dataset_size=size,
-        batch_size=plan.sampler.batch_size,
         sampling_probability=plan.sampler.sampling_probability if config.method.private else None,
         steps=plan.permitted_steps,
         noise_multiplier=plan.noise_multiplier,
@@ -136,7 +133,7 @@ def text(name: str, cost: RunCost) -> str:
     lines = [
         ("method", f"{config.method.name}, {optimizer}, {config.model} on {_inputs(config)}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {_epochs(cost):.4g} epochs"),
-        ("batch", f"{cost.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
+        ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
     if config.method.private:
         lines += [
@@ -236,7 +233,7 @@ def _disagreement(run: Run) -> tuple[float, float] | None:
 
 
 def _epochs(cost: RunCost) -> float:
-    return cost.steps * cost.batch_size / cost.dataset_size
+    return cost.steps * cost.config.batch_size / cost.dataset_size
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -12,11 +12,9 @@ from dpoptax.training.sharing import once
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
-    """Whole groups in turns: as many as batches fit, and no example left out of all but a few."""
+    """Whole groups in turns; the last examples, less than a batch, are never drawn."""
     groups = dataset_size // batch_size
-    return matrix.CyclicPoissonSampler(
-        dataset_size, dataset_size // groups, cycle_length=groups, **rest
-    )
+    return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
 
 
 SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {

@@ -71,13 +71,13 @@ def _identity(run: Run) -> dict[str, Any]:
     """What must not change, data and sampling first; JSON values, and no seed."""
     config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)
-    del sampler["seed"], sampler["batch_size"]
+    del sampler["seed"]
     fields = config.to_dict()
     return _json(
         {
             "dataset_size": sampler.pop("dataset_size"),
             "sampling": config.sampling,
-            "batch_size": config.batch_size,
+            "batch_size": sampler.pop("batch_size"),
             "microbatch_size": fields.pop("microbatch_size"),
             **sampler,
             "method": fields.pop("method"),
