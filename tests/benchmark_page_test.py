@@ -14,7 +14,7 @@ from dpoptax.cli.main import main
 from dpoptax.papers import benchmark_groups
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DPSGD, Disk, Doppler, GeoDP, NonPrivate
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import records
 from dpoptax.training.search import lines
 from dpoptax.training.search.compare import Comparison, compare
@@ -57,6 +57,25 @@ def benchmark():
             run("geodp", GeoDP(), 0.1, seed=seed),
         ]
     return [*found, run("non_private", NonPrivate(), 0.99)]
+
+
+def test_runs_on_batches_in_order_are_compared_among_themselves():
+    ordered = [
+        run("dp_sgd", DPSGD(), 0.9, sampling="in_order"),
+        run("correlated", CorrelatedNoise(), 0.95, sampling="in_order"),
+    ]
+    drawn = [
+        run("dp_sgd", DPSGD(), 0.97),
+        run("correlated", CorrelatedNoise(), 0.96, sampling="cyclic"),
+    ]
+    groups = benchmark_groups.grouped([*ordered, *drawn])
+    found = {
+        setting.title: [entry.mean for entry in entries] for setting, entries in groups.items()
+    }
+    assert found == {
+        "MNIST, ε = 1, 30 steps": [97.0, 96.0],
+        "MNIST, ε = 1, 30 steps in order": [90.0, 95.0],
+    }
 
 
 def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):

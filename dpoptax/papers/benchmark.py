@@ -83,7 +83,10 @@ def _given(path: Path, heading: str) -> list[str]:
 
 def _described(setting: Setting) -> str:
     features = "" if setting.features == "none" else f" on {setting.features} features"
-    return f"Model {setting.model}{features}, B = {setting.batch_size}, {setting.steps} steps."
+    order = "; batches come in a fixed order, and nothing amplifies" if setting.in_order else ""
+    return (
+        f"Model {setting.model}{features}, B = {setting.batch_size}, {setting.steps} steps{order}."
+    )
 
 
 def _counted(compared: Groups) -> str:

@@ -36,7 +36,7 @@ def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
 
 
 def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> None:
-    own = {s: e for s, e in groups.items() if s.dataset == dataset}
+    own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
     private = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     steps = max((setting.steps for setting in private), default=0)
     shown = {s.epsilon: e for s, e in sorted(private.items()) if s.steps == steps}
@@ -83,16 +83,8 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
         for entry in e
     ]
     if free:
-        axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1)
-        axes.annotate(
-            "not private, same features and steps",
-            (1.0, max(free)),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=8,
-            color=_GREY,
-        )
+        name = "not private, same features and steps"
+        axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
@@ -100,7 +92,7 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
     axes.set_xlim(0.85, 9.5)
     label(axes, "ε", "test accuracy (%)")
     axes.set_title(data_name(dataset), fontsize="medium")
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=3)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2)
 
 
 def _published(axes: Axes, dataset: str) -> None:

@@ -28,6 +28,7 @@ class Setting:
         model: Name of the model.
         steps: Number of steps.
         batch_size: Expected batch size.
+        in_order: Whether batches come in a fixed order, so that nothing amplifies.
         epsilon: ε; infinite without privacy.
     """
 
@@ -36,12 +37,14 @@ class Setting:
     model: str
     steps: int
     batch_size: int
+    in_order: bool
     epsilon: float
 
     @property
     def title(self) -> str:
         """For headings and figures."""
-        return f"{data_name(self.dataset)}, ε = {self.epsilon:g}, {self.steps} steps"
+        order = " in order" if self.in_order else ""
+        return f"{data_name(self.dataset)}, ε = {self.epsilon:g}, {self.steps} steps{order}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +185,12 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
 
 def _setting(line: Line) -> Setting:
     given = TrainConfig().to_dict() | line.settings
-    own = {field.name: given[field.name] for field in dataclasses.fields(Setting)}
-    return Setting(**own | {"epsilon": math.inf if line.epsilon is None else line.epsilon})
+    common = ("dataset", "features", "model", "steps", "batch_size")
+    return Setting(
+        **{name: given[name] for name in common},
+        in_order=given["sampling"] == "in_order",
+        epsilon=math.inf if line.epsilon is None else line.epsilon,
+    )
 
 
 def _method(line: Line) -> methods.Method:
