@@ -41,7 +41,7 @@ class RowSelection:
       ValueError, TypeError: a number outside its range, or none.
 
     Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of Large Embedding
-    Models", 2023, Algorithm 1, lines 5 to 8, and section 3.2.
+    Models", 2023, Algorithm 1 (DP-AdaFEST).
 
     >>> RowSelection(table_size=10**6, capacity=1024, threshold=30.0).rows_per_example
     1
@@ -188,10 +188,10 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
     rows = jnp.sort(jnp.where(mask[:, None], rows, size), axis=1)
     first = _starts(rows) & (rows < size)
     bits = _COUNT_BITS - max(batch, 1).bit_length()
-    if selection.threshold >= 2 ** (_COUNT_BITS - bits):
+    if selection.threshold > batch:
         raise ValueError(
-            f"threshold={selection.threshold} is not below {2 ** (_COUNT_BITS - bits)}, and the "
-            f"batch has {batch} examples: no row could reach it; lower it"
+            f"threshold={selection.threshold} is above the {batch} examples that there is room "
+            "for: a row that all of them look up stays below it; lower it"
         )
     weights = jnp.asarray(_weights(rows.shape[1], selection.rows_per_example, bits))
     weight = jnp.where(first, weights[jnp.sum(first, axis=1)][:, None], 0)

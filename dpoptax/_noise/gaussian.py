@@ -90,9 +90,9 @@ def release(
         )
     if clipped.clip.selects != (belongs is not None):
         raise TypeError(
-            f"the clipped sum was made with {clipped.clip}: its rows and its noise are one release, "
-            "by dpoptax.tables.row_selecting_noise with the same row_selecting_clip and by no other "
-            "stage; nothing else, such as correlated noise, is known to protect both"
+            f"the clipped sum was made with {clipped.clip}: rows that were selected in a step, and "
+            "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
+            "with that same row_selecting_clip; no other stage prices both"
         )
     check_state(state, mechanism)
     intact = is_intact(clipped)

@@ -34,7 +34,14 @@ class Located(NamedTuple):
     frozen: jax.Array | None
 
 
-class TrainedRows:
+class _Named(type):
+    """Shows the way in JAX's errors about what is no array, which print the class."""
+
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__qualname__}': {_OTHER_USE}>"
+
+
+class TrainedRows(metaclass=_Named):
     """What stands in the place of a table in the loss of `selected_grad`: for `look_up` alone."""
 
     def __init__(self, values: jax.Array) -> None:
@@ -43,7 +50,7 @@ class TrainedRows:
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_OTHER_USE)
 
-    __jax_array__ = __getitem__ = __len__ = __iter__ = _refuse
+    __getitem__ = __len__ = __iter__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __truediv__ = __neg__ = _refuse
 
@@ -155,23 +162,24 @@ def apply_updates(
     >>> params["table"].tolist(), params["bias"].tolist()
     ([[0.0], [1.0], [0.0]], [1.0])
     """
-    place = place_of(params, where)
-    leaves, structure = jax.tree.flatten(params)
-    changes = structure.flatten_up_to(updates)
-    table = leaves[place].at[jnp.asarray(rows)]
-    done = table.add(changes[place].astype(leaves[place].dtype), mode="drop")
-    leaves[place] = changes[place] = jnp.zeros(0)
-    applied = structure.flatten_up_to(
-        optax.apply_updates(structure.unflatten(leaves), structure.unflatten(changes))
-    )
-    applied[place] = done
-    return structure.unflatten(applied)
+    place, (leaves, structure) = place_of(params, where), jax.tree.flatten(params)
+    changes, given = jax.tree.flatten(updates)
+    if len({given, structure}) > 1:
+        raise ValueError(
+            f"updates are {given}, and the parameters {structure}: want updates of all "
+            "parameters, those of the rows in the place of the table"
+        )
+    table, change = leaves[place], changes[place]
+    leaves[place] = changes[place] = None
+    applied = optax.apply_updates(leaves, changes)
+    applied[place] = table.at[jnp.asarray(rows)].add(change.astype(table.dtype), mode="drop")
+    return jax.tree.unflatten(structure, applied)
 
 
 def place_of(params: PyTree, where: Callable[[PyTree], Any]) -> int:
     """The number of the table among the leaves of the parameters."""
     leaves, structure = jax.tree.flatten(params)
-    found = where(structure.unflatten(range(len(leaves))))
+    found = where(jax.tree.unflatten(structure, range(len(leaves))))
     if not isinstance(found, int) or leaves[found].ndim != 2:
         raise ValueError(
             f"where(params) is {found!r}: want one table of shape (V, d), as by where=lambda "

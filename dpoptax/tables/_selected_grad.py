@@ -116,12 +116,12 @@ def selected_grad(
         selected = rows_of_release(state, clip, lookups, mask)
         located = locate(lookups, selected.rows, leaves[place])
         leaves[place] = take_rows(leaves[place], selected.rows)
-        small = structure.unflatten(leaves)
+        small = jax.tree.unflatten(structure, leaves)
 
         def loss(params: PyTree, example: PyTree, *key: jax.Array) -> Any:
             inner = jax.tree.leaves(params)
             inner[place] = TrainedRows(inner[place])
-            return loss_fn(structure.unflatten(inner), example, *key)
+            return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
 
         points = GradientPoints((small,), (1.0,), reference=of_release(state))
         sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
@@ -178,7 +178,7 @@ def _checked(batch: object) -> tuple[jax.Array, PyTree]:
 
 
 def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelectingClip) -> None:
-    """Raises where the optimizer's state has a memory by places that are other rows in each step."""
+    """Raises where the optimizer remembers the table by places, which are other rows each step."""
     for kind, what in (
         (TrackIteratesState, "gradient points of other iterates (disk, pmlf, inner_outer)"),
         (LinearMapState, "a linear map before the clip"),
@@ -202,4 +202,3 @@ def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelect
                 "optax.partition, or dpoptax.tables.rowwise_adagrad; or select the rows once with "
                 "dpoptax.tables.select_rows, which goes with all"
             )
-

@@ -35,7 +35,7 @@ def rowwise_adagrad(
       The table and the accumulator after the step.
 
     Source: Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of Deep
-    Learning Recommendation Models", 2022, section 4.1.4; Duchi et al., 2011.
+    Learning Recommendation Models", 2022; Duchi et al., 2011.
 
     >>> table, accumulator = rowwise_adagrad(
     ...     jnp.zeros((3, 2)), jnp.zeros(3), jnp.array([1]), jnp.array([[3.0, -3.0]]),

@@ -61,7 +61,7 @@ def select_rows(
         for more rows than `capacity`, or no row exceeds.
 
     Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of Large Embedding
-    Models", 2023, section 3.1 (DP-FEST), with a threshold in place of a top k.
+    Models", 2023 (DP-FEST), with a threshold in place of a top k.
 
     >>> lookups = jnp.arange(3000) % 3  # three rows, by a thousand examples each
     >>> selection = RowSelection(table_size=10**6, capacity=10, threshold=500.0)
@@ -71,7 +71,8 @@ def select_rows(
     >>> found.rows
     array([0, 1, 2], dtype=int32)
     """
-    import dp_accounting as dpa
+    # Not at the top: it imports dp_accounting, which `selected_grad` has no use for.
+    from dpoptax._privacy.events import noisy_sum_event
 
     if not isinstance(selection, RowSelection):
         raise TypeError(f"selection={selection!r}: want a dpoptax.tables.RowSelection(...)")
@@ -92,4 +93,5 @@ def select_rows(
             f"threshold={selection.threshold}: no row was selected, and what was tried is a "
             "release that counts; lower the threshold"
         )
-    return Vocabulary(rows, int(number), dpa.GaussianDpEvent(noise_multiplier))
+    event = noisy_sum_event(noise_multiplier, 1, lambda gaussian: gaussian)
+    return Vocabulary(rows, int(number), event)
