@@ -26,6 +26,7 @@ MODULES = (
     "dpoptax.selection",
     "dpoptax.spectrum",
     "dpoptax.studies",
+    "dpoptax.tables",
     "dpoptax.users",
 )
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
