@@ -315,10 +315,32 @@ def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
     assert np.isnan(released["weights"]).all()
 
 
-def test_a_sum_by_hand_without_rows_is_refused():
-    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP)
-    released, _ = noise().update(total, noise().init(None))
-    assert np.isnan(released["w"]).all()
+def test_a_sum_whose_rows_nobody_selected_is_refused():
+    params = as_arrays(some_params())
+    sums = [
+        dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP),
+        dpoptax.clipped_grad(loss_fn, CLIP)(
+            dpoptax.gradient_points((), params), (jnp.zeros((B, L), int), jnp.zeros(B))
+        ),
+    ]
+    for total in sums:
+        with pytest.raises(TypeError, match="nobody selected"):
+            noise().update(total, noise().init(None))
+
+
+def test_sums_with_rows_of_their_own_are_not_added():
+    parts = [sum_and_state(noise(), seed)[0].sum for seed in (0, 1)]
+    with pytest.raises(ValueError, match="selected for itself"):
+        dpoptax.accumulate(*parts)
+
+
+def test_a_sum_that_was_changed_is_refused():
+    found, state = sum_and_state(noise())
+    changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.float32 else x, found.sum)
+    released, after = noise().update(changed, state)
+    assert np.isnan(released["bias"])
+    with pytest.raises(ValueError, match="changed on its way"):
+        dpoptax.ledgers(after)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,10 @@ def row_selecting_noise(
         def belongs(clipped: ClippedSum) -> jax.Array:
             made, next_release = clipped.reference, of_release(state)
             if not isinstance(made, OfRelease):
-                return jnp.bool_(False)
+                raise TypeError(
+                    "nobody selected the rows of this sum: take it with "
+                    "dpoptax.tables.selected_grad, which selects them by this stage's noise"
+                )
             return jnp.array_equal(made.key, next_release.key) & (made.count == next_release.count)
 
         released, _, noise = release(
@@ -182,7 +185,7 @@ def draw_rows(
 
     threshold = selection.units(counts.bits) * 2.0**-counts.bits  # that of the others
     limits = _poisson_limits(size, _tail(threshold, stddev))
-    positions = jax.random.randint(keys[1], limits.shape[:1], 0, size)
+    positions = jax.random.randint(keys[1], limits.shape[:1], 0, size, jnp.int32)
     drawn = jnp.arange(len(limits)) < _count_above(limits, keys[2])
     positions = jnp.sort(jnp.where(drawn, positions, size))
     again = jnp.concatenate([jnp.zeros(1, bool), positions[1:] == positions[:-1]])
