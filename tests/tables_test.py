@@ -1,5 +1,6 @@
 """Tables of which few rows are trained: the sum, the selection, its law, its price, its size."""
 
+import dataclasses
 import itertools
 import math
 
@@ -12,8 +13,9 @@ import pytest
 from scipy import special, stats
 
 import dpoptax
-from dpoptax import accounting, sampling, tables
+from dpoptax import accounting, auditing, sampling, tables
 from dpoptax._clips.contributions import count_rows
+from dpoptax._noise.ledger import with_key
 from dpoptax._noise.selecting import draw_rows
 from tests.oracles import adafest as oracle
 
@@ -106,6 +108,22 @@ def test_steps_without_noise_are_those_of_the_paper():
     for name, value in expected.items():
         np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-5)
     assert dpoptax.ledgers(state)[0].releases == 4
+
+
+def test_microbatches_and_randomness_by_record():
+    def noisy_loss(params, example, key):
+        return loss_fn(params, example) * (1.0 + jax.random.uniform(key))
+
+    params, state = as_arrays(some_params()), noise().init(None)
+    rng = np.random.default_rng(4)
+    lookups, targets = some_lookups(rng), rng.normal(size=B).astype(np.float32)
+    order, sums = rng.permutation(B), []
+    for size, places in ((None, np.arange(B)), (5, order)):
+        grad_fn = tables.selected_grad(noisy_loss, CLIP, where=table_of, microbatch_size=size)
+        batch = lookups[places], targets[places]
+        found = grad_fn(state, params, batch, key=jax.random.key(9), ids=places)
+        sums.append((found.sum.sum, found.rows))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *sums)
 
 
 def test_counts_are_those_of_the_paper():
@@ -627,3 +645,48 @@ def test_the_tails_of_float32_are_those_of_the_normal_distribution():
     x = np.linspace(0.0, 9.0, 50, dtype=np.float32)
     found = 0.5 * jax.lax.erfc(jnp.asarray(x) / np.float32(math.sqrt(2)))
     np.testing.assert_allclose(found, special.ndtr(-x.astype(np.float64)), rtol=5e-5)
+
+
+@pytest.mark.slow
+def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
+    """The likelihood ratio of rows and release of an example that alone looks up two rows."""
+    sigma, share, clip_norm, runs = 0.5, 0.5, 1.0, 40_000
+    selection = tables.RowSelection(table_size=V, capacity=16, threshold=1.0, rows_per_example=2)
+    clip = tables.row_selecting_clip(dpoptax.l2_clip(clip_norm), selection, share=share)
+    tx, table = noise(clip, sigma, batch_size=2), jnp.zeros((V, D))
+    grad_fn = tables.selected_grad(
+        lambda table, example: 9.0 * jnp.sum(tables.look_up(table, example[0])), clip,
+        where=lambda tree: tree,
+    )  # fmt: skip
+    batch = jnp.array([[7, 8], [-1, -1]]), jnp.zeros(2)
+    begun = tx.init(table)
+
+    def step(key, mask):
+        state = dataclasses.replace(begun, noise=with_key(begun.noise, key))
+        found = grad_fn(state, table, batch, mask)
+        released, _ = tx.update(found.sum, state)
+        values = jnp.zeros((V, D)).at[found.rows.rows].set(2 * released, mode="drop")
+        chosen = jnp.zeros(V, bool).at[found.rows.rows].set(True, mode="drop")
+        return values[7:9], chosen[7:9]
+
+    run = jax.jit(jax.vmap(step, in_axes=(0, None)))
+    one, two = jnp.array([True, True]), jnp.array([False, True])
+    keys = jax.random.split(jax.random.key(2), 2 * runs)
+    with_it, without = run(keys[:runs], one), run(keys[runs:], two)
+    chance = [law(np.array([c]), selection, sigma / math.sqrt(share)).item() for c in (0.0, 1.0)]
+    stddev = sigma / math.sqrt(1 - share) * clip_norm
+
+    def score(seen):
+        values, chosen = (np.asarray(x, np.float64) for x in seen)
+        each = np.where(chosen, chance[1] / chance[0], (1 - chance[1]) / (1 - chance[0]))
+        number = np.maximum(chosen.sum(axis=1), 1)
+        shift = clip_norm / np.sqrt(number * D)[:, None] * chosen
+        along = (values.sum(axis=2) * shift).sum(axis=1)
+        shown = chosen.any(axis=1) * clip_norm**2 / 2
+        return np.log(each).sum(axis=1) + (along - shown) / stddev**2
+
+    curve = auditing.trade_off_curve(score(with_it), score(without), np.linspace(-4, 6, 41))
+    assert not curve.refutes(auditing.gaussian_trade_off(1 / sigma))
+    # Neither release alone would allow what was seen.
+    assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(1 - share) / sigma))
+    assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(share) / sigma))
