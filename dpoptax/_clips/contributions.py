@@ -28,11 +28,12 @@ class RowSelection:
 
     Privacy: an example changes the counts by at most √m in l2 norm, whatever it looks up, so that
     S is one release of the Gaussian mechanism with multiplier σ. The rows of S that no example
-    looked up are drawn without a number for each row of the table, by the same distribution.
+    looked up are drawn without a number for each row of the table, by the same distribution. The
+    numbers below are public: choose them without looking at the data.
 
     Attributes:
       table_size: V, the number of rows. Other numbers look up nothing.
-      capacity: k, how many rows are kept at most: the size of the arrays. Public.
+      capacity: k, how many rows are kept at most: the size of the arrays.
       threshold: τ > 0, in examples of a batch. The higher, the fewer rows get into S by noise
         alone: V Q(τ/(σ√m)) of them in the mean, with Q the tail of the normal distribution.
       rows_per_example: m ≥ 1. Examples that look up more rows count less for each.
@@ -114,15 +115,15 @@ def row_selecting_clip(
       clip: bounds the gradient of an example by C; such as `dpoptax.l2_clip(1.0)`. For clips that
         encode a gradient or follow the run it is refused.
       selection: which rows.
-      share: ρ in (0, 1), how much of the privacy cost goes to the selection. The paper's ratio of
-        multipliers σ₁/σ₂ is √((1 − ρ)/ρ): 3 at the default.
+      share: ρ in (0, 1), how much of the privacy cost goes to the selection. The multipliers of the
+        two releases are as √((1 − ρ)/ρ) to 1: as 3 to 1 at the default.
 
     Raises:
       TypeError: no geometry, one that encodes or follows, or no `RowSelection`.
       ValueError: `share` outside (0, 1).
 
-    Source: Ghazi et al., 2023, Algorithm 1. There an example's gradient is clipped before it is cut
-    to S; here its part by S is, so that what is cut off shortens nothing.
+    Source: Ghazi et al., 2023, Algorithm 1. What is clipped here is the gradient by S and the other
+    parameters: rows that are not in S shorten nothing.
 
     >>> import dpoptax
     >>> selection = RowSelection(table_size=1000, capacity=50, threshold=5.0)

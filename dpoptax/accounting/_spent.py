@@ -76,6 +76,7 @@ def ensemble_epsilon_spent(
     *,
     same_batches: bool,
     accountant: Accountant = "pld",
+    also: Sequence[dpa.DpEvent] = (),
 ) -> float:
     """Epsilon of all runs of an ensemble together, which `vmap` made of one step.
 
@@ -90,6 +91,7 @@ def ensemble_epsilon_spent(
         multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
         drew batches of its own, with a seed of its own, and the runs are composed.
       accountant: "pld" or "rdp".
+      also: as for `epsilon_spent`, once for all runs.
 
     Raises:
       ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
@@ -103,7 +105,7 @@ def ensemble_epsilon_spent(
         event = _joint_event([ledger for run in found for ledger in run], sampler)
     else:
         event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
-    return _epsilon(event, sampler, delta, accountant)
+    return _epsilon(with_others(event, also), sampler, delta, accountant)
 
 
 def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: Accountant) -> float:

@@ -1,5 +1,6 @@
 """DP-AdaFEST (Ghazi et al., 2023, Algorithm 1) in NumPy, example by example, without noise.
 
+Gradients are cut to the rows that were selected, and then clipped.
 The model is the mean of the looked-up rows, times weights, plus a bias; half the squared error.
 """
 
