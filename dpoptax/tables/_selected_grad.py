@@ -152,11 +152,11 @@ def selected_grad(
             )
         _check_memory(opt_state, params, place, clip)
         lookups, rest = _checked(batch)
-        count = jnp.ones(lookups.shape[0], bool) if mask is None else jnp.asarray(mask).astype(bool)
-        if count.shape != lookups.shape[:1]:
-            raise ValueError(f"mask has shape {count.shape}: want ({lookups.shape[0]},)")
+        which = jnp.ones(lookups.shape[0], bool) if mask is None else jnp.asarray(mask).astype(bool)
+        if which.shape != lookups.shape[:1]:
+            raise ValueError(f"mask has shape {which.shape}: want ({lookups.shape[0]},)")
 
-        clipped, small, selected = select_and_sum(state, params, (lookups, rest), count, key, ids)
+        clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
         return SelectedGrad(as_made(clipped), small, selected)
 
     return grad_fn
