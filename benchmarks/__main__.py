@@ -2,7 +2,8 @@
 
 `python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`;
 `python -m benchmarks together` runs at several learning rates: see `benchmarks.together`; `python
--m benchmarks noise` normal numbers by generator: see `benchmarks.noise`.
+-m benchmarks noise` normal numbers by generator: see `benchmarks.noise`; `python -m benchmarks
+tables` steps of large tables by the rows that they train: see `benchmarks.tables`.
 """
 
 import sys
@@ -13,7 +14,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import noise, report, startup, together
+from benchmarks import noise, report, startup, tables, together
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -100,5 +101,7 @@ if __name__ == "__main__":
         print(together.main(tyro.cli(together.Together, args=sys.argv[2:])))
     elif sys.argv[1:2] == ["noise"]:
         print(noise.main(tyro.cli(noise.Noise, args=sys.argv[2:])))
+    elif sys.argv[1:2] == ["tables"]:
+        print(tables.main(tyro.cli(tables.Tables, args=sys.argv[2:])))
     else:
         print(main(tyro.cli(Config)))

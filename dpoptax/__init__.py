@@ -86,13 +86,23 @@ if TYPE_CHECKING:
     from dpoptax import sampling as sampling
     from dpoptax import selection as selection
     from dpoptax import spectrum as spectrum
+    from dpoptax import tables as tables
     from dpoptax import users as users
 
 __version__ = "0.1.0"
 
-# They need dp_accounting or scipy, which take longer to import than the rest of the package; each
-# is imported when its name is first used.
-_LAZY = ("accounting", "filters", "matrix", "sampling", "selection", "spectrum", "users")
+# They need dp_accounting or scipy, which take longer to import than the rest of the package, or are
+# not for everyone; each is imported when its name is first used.
+_LAZY = (
+    "accounting",
+    "filters",
+    "matrix",
+    "sampling",
+    "selection",
+    "spectrum",
+    "tables",
+    "users",
+)
 
 
 if not TYPE_CHECKING:  # A type checker knows the names from above, and that there are no others.

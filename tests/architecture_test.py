@@ -11,7 +11,7 @@ ORDER = (
     "_serialization", "_trees", "_keys", "_maps", "_points",
     "_clips", "_bookkeeping", "_clipped_grad",
     "_jax_privacy", "_privacy", "sampling", "users", "_coefficients", "_participation",
-    "_strategies", "_inverse_strategies", "_noise", "_methods", "filters", "matrix",
+    "_strategies", "_inverse_strategies", "_noise", "_methods", "tables", "filters", "matrix",
     "accounting", "selection", "spectrum", "auditing", "dpoptax",
     "training.errors", "training.roles", "training.sharing", "training.cache_folder",
     "training.data", "training",

@@ -26,6 +26,7 @@ MODULES = (
     "dpoptax.selection",
     "dpoptax.spectrum",
     "dpoptax.studies",
+    "dpoptax.tables",
     "dpoptax.users",
 )
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
@@ -119,5 +120,7 @@ def test_the_table_of_what_is_supported(support):
     assert refused["correlated noise, 2 bands"] == samplers - 2
     assert refused["correlated noise, buffered"] == samplers - 1
     assert refused["correlated noise, banded inverse"] == samplers - 1
-    assert refused["DP-SGD"] == refused["DiSK"] == 2  # shuffled batches, and truncation by RDP
+    assert (
+        refused["DP-SGD"] == refused["DiSK"] == refused["`row_selecting_clip`"] == 2
+    )  # shuffled batches, and truncation by RDP
     assert all("seed" not in line for line in table.split("\n"))

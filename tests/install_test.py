@@ -9,7 +9,16 @@ import pytest
 
 import dpoptax
 
-SUBMODULES = ("accounting", "filters", "matrix", "sampling", "selection", "spectrum", "users")
+SUBMODULES = (
+    "accounting",
+    "filters",
+    "matrix",
+    "sampling",
+    "selection",
+    "spectrum",
+    "tables",
+    "users",
+)
 # Each takes longer to import than the package, or does not come with it.
 FIRST_WHEN_NEEDED = {
     *("chex", "dp_accounting", "flax", "jax_privacy", "matplotlib", "orbax", "pandas", "scipy"),

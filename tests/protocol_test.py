@@ -1,5 +1,7 @@
 """What every transform promises: jit equals eager, dtypes, scan, donation, checkpoints, masks."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,15 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpoptax
+from dpoptax._noise.selecting import of_release
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
 ADAPTIVE = dpoptax.adaptive_clip(0.1)
 FILTER = dpoptax.filters.preset("doppler-second-order")
+SELECTING = dpoptax.tables.row_selecting_clip(
+    CLIP, dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
+)
 
 
 def _curvature(params):
@@ -26,6 +32,9 @@ NOISE = {
     "geodp": lambda: dpoptax.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
     "adaptive_gaussian_noise": lambda: dpoptax.adaptive_gaussian_noise(
         ADAPTIVE, noise_multiplier=1.0, batch_size=4, key=KEY
+    ),
+    "row_selecting_noise": lambda: dpoptax.tables.row_selecting_noise(
+        SELECTING, noise_multiplier=1.0, batch_size=4, key=KEY
     ),
     "correlated_noise": lambda: dpoptax.correlated_noise(
         dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=4, key=KEY
@@ -86,6 +95,12 @@ def _inputs(name, params, step):
     if name == "adaptive_gaussian_noise":
         pair = dpoptax.CountedGradient(tree, jnp.float32(0.3))
         return dpoptax.assert_clipped(pair, ADAPTIVE, jnp.float32(0.1))
+    if name == "row_selecting_noise":
+        next_release = of_release(ALL[name]().init(params))
+        count = jnp.asarray(step).astype(jnp.int32)
+        return dpoptax.assert_clipped(
+            tree, SELECTING, dataclasses.replace(next_release, count=count)
+        )
     return dpoptax.assert_clipped(tree, CLIP) if name in NOISE else tree
 
 

@@ -33,11 +33,13 @@ class Clip(abc.ABC):
       by_norms: whether each gradient's norm is all that `encode` needs, as `scaling`, `statistic`
         and `join` say; if not, and `encodes`, per-example gradients are needed.
       followed: whether the reference is kept by a noise stage of the geometry's own.
+      selects: whether rows of a table were released for the sum, which that noise stage prices.
     """
 
     encodes: ClassVar[bool] = False
     by_norms: ClassVar[bool] = False
     followed: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

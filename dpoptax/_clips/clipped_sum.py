@@ -130,7 +130,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 
     Raises:
       TypeError: something that is no `ClippedSum`, or one that was visibly changed.
-      ValueError: no sums, geometries that differ, or one sum given twice.
+      ValueError: no sums, geometries that differ, one sum given twice, or rows of a table that
+        were selected for each.
 
     >>> import dpoptax
     >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
@@ -142,6 +143,13 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         raise ValueError("accumulate got no sums: want at least one ClippedSum")
     parts = [check_clipped_sum(part) for part in sums]
     first = parts[0]
+    if first.clip.selects:
+        raise ValueError(
+            "the rows of each sum were selected for itself, by the same noise, and are others: "
+            "they can neither be added nor priced together. Give the whole batch to "
+            "dpoptax.tables.selected_grad(..., microbatch_size=...), or select rows once with "
+            "dpoptax.tables.select_rows"
+        )
     for i, part in enumerate(parts):
         if (part.clip, part.grid) != (first.clip, first.grid):
             raise ValueError(

@@ -60,6 +60,7 @@ def release(
     *,
     decode: bool = True,
     on_grid: bool = False,
+    belongs: Callable[[ClippedSum], jax.Array] | None = None,
 ) -> tuple[PyTree, tuple[PyTree, Beside], State]:
     """One release of a noise stage, whatever its noise: what all stages check, and how all count.
 
@@ -74,6 +75,8 @@ def release(
       noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
       decode: whether the geometry's decoding follows.
       on_grid: whether the noise is one for sums of integers on a grid.
+      belongs: whether a sum's rows were selected for this release, for the stage that prices that
+        selection too; `None` for all others.
 
     Returns:
       The release, the mean as it was before decoding with what is beside it, and the next state.
@@ -85,8 +88,17 @@ def release(
             "in floating point: use dpoptax.gaussian_noise(..., fixed_point=True), or leave out "
             "the grid of dpoptax.clipped_grad"
         )
+    if clipped.clip.selects != (belongs is not None):
+        raise TypeError(
+            f"the clipped sum was made with {clipped.clip}: rows that were selected in a step, and "
+            "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
+            "with that same row_selecting_clip; no other stage prices both"
+        )
     check_state(state, mechanism)
-    refused = refusals(state, mechanism, is_intact(clipped))
+    intact = is_intact(clipped)
+    if belongs is not None:
+        intact &= belongs(clipped)
+    refused = refusals(state, mechanism, intact)
     mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
     mean = _nan_where(refused != 0, mean)
     released = clipped.decode(mean) if decode else mean

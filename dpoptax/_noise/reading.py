@@ -22,7 +22,8 @@ from dpoptax._trees import PyTree
 
 _REASONS = {
     CHANGED_SUM: "the clipped sum was changed on its way to the noise stage (scaled, added to "
-    "another, given another clip or reference), so that the clip's bound did not hold for it",
+    "another, given another clip or reference), so that the clip's bound did not hold for it; or "
+    "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays are those of another mechanism: they were restored into a chain "
     "with another noise multiplier, batch size or strategy",
     OTHER_KEY: "its key is not the one that it was begun with",

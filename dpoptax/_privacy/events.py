@@ -1,7 +1,7 @@
 """Privacy events of noisy gradient sums: what a mechanism does, for an accountant to price."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attr
 import dp_accounting as dpa
@@ -122,6 +122,15 @@ def allocation_event(
     if rest:
         parts.append(part(rest if participations == 1 else block))
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+
+
+def with_others(event: Event, also: Sequence[Event]) -> Event:
+    """The event composed with others on the same data."""
+    if isinstance(also, Event) or not all(isinstance(other, Event) for other in also):
+        raise TypeError(
+            f"also={also!r}: want a sequence of dp_accounting events, such as [vocabulary.event]"
+        )
+    return dpa.ComposedDpEvent([event, *also]) if also else event
 
 
 def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:

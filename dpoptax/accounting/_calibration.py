@@ -1,6 +1,7 @@
 """Calibration: the parameter of a run whose epsilon just meets a target."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
@@ -34,11 +35,14 @@ def calibrate_noise_multiplier(
     sampling_probability: float | None = None,
     sampler: "Sampler | None" = None,
     accountant: Accountant = "pld",
+    also: Sequence[dpa.DpEvent] = (),
 ) -> float:
     """The least noise multiplier that keeps `steps` noisy sums within `epsilon`.
 
     The result is rounded up to five digits, and `epsilon()` of it is at most the target and at
-    least 0.9998 of it. Arguments as for `epsilon()`.
+    least 0.9998 of it. Arguments as for `epsilon()`; with `also`, events that are released of the
+    same data beside the sums, such as a vocabulary that `dpoptax.tables.select_rows` selects,
+    `epsilon` is for all together, as `epsilon_spent` with the same `also` prices them.
 
     Raises:
       ValueError: an argument is out of range, or no multiplier spends this epsilon.
@@ -53,7 +57,7 @@ def calibrate_noise_multiplier(
     design = make_design(sampling_probability, sampler)
     least, most = _MULTIPLIERS
     multiplier, spent = Search(
-        lambda x: design.event(x, steps),
+        lambda x: events.with_others(design.event(x, steps), also),
         *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
         lowest=least,
         highest=most,

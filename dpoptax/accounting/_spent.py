@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._privacy.checks import Accountant, check_delta
+from dpoptax._privacy.events import with_others
 from dpoptax.accounting._epsilon import event_epsilon
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def epsilon_spent(
-    opt_state: "PyTree", sampler: "Sampler", delta: float, *, accountant: Accountant = "pld"
+    opt_state: "PyTree",
+    sampler: "Sampler",
+    delta: float,
+    *,
+    accountant: Accountant = "pld",
+    also: Sequence[dpa.DpEvent] = (),
 ) -> float:
     """Epsilon that a run has spent, read from the ledgers in its optimizer state.
 
@@ -30,6 +36,8 @@ def epsilon_spent(
       sampler: the one that drew the batches; its batch size must be the ledgers'.
       delta: in (0, 1).
       accountant: "pld" or "rdp".
+      also: what else was released of the same data, such as a vocabulary that
+        `dpoptax.tables.select_rows` selected; composed with the run.
 
     Raises:
       ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
@@ -38,7 +46,8 @@ def epsilon_spent(
         noise next to another noise stage; noise stages with different numbers of releases whose
         batches were drawn together.
     """
-    return _epsilon(spent_event(opt_state, sampler), sampler, delta, accountant)
+    event = with_others(spent_event(opt_state, sampler), also)
+    return _epsilon(event, sampler, delta, accountant)
 
 
 def spent_event(opt_state: "PyTree", sampler: "Sampler", *, noise: float = 1.0) -> dpa.DpEvent:
@@ -67,6 +76,7 @@ def ensemble_epsilon_spent(
     *,
     same_batches: bool,
     accountant: Accountant = "pld",
+    also: Sequence[dpa.DpEvent] = (),
 ) -> float:
     """Epsilon of all runs of an ensemble together, which `vmap` made of one step.
 
@@ -81,6 +91,7 @@ def ensemble_epsilon_spent(
         multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
         drew batches of its own, with a seed of its own, and the runs are composed.
       accountant: "pld" or "rdp".
+      also: as for `epsilon_spent`, once for all runs.
 
     Raises:
       ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
@@ -94,7 +105,7 @@ def ensemble_epsilon_spent(
         event = _joint_event([ledger for run in found for ledger in run], sampler)
     else:
         event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
-    return _epsilon(event, sampler, delta, accountant)
+    return _epsilon(with_others(event, also), sampler, delta, accountant)
 
 
 def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: Accountant) -> float:

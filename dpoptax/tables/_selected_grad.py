@@ -1,0 +1,204 @@
+"""Gradients by rows of a table that are selected in each step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clips.clipped_sum import ClippedSum, as_made
+from dpoptax._clips.contributions import RowSelectingClip
+from dpoptax._maps import LinearMapState
+from dpoptax._noise.selecting import (
+    RowSelectingNoiseState,
+    SelectedRows,
+    of_release,
+    rows_of_release,
+)
+from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
+from dpoptax._trees import PyTree, find_state
+from dpoptax.tables._lookups import TrainedRows, locate, place_of, take_rows
+
+
+class SelectedGrad(NamedTuple):
+    """What `selected_grad` returns.
+
+    Attributes:
+      sum: the `ClippedSum` of the gradients by `params`, for the noise stage. Private.
+      params: the parameters with the selected rows, (k, d), in the place of the table; for
+        `tx.update`, which gives updates of their shapes.
+      rows: the `SelectedRows`: public, as soon as the step is counted.
+    """
+
+    sum: ClippedSum
+    params: PyTree
+    rows: SelectedRows
+
+
+def selected_grad(
+    loss_fn: Callable[..., Any],
+    clip: RowSelectingClip,
+    *,
+    where: Callable[[PyTree], Any],
+    microbatch_size: int | None = None,
+) -> Callable[..., SelectedGrad]:
+    """`clipped_grad` for a large table: selects rows, and takes gradients by these alone.
+
+        S = rows of the batch, by noisy counts;  Σ_i mask_i clip( ∇_{table[S], others} ℓ(x; ξ_i) )
+
+    Nothing of the size of the table is made: time and memory are those of `clipped_grad` with a
+    table of k = `capacity` rows. Rows outside of S are looked up as they are and stay.
+
+    Privacy: rows and sum together are what `row_selecting_noise` prices as one release with its
+    noise multiplier. Both are private until its `update` has counted them: show neither before.
+
+    Args:
+      loss_fn: `loss_fn(params, (lookups, rest))`, or with a third argument `key`; a scalar. It
+        reads the table by `look_up(table, lookups)` and in no other way, which is refused.
+      clip: a `row_selecting_clip`.
+      where: the table in a tree shaped like the parameters, such as `lambda p: p["table"]`.
+      microbatch_size: as for `clipped_grad`.
+
+    Returns:
+      `grad_fn(opt_state, params, batch, mask=None, *, key=None, ids=None)` with `params` that hold
+      the whole table, (V, d), and a batch that is a pair: integers (B, …), which rows each example
+      looks up, and anything else, leaves (B, …). The others are as for `clipped_grad`.
+
+    Raises:
+      TypeError: a `clip` that is no `row_selecting_clip`, a loss that uses the table in another
+        way, a loss by `dpoptax.users.per_user_loss`.
+      ValueError: a state without `row_selecting_noise`; methods and optimizers that remember the
+        table from step to step, whose rows are others in each.
+
+    Source: Ghazi et al., 2023, Algorithm 1 (DP-AdaFEST).
+
+    >>> import dpoptax
+    >>> from dpoptax import tables
+    >>> clip = tables.row_selecting_clip(
+    ...     dpoptax.l2_clip(1.0), tables.RowSelection(table_size=1000, capacity=4, threshold=1.5)
+    ... )
+    >>> tx = tables.row_selecting_noise(
+    ...     clip, noise_multiplier=0.1, batch_size=3, key=jax.random.key(0)
+    ... )
+    >>> params = jnp.zeros((1000, 2))
+    >>> def loss_fn(table, example):
+    ...     row, target = example
+    ...     return jnp.sum((tables.look_up(table, row) - target) ** 2)
+    >>> grad_fn = tables.selected_grad(loss_fn, clip, where=lambda p: p)
+    >>> batch = jnp.array([7, 7, 8]), jnp.ones((3, 2))
+    >>> found = grad_fn(tx.init(params), params, batch)
+    >>> found.rows.rows.tolist(), found.params.shape
+    ([7, 1000, 1000, 1000], (4, 2))
+    """
+    if not isinstance(clip, RowSelectingClip):
+        raise TypeError(f"clip={clip!r}: want a dpoptax.tables.row_selecting_clip(...)")
+    if getattr(loss_fn, "per_user", False):
+        raise TypeError(
+            "loss_fn is by dpoptax.users.per_user_loss: the places of records that a user has not "
+            "hold records of others, which would be counted as the user's lookups. Select a "
+            "vocabulary once with dpoptax.tables.select_rows, whose lookups are (users, …)"
+        )
+    size = clip.selection.table_size
+
+    @jax.jit
+    def select_and_sum(
+        state: RowSelectingNoiseState,
+        params: PyTree,
+        batch: tuple[jax.Array, PyTree],
+        mask: jax.Array,
+        key: jax.Array | None,
+        ids: jax.Array | None,
+    ) -> SelectedGrad:
+        place, (lookups, rest) = place_of(params, where), batch
+        leaves, structure = jax.tree.flatten(params)
+        selected = rows_of_release(state, clip, lookups, mask)
+        located = locate(lookups, selected.rows, leaves[place])
+        leaves[place] = take_rows(leaves[place], selected.rows)
+        small = jax.tree.unflatten(structure, leaves)
+
+        def loss(params: PyTree, example: PyTree, *key: jax.Array) -> Any:
+            inner = jax.tree.leaves(params)
+            inner[place] = TrainedRows(inner[place])
+            return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
+
+        points = GradientPoints((small,), (1.0,), reference=of_release(state))
+        sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
+        clipped = sum_of(points, (located, rest), mask, key=key, ids=ids)
+        return SelectedGrad(clipped, small, selected)
+
+    def grad_fn(
+        opt_state: PyTree,
+        params: PyTree,
+        batch: tuple[ArrayLike, PyTree],
+        mask: ArrayLike | None = None,
+        *,
+        key: jax.Array | None = None,
+        ids: ArrayLike | None = None,
+    ) -> SelectedGrad:
+        state = find_state(opt_state, RowSelectingNoiseState)
+        if state is None:
+            raise ValueError(
+                "opt_state holds no state of dpoptax.tables.row_selecting_noise, whose noise the "
+                "rows are selected by: let the chain begin with it, in place of gaussian_noise"
+            )
+        place = place_of(params, where)
+        rows = jax.tree.leaves(params)[place].shape[0]
+        if rows != size:
+            raise ValueError(
+                f"the table has {rows} rows, and the clip's selection was made with "
+                f"table_size={size}: the noise is drawn for so many rows; give the same number"
+            )
+        _check_memory(opt_state, params, place, clip)
+        lookups, rest = _checked(batch)
+        which = jnp.ones(lookups.shape[0], bool) if mask is None else jnp.asarray(mask).astype(bool)
+        if which.shape != lookups.shape[:1]:
+            raise ValueError(f"mask has shape {which.shape}: want ({lookups.shape[0]},)")
+
+        clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
+        return SelectedGrad(as_made(clipped), small, selected)
+
+    return grad_fn
+
+
+def _checked(batch: object) -> tuple[jax.Array, PyTree]:
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        raise TypeError(
+            f"batch is a {type(batch).__name__}: want a pair (lookups, rest), integers (B, …) and "
+            "what else the loss reads"
+        )
+    lookups = jnp.asarray(batch[0])
+    if lookups.ndim == 0 or not jnp.issubdtype(lookups.dtype, jnp.integer):
+        raise TypeError(
+            f"the lookups are {lookups.dtype}{list(lookups.shape)}: want integers (B, …), which "
+            "rows each example looks up"
+        )
+    return lookups, batch[1]
+
+
+def _check_memory(opt_state: PyTree, params: PyTree, place: int, clip: RowSelectingClip) -> None:
+    """Raises where the optimizer remembers the table by places, which are other rows each step."""
+    for kind, what in (
+        (TrackIteratesState, "gradient points of other iterates (disk, pmlf, inner_outer)"),
+        (LinearMapState, "a linear map before the clip"),
+        (ReferenceState, "a reference that follows the run"),
+    ):
+        if find_state(opt_state, kind) is not None:
+            raise ValueError(
+                f"opt_state has {what}, and the rows of the table are others in each step: take it "
+                "away, or select the rows once with dpoptax.tables.select_rows, which goes with all"
+            )
+    sizes = [(clip.selection.capacity,), (clip.selection.table_size,)]
+    name = jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[place][0])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
+        inside = jax.tree_util.keystr(path).endswith(name)
+        number = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if inside and number and jnp.shape(leaf)[:1] in sizes:
+            raise ValueError(
+                f"opt_state{jax.tree_util.keystr(path)} has shape {jnp.shape(leaf)}: an optimizer "
+                "or filter that remembers the table's entries (momentum, Adam), whose rows are "
+                "others in each step. Give the table optax.sgd without momentum by "
+                "optax.partition, or dpoptax.tables.rowwise_adagrad; or select the rows once with "
+                "dpoptax.tables.select_rows, which goes with all"
+            )

@@ -1,0 +1,692 @@
+"""Tables of which few rows are trained: the sum, the selection, its law, its price, its size."""
+
+import dataclasses
+import itertools
+import math
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import special, stats
+
+import dpoptax
+from dpoptax import accounting, auditing, sampling, tables
+from dpoptax._clips.contributions import count_rows
+from dpoptax._noise.ledger import with_key
+from dpoptax._noise.selecting import draw_rows
+from tests.oracles import adafest as oracle
+
+KEY = jax.random.key(0)
+V, D, B, L = 50, 3, 12, 4
+SELECTION = tables.RowSelection(table_size=V, capacity=16, threshold=2.0, rows_per_example=2)
+CLIP = tables.row_selecting_clip(dpoptax.l2_clip(0.4), SELECTION, share=0.2)
+
+
+def table_of(params):
+    return params["table"]
+
+
+def loss_fn(params, example):
+    lookups, target = example
+    mean = jnp.mean(tables.look_up(params["table"], lookups), axis=0)
+    return 0.5 * (mean @ params["weights"] + params["bias"] - target) ** 2
+
+
+GRAD_FN = tables.selected_grad(loss_fn, CLIP, where=table_of)
+
+
+def some_params(seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "table": rng.normal(size=(V, D)),
+        "weights": rng.normal(size=D),
+        "bias": np.asarray(0.3),
+    }
+
+
+def some_lookups(rng, batch=B):
+    """Few rows often, repeated rows, and numbers outside of the table."""
+    lookups = np.minimum(rng.geometric(0.15, (batch, L)) - 1, V + 3)
+    lookups[0], lookups[1], lookups[2, 1:] = -1, lookups[1, 0], V
+    return lookups.astype(np.int32)
+
+
+def as_arrays(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def noise(clip=CLIP, noise_multiplier=0.0, batch_size=B, key=KEY):
+    return tables.row_selecting_noise(
+        clip, noise_multiplier=noise_multiplier, batch_size=batch_size, key=key
+    )
+
+
+COUNTED = jax.jit(count_rows, static_argnums=2)
+
+
+def counts_of(lookups, mask=None, selection=SELECTION):
+    """The counts, (V,) in float64, from `count_rows`."""
+    mask = np.ones(len(lookups), bool) if mask is None else mask
+    found = COUNTED(jnp.asarray(lookups), jnp.asarray(mask), selection)
+    rows, unit = np.asarray(found.rows), 2.0 ** -int(found.bits)
+    counts = np.zeros(selection.table_size)
+    inside = rows < selection.table_size
+    assert len(set(rows[inside])) == inside.sum()
+    missing = np.asarray(found.missing, np.float64)
+    counts[rows[inside]] = (math.ceil(selection.threshold / unit) - missing[inside]) * unit
+    return counts
+
+
+def test_steps_without_noise_are_those_of_the_paper():
+    rng, tx = np.random.default_rng(1), optax.chain(noise(), optax.sgd(0.5))
+    expected = some_params()
+    params, state = as_arrays(expected), None
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state, batch, mask):
+        found = GRAD_FN(state, params, batch, mask)
+        updates, state = tx.update(found.sum, state, found.params)
+        params = tables.apply_updates(params, updates, found.rows.rows, where=table_of)
+        return params, state, found.rows
+
+    for _ in range(4):
+        lookups, targets, mask = some_lookups(rng), rng.normal(size=B), rng.random(B) < 0.8
+        expected, selected = oracle.step(
+            expected, lookups, targets, mask,
+            threshold=2.0, bound=2, clip_norm=0.4, batch_size=B, rate=0.5,
+        )  # fmt: skip
+        batch = jnp.asarray(lookups), jnp.asarray(targets, jnp.float32)
+        params, state, rows = step(params, state, batch, jnp.asarray(mask))
+        assert 0 < len(selected) < SELECTION.capacity
+        filling = [V] * (SELECTION.capacity - len(selected))
+        assert np.asarray(rows.rows).tolist() == [*selected, *filling]
+        assert rows.number == len(selected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-5)
+    assert dpoptax.ledgers(state)[0].releases == 4
+
+
+def test_microbatches_and_randomness_by_record():
+    def noisy_loss(params, example, key):
+        return loss_fn(params, example) * (1.0 + jax.random.uniform(key))
+
+    params, state = as_arrays(some_params()), noise().init(None)
+    rng = np.random.default_rng(4)
+    lookups, targets = some_lookups(rng), rng.normal(size=B).astype(np.float32)
+    order, sums = rng.permutation(B), []
+    for size, places in ((None, np.arange(B)), (5, order)):
+        grad_fn = tables.selected_grad(noisy_loss, CLIP, where=table_of, microbatch_size=size)
+        batch = lookups[places], targets[places]
+        found = grad_fn(state, params, batch, key=jax.random.key(9), ids=places)
+        sums.append((found.sum.sum, found.rows))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *sums)
+
+
+def test_counts_are_those_of_the_paper():
+    lookups = some_lookups(np.random.default_rng(2), batch=40)
+    mask = np.arange(40) % 5 > 0
+    expected = sum(oracle.contributions(row, V, 2) for row in lookups[mask])
+    np.testing.assert_allclose(counts_of(lookups, mask), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 7])
+def test_no_example_moves_the_counts_by_more_than_their_bound(bound):
+    selection = tables.RowSelection(
+        table_size=V, capacity=16, threshold=2.0, rows_per_example=bound
+    )
+    rng = np.random.default_rng(bound)
+    extremes = np.iinfo(np.int32)
+    worst = 0.0
+    candidates = [rng.choice(V, 10, replace=False), np.arange(10) % bound, [extremes.min] * 10]
+    candidates += [np.r_[rng.choice(V, n), [-1, extremes.max, V] * 4][:10] for n in range(11)]
+    for candidate in map(np.asarray, candidates):
+        lookups = np.stack([candidate, *rng.integers(0, V, (7, 10))]).astype(np.int32)
+        with_it, without = np.ones(8, bool), np.arange(8) > 0
+        moved = counts_of(lookups, with_it, selection) - counts_of(lookups, without, selection)
+        worst = max(worst, float(moved @ moved))
+    assert 0.9999 * bound < worst <= bound  # exactly: the weights are whole numbers
+
+
+def test_no_example_moves_the_sum_by_more_than_the_clip():
+    """Of some rows, with repeated rows, ones outside, huge and infinite numbers, and NaN."""
+    rows = jnp.arange(0, V, 2)
+    params = as_arrays(some_params())
+    small = {**params, "table": tables.take_rows(params["table"], rows)}
+    grad_fn = jax.jit(dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(0.4)))
+    points, rng, worst = dpoptax.gradient_points((), small), np.random.default_rng(0), 0.0
+    strange = [[2, 2, 2, 2], [4, 3, -7, 2**31 - 1], [V, V, V, V], [0, 2, 4, 6]]
+    for lookups, target in itertools.product(strange, [1e30, -3.0, np.inf, np.nan, 0.0]):
+        others, targets = some_lookups(rng), rng.normal(size=B).astype(np.float32)
+        others[-1], targets[-1] = lookups, target
+        batch = tables.locate(others, rows, params["table"]), jnp.asarray(targets)
+        both = [grad_fn(points, batch, jnp.arange(B) < size).sum for size in (B, B - 1)]
+        moved = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, *both)
+        worst = max(worst, math.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(moved))))
+    assert 0.39 < worst < 0.4 * 1.0001
+
+
+def selected_often(lookups, selection, noise_multiplier, draws=20_000, seed=0):
+    """Whether each row was selected, (draws, V), and the number before the cut."""
+    counts = count_rows(jnp.asarray(lookups), jnp.ones(len(lookups), bool), selection)
+    keys = jax.random.split(jax.random.key(seed), draws)
+    rows, number = jax.jit(
+        jax.vmap(lambda key: draw_rows(counts, selection, noise_multiplier, key))
+    )(keys)
+    assert bool(jnp.all(rows[:, 1:] >= rows[:, :-1]))
+    hits = np.zeros((draws, selection.table_size + 1), int)
+    np.add.at(hits, (np.arange(draws)[:, None], np.asarray(rows)), 1)
+    assert hits[:, :-1].max() == 1  # no row twice
+    return hits[:, :-1] > 0, np.asarray(number)
+
+
+def law(counts, selection, noise_multiplier):
+    """The probability of each row."""
+    stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
+    return stats.norm.sf((selection.threshold - counts) / stddev)
+
+
+LOOKUPS = np.array([[0, 1], [0, 2], [0, 0], [3, -1]], np.int32)
+
+
+def test_rows_are_selected_by_the_law_of_noise_on_every_count():
+    selection = tables.RowSelection(table_size=12, capacity=12, threshold=1.7, rows_per_example=2)
+    hits, number = selected_often(LOOKUPS, selection, noise_multiplier=0.9)
+    expected = law(counts_of(LOOKUPS, selection=selection), selection, 0.9)
+    assert expected.min() < 0.1
+    assert expected.max() > 0.8
+    errors = (hits.mean(axis=0) - expected) / np.sqrt(expected * (1 - expected) / len(hits))
+    assert np.abs(errors).max() < 4.5
+    correlations = np.corrcoef(hits.T) - np.eye(12)
+    assert np.abs(correlations).max() * np.sqrt(len(hits)) < 4.5
+    np.testing.assert_array_equal(number, hits.sum(axis=1))
+
+
+def test_what_is_cut_off_does_not_depend_on_the_data():
+    selection = tables.RowSelection(table_size=12, capacity=2, threshold=2.0, rows_per_example=2)
+    hits, number = selected_often(LOOKUPS, selection, noise_multiplier=0.6)
+    whole = tables.RowSelection(table_size=12, capacity=12, threshold=2.0, rows_per_example=2)
+    chances = law(counts_of(LOOKUPS, selection=whole), whole, 0.6)
+    assert (number > 2).mean() > 0.05
+    assert hits.sum(axis=1).max() == 2
+    expected = np.zeros(12)
+    for subset in itertools.product([False, True], repeat=12):
+        which = np.array(subset)
+        chance = np.prod(np.where(which, chances, 1 - chances))
+        expected[which] += chance * min(1.0, 2 / max(1, which.sum()))
+    errors = (hits.mean(axis=0) - expected) / np.sqrt(expected * (1 - expected) / len(hits))
+    assert np.abs(errors).max() < 4.5
+
+
+def test_rows_in_the_tail_of_the_noise_have_their_probability():
+    """At six standard deviations, beyond what a normal number of float32 reaches."""
+    size, stddev = 2**29, 1.0
+    selection = tables.RowSelection(table_size=size, capacity=4, threshold=6.0)
+    counts = count_rows(jnp.full((8, 1), -1), jnp.ones(8, bool), selection)
+    _, number = jax.jit(jax.vmap(lambda key: draw_rows(counts, selection, stddev, key)))(
+        jax.random.split(KEY, 20_000)
+    )
+    expected = size * stats.norm.sf(6.0)
+    assert abs(float(number.mean()) - expected) < 4.5 * math.sqrt(expected / 20_000)
+
+
+def gaussian_delta(epsilon, noise_multiplier):
+    """δ(ε) of the Gaussian mechanism (Balle and Wang, 2018), for the larger of both directions."""
+    mu = 1 / noise_multiplier
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+
+
+@pytest.mark.parametrize("lookups", [[0, 1, 2, 3], [5, 5, -1, 9], [4, 5, 4, 5]])
+def test_the_selection_costs_no_more_than_its_gaussian(lookups):
+    """δ by the sum over all sets of rows, an example added and removed."""
+    selection = tables.RowSelection(table_size=6, capacity=6, threshold=1.5, rows_per_example=2)
+    others = np.array([[0, 1, 4, -1], [4, 5, -1, -1], [0, 0, 0, 0]], np.int32)
+    neighbours = others, np.concatenate([others, np.array([lookups], np.int32)])
+    chances = [law(counts_of(n, selection=selection), selection, 1.1) for n in neighbours]
+    sets = np.array(list(itertools.product([False, True], repeat=6)))
+    p, q = (np.prod(np.where(sets, c, 1 - c), axis=1) for c in chances)
+    for epsilon in (0.0, 0.5, 1.5):
+        spent = max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((p, q), (q, p)))
+        assert spent <= gaussian_delta(epsilon, 1.1)
+        if epsilon == 0.0 and lookups != [5, 5, -1, 9]:
+            assert spent > 0.4 * gaussian_delta(epsilon, 1.1)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
+@pytest.mark.parametrize("threshold", [0.3, 1.0, 2.0])
+def test_both_releases_of_a_step_cost_no_more_than_the_ledger_says(share, threshold):
+    """One row that only the target looks up; its gradient, of the clip's length, shows if it is."""
+    sigma, grid = 0.8, np.linspace(-20, 20, 40_001)
+    one, other = sigma / math.sqrt(share), sigma / math.sqrt(1 - share)
+    chance = stats.norm.sf((threshold - np.array([0.0, 1.0])) / one)
+    shifted, centred = (stats.norm.pdf(grid, loc, other) for loc in (1.0, 0.0))
+    for epsilon in (0.0, 1.0, 2.0):
+        for sign in (1, -1):
+            (p0, p1), (f, g) = chance[::sign], (centred, shifted)[::sign]
+            ratio = math.exp(epsilon)
+            spent = np.maximum(p1 * g - ratio * p0 * f, 0).sum() * (grid[1] - grid[0])
+            spent += max((1 - p1) - ratio * (1 - p0), 0)
+            assert spent <= gaussian_delta(epsilon, sigma) + 1e-9
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
+    clip = tables.row_selecting_clip(dpoptax.l2_clip(2.0), SELECTION, share=share)
+    sigma = 1.3
+    # Of the gradient: the noise's standard deviation over what an example adds, 2.
+    gradient = sigma * clip.sensitivity / 2.0
+    rows = sigma / math.sqrt(share)
+    step = dpa.ComposedDpEvent([dpa.GaussianDpEvent(rows), dpa.GaussianDpEvent(gradient)])
+    both = dpa.SelfComposedDpEvent(step, 7)
+    run = {"noise_multiplier": sigma, "sampling_probability": 1.0, "steps": 7}
+    for accountant in ("pld", "rdp"):
+        one = accounting.epsilon(**run, delta=1e-5, accountant=accountant)
+        found = accounting.event_epsilon(both, 1e-5, accountant=accountant)
+        assert found == pytest.approx(one, rel=1e-3)
+
+
+def test_a_step_draws_its_rows_and_its_noise_with_these_multipliers():
+    sigma, share = 1.5, 0.2
+    selection = tables.RowSelection(table_size=4000, capacity=400, threshold=8.0)
+    clip = tables.row_selecting_clip(dpoptax.l2_clip(0.4), selection, share=share)
+    tx = noise(clip, sigma, batch_size=10)
+    params = {"table": jnp.zeros((4000, 40)), "weights": jnp.zeros(40), "bias": jnp.zeros(())}
+    grad_fn = tables.selected_grad(loss_fn, clip, where=table_of)
+    state, numbers, entries = tx.init(params), [], []
+    batch = jnp.full((8, L), -1), jnp.zeros(8)
+    for _ in range(30):
+        found = grad_fn(state, params, batch)
+        released, state = tx.update(found.sum, state, found.params)
+        numbers.append(int(found.rows.number))
+        entries.append(np.asarray(released["table"]))
+    expected = 4000 * stats.norm.sf(8.0 * math.sqrt(share) / sigma)
+    assert abs(np.mean(numbers) - expected) < 4.5 * math.sqrt(expected / 30)
+    stddev = np.std(entries)
+    assert stddev == pytest.approx(sigma / math.sqrt(1 - share) * 0.4 / 10, rel=0.01)
+    assert dpoptax.ledgers(state)[0].mechanism.noise_multiplier == sigma
+
+
+def sum_and_state(tx, seed=0, params=None):
+    params = as_arrays(some_params()) if params is None else params
+    rng = np.random.default_rng(seed)
+    batch = jnp.asarray(some_lookups(rng)), jnp.asarray(rng.normal(size=B), jnp.float32)
+    state = tx.init(params)
+    return GRAD_FN(state, params, batch), state
+
+
+def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
+    found, state = sum_and_state(noise())
+    released, after = noise().update(found.sum, state)
+    assert dpoptax.ledgers(after)[0].releases == 1
+    assert np.isfinite(released["bias"])
+    again, twice = noise().update(found.sum, after)
+    assert np.isnan(again["bias"])
+    with pytest.raises(ValueError, match="rows were selected for another release"):
+        dpoptax.ledgers(twice)
+    other = noise(key=jax.random.key(5))
+    released, _ = other.update(found.sum, other.init(None))
+    assert np.isnan(released["weights"]).all()
+
+
+def test_a_sum_whose_rows_nobody_selected_is_refused():
+    params = as_arrays(some_params())
+    sums = [
+        dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP),
+        dpoptax.clipped_grad(loss_fn, CLIP)(
+            dpoptax.gradient_points((), params), (jnp.zeros((B, L), int), jnp.zeros(B))
+        ),
+    ]
+    for total in sums:
+        with pytest.raises(TypeError, match="nobody selected"):
+            noise().update(total, noise().init(None))
+
+
+def test_sums_with_rows_of_their_own_are_not_added():
+    parts = [sum_and_state(noise(), seed)[0].sum for seed in (0, 1)]
+    with pytest.raises(ValueError, match="selected for itself"):
+        dpoptax.accumulate(*parts)
+
+
+def test_a_sum_that_was_changed_is_refused():
+    found, state = sum_and_state(noise())
+    changed = jax.tree.map(lambda x: x * 2 if x.dtype == jnp.float32 else x, found.sum)
+    released, after = noise().update(changed, state)
+    assert np.isnan(released["bias"])
+    with pytest.raises(ValueError, match="changed on its way"):
+        dpoptax.ledgers(after)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=B, key=KEY),
+        dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=B, key=KEY
+        ),
+        dpoptax.geodp(0.1, noise_multiplier=1.0, batch_size=B, key=KEY),
+    ],
+    ids=["gaussian", "correlated", "geodp"],
+)
+def test_other_noise_stages_refuse_selected_rows(stage):
+    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP)
+    with pytest.raises(TypeError, match="row_selecting_noise"):
+        stage.update(total, stage.init({"w": jnp.zeros(2)}))
+
+
+def test_the_stage_refuses_other_sums():
+    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
+    with pytest.raises(TypeError, match="row_selecting_noise"):
+        noise().update(total, noise().init(None))
+    other = tables.row_selecting_clip(dpoptax.l2_clip(0.4), SELECTION, share=0.3)
+    found, _ = sum_and_state(noise())
+    with pytest.raises(TypeError, match="the same row_selecting_clip"):
+        noise(other).update(found.sum, noise(other).init(None))
+
+
+def _tied(params, example):
+    return loss_fn(params, example) + jnp.sum(params["table"] @ params["weights"])
+
+
+def _indexed(params, example):
+    return jnp.sum(params["table"][0])
+
+
+def _penalised(params, example):
+    return sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
+
+
+def _by_array(params, example):
+    return jnp.sum(jnp.tanh(params["table"]))
+
+
+@pytest.mark.parametrize("loss", [_tied, _indexed, _penalised, _by_array])
+def test_a_table_that_is_used_a_second_time_is_refused(loss):
+    grad_fn = tables.selected_grad(loss, CLIP, where=table_of)
+    params = as_arrays(some_params())
+    with pytest.raises(TypeError, match="other than by"):
+        grad_fn(noise().init(None), params, (jnp.zeros((B, L), int), jnp.zeros(B)))
+
+
+@pytest.mark.parametrize(
+    ("behind", "what"),
+    [
+        (dpoptax.disk(0.7, 0.5), "gradient points"),
+        (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("doppler-first-order-1")), "gradient points"),
+        (dpoptax.linear_map(0.5), "linear map"),
+        (dpoptax.track_reference(), "reference"),
+        (dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")), "remembers"),
+        (optax.adam(0.1), "remembers"),
+        (optax.sgd(0.1, momentum=0.9), "remembers"),
+    ],
+    ids=["disk", "pmlf", "linear_map", "reference", "doppler", "adam", "momentum"],
+)
+def test_methods_that_remember_other_rows_are_refused(behind, what):
+    params = as_arrays(some_params())
+    state = optax.chain(noise(), behind).init(params)
+    with pytest.raises(ValueError, match=what):
+        GRAD_FN(state, params, (jnp.zeros((B, L), int), jnp.zeros(B)))
+
+
+def test_other_parameters_may_have_any_optimizer():
+    labels = {"table": "table", "weights": "rest", "bias": "rest"}
+    tx = optax.chain(
+        noise(), optax.partition({"table": optax.sgd(0.1), "rest": optax.adam(0.1)}, labels)
+    )
+    found, state = sum_and_state(tx)
+    updates, _ = tx.update(found.sum, state, found.params)
+    assert updates["table"].shape == (SELECTION.capacity, D)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: tables.RowSelection(table_size=9, capacity=10, threshold=1.0), ValueError, "fits"),
+        (lambda: tables.RowSelection(table_size=9, capacity=0, threshold=1.0), ValueError, "capac"),
+        (lambda: tables.RowSelection(table_size=9, capacity=2, threshold=0), ValueError, "thresh"),
+        (lambda: tables.RowSelection(table_size=9.5, capacity=2, threshold=1), TypeError, "whole"),
+        (lambda: tables.RowSelection(table_size=9, capacity=2, threshold=1.0, rows_per_example=0),
+         ValueError, "rows_per_example"),
+        (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), None), TypeError, "selection"),
+        (lambda: tables.row_selecting_clip(dpoptax.l2_clip(1.0), SELECTION, share=1.0),
+         ValueError, "share"),
+        (lambda: tables.row_selecting_clip(dpoptax.adaptive_clip(1.0), SELECTION),
+         TypeError, "select_rows"),
+        (lambda: tables.row_selecting_clip(
+            dpoptax.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError, "select_rows"),
+        (lambda: tables.selected_grad(loss_fn, dpoptax.l2_clip(1.0), where=table_of),
+         TypeError, "row_selecting_clip"),
+        (lambda: tables.selected_grad(
+            dpoptax.users.per_user_loss(loss_fn), CLIP, where=table_of), TypeError, "records"),
+        (lambda: noise(noise_multiplier=50.0), ValueError, "Raise the threshold"),
+        (lambda: noise(dpoptax.l2_clip(1.0)), TypeError, "row_selecting_clip"),
+        (lambda: GRAD_FN((), as_arrays(some_params()), (jnp.zeros((B, L), int), jnp.zeros(B))),
+         ValueError, "row_selecting_noise"),
+        (lambda: GRAD_FN(noise().init(None), as_arrays(some_params()), jnp.zeros((B, L), int)),
+         TypeError, "pair"),
+        (lambda: GRAD_FN(noise().init(None), as_arrays(some_params()), (jnp.zeros((B, L)), 0)),
+         TypeError, "integers"),
+        (lambda: GRAD_FN(noise().init(None), {"table": jnp.zeros((9, D))},
+                         (jnp.zeros((B, L), int), jnp.zeros(B))), ValueError, "9 rows"),
+        (lambda: tables.selected_grad(loss_fn, CLIP, where=lambda p: p)(
+            noise().init(None), as_arrays(some_params()), (jnp.zeros((B, L), int), jnp.zeros(B))),
+         ValueError, "where"),
+        (lambda: tables.locate(jnp.zeros(3, int), jnp.zeros(0, int)), ValueError, "at least one"),
+        (lambda: tables.locate(jnp.zeros(3), jnp.zeros(1, int)), TypeError, "integers"),
+    ],
+)  # fmt: skip
+def test_what_has_no_meaning_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_threshold_no_batch_can_reach_is_refused():
+    selection = tables.RowSelection(table_size=V, capacity=5, threshold=1e6)
+    with pytest.raises(ValueError, match="stays below"):
+        count_rows(jnp.zeros((4, 1), int), jnp.ones(4, bool), selection)
+
+
+def inner_programs(eqn):
+    for value in jax.tree.leaves(list(eqn.params.values())):
+        program = getattr(value, "jaxpr", value)
+        if hasattr(program, "eqns"):
+            yield program
+
+
+def large_arrays(jaxpr, size):
+    """The operations that make an array of at least so many entries."""
+    for eqn in jaxpr.eqns:
+        inside = list(inner_programs(eqn))
+        large = any(math.prod(getattr(v.aval, "shape", ())) >= size for v in eqn.outvars)
+        if large and (not inside or eqn.primitive.name.startswith("scatter")):
+            yield eqn.primitive.name
+        for program in inside:
+            yield from large_arrays(program, size)
+
+
+def test_nothing_of_the_size_of_the_table_is_made_but_the_table():
+    size = 200_000
+    selection = tables.RowSelection(table_size=size, capacity=8, threshold=12.0)
+    clip = tables.row_selecting_clip(dpoptax.l2_clip(1.0), selection)
+    tx = optax.chain(noise(clip, 0.5), optax.sgd(0.1))
+    grad_fn = tables.selected_grad(loss_fn, clip, where=table_of)
+    params = {"table": jnp.zeros((size, D)), "weights": jnp.ones(D), "bias": jnp.zeros(())}
+
+    def step(params, state, accumulator, batch):
+        found = grad_fn(state, params, batch)
+        updates, state = tx.update(found.sum, state, found.params)
+        rows = found.rows.rows
+        table, accumulator = tables.rowwise_adagrad(
+            params["table"], accumulator, rows, updates["table"], learning_rate=0.1
+        )
+        params = tables.apply_updates({**params, "table": table}, updates, rows, where=table_of)
+        return params, state, accumulator
+
+    arguments = params, tx.init(params), jnp.zeros(size)
+    batch = jnp.zeros((B, L), int), jnp.zeros(B)
+    program = jax.make_jaxpr(step)(*arguments, batch)
+    assert set(large_arrays(program.jaxpr, size)) == {"scatter-add", "scatter"}
+    compiled = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*arguments, batch).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
+
+
+def test_rows_of_a_vocabulary_have_the_gradient_of_the_whole_table():
+    rng, params = np.random.default_rng(3), some_params()
+    lookups, targets = some_lookups(rng), rng.normal(size=B)
+    rows = np.unique(lookups[(lookups >= 0) & (lookups < V)])[1:]
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1e6))
+    arrays = as_arrays(params)
+    small = {**arrays, "table": tables.take_rows(arrays["table"], rows)}
+    located = tables.locate(lookups, jnp.asarray(rows), arrays["table"])
+    found = grad_fn(
+        dpoptax.gradient_points((), small), (located, jnp.asarray(targets, jnp.float32))
+    ).sum
+    each = [oracle.gradient(params, i, t) for i, t in zip(lookups, targets, strict=True)]
+    expected = {name: sum(one[name] for one in each) for name in params}
+    expected["table"] = expected["table"][rows]
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+    whole = tables.put_rows(arrays["table"], rows, small["table"])
+    np.testing.assert_array_equal(whole, arrays["table"])
+
+
+def test_without_the_table_other_rows_are_zeros():
+    located = tables.locate(jnp.array([[3, 4], [-1, 3]]), jnp.array([3]))
+    found = tables.look_up(jnp.ones((1, 2)), located)
+    assert found.tolist() == [[[1, 1], [0, 0]], [[0, 0], [1, 1]]]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32])
+def test_numbers_outside_of_the_table_look_up_zeros(dtype):
+    table, info = jnp.ones((300, 2)), np.iinfo(dtype)
+    lookups = np.array([0, info.max, info.min], dtype)
+    expected = [0 <= int(j) < 300 for j in lookups]
+    assert (tables.look_up(table, lookups)[:, 0] == 1).tolist() == expected
+    counts = counts_of(
+        lookups[:, None],
+        selection=tables.RowSelection(table_size=300, capacity=3, threshold=1.0),
+    )
+    assert counts.sum() == sum(expected)
+
+
+def test_a_vocabulary_has_the_rows_that_many_look_up():
+    rng = np.random.default_rng(0)
+    lookups = np.minimum(rng.geometric(0.02, (3000, 2)) - 1, 9999)
+    selection = tables.RowSelection(
+        table_size=10_000, capacity=200, threshold=40.0, rows_per_example=2
+    )
+    found = tables.select_rows(lookups, selection=selection, noise_multiplier=5.0, key=KEY)
+    counts = counts_of(lookups, selection=selection)
+    # Four standard deviations of the noise on a count.
+    missing = set(np.flatnonzero(counts > 40 + 4 * 5 * math.sqrt(2))) - set(found.rows.tolist())
+    assert not missing
+    assert counts[found.rows].min() > 40 - 4 * 5 * math.sqrt(2)
+    assert found.selected == len(found.rows)
+
+
+def test_a_vocabulary_is_priced_with_the_run():
+    event = tables.select_rows(
+        np.zeros((9, 1), int),
+        selection=tables.RowSelection(table_size=9, capacity=3, threshold=6.0),
+        noise_multiplier=5.0,
+        key=KEY,
+    ).event
+    sampler = sampling.PoissonSampler(dataset_size=3000, batch_size=30, seed=0)
+    run = {"epsilon": 2.0, "delta": 1e-4, "steps": 5, "sampler": sampler, "accountant": "rdp"}
+    sigma = accounting.calibrate_noise_multiplier(**run, also=[event])
+    assert sigma > accounting.calibrate_noise_multiplier(**run)
+    tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=30, key=KEY)
+    state = tx.init(None)
+    for _ in range(5):
+        total = dpoptax.assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0))
+        _, state = tx.update(total, state)
+    spent = accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp", also=[event])
+    assert 1.99 < spent <= 2.0
+    assert spent > accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp")
+    step = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(sigma))
+    accountant = dpa.rdp.RdpAccountant()
+    accountant.compose(dpa.SelfComposedDpEvent(step, 5)).compose(dpa.GaussianDpEvent(5.0))
+    assert spent == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-3)
+    with pytest.raises(TypeError, match="also"):
+        accounting.epsilon_spent(state, sampler, 1e-4, also=event)
+
+
+def test_a_vocabulary_without_noise_has_no_epsilon():
+    selection = tables.RowSelection(table_size=9, capacity=2, threshold=1.0)
+    found = tables.select_rows([[1], [2]], selection=selection, noise_multiplier=0, key=KEY)
+    assert found.rows.tolist() == [1, 2]
+    assert accounting.event_epsilon(found.event, 1e-5) == math.inf
+    with pytest.raises(ValueError, match="no row was selected"):
+        tables.select_rows([[-1]], selection=selection, noise_multiplier=0, key=KEY)
+
+
+def test_rowwise_adagrad_is_the_dense_one():
+    rng = np.random.default_rng(0)
+    table, accumulator = rng.normal(size=(6, 2)), np.zeros(6)
+    sparse = jnp.asarray(table), jnp.asarray(accumulator)
+    for rows in ([0, 3, 6, 6], [1, 3, 5, 6]):
+        gradient = rng.normal(size=(4, 2))
+        for row, g in zip(rows, gradient, strict=True):
+            if row < 6:
+                accumulator[row] += np.mean(g**2)
+                table[row] -= 0.3 * g / (np.sqrt(accumulator[row]) + 1e-8)
+        sparse = tables.rowwise_adagrad(
+            *sparse, jnp.array(rows), jnp.asarray(gradient), learning_rate=0.3
+        )
+    np.testing.assert_allclose(sparse[0], table, rtol=1e-5)
+    np.testing.assert_allclose(sparse[1], accumulator, rtol=1e-5)
+
+
+def test_the_tails_of_float32_are_those_of_the_normal_distribution():
+    x = np.linspace(0.0, 9.0, 50, dtype=np.float32)
+    found = 0.5 * jax.lax.erfc(jnp.asarray(x) / np.float32(math.sqrt(2)))
+    np.testing.assert_allclose(found, special.ndtr(-x.astype(np.float64)), rtol=5e-5)
+
+
+@pytest.mark.slow
+def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
+    """The likelihood ratio of rows and release of an example that alone looks up two rows."""
+    sigma, share, clip_norm, runs = 0.5, 0.5, 1.0, 40_000
+    selection = tables.RowSelection(table_size=V, capacity=16, threshold=1.0, rows_per_example=2)
+    clip = tables.row_selecting_clip(dpoptax.l2_clip(clip_norm), selection, share=share)
+    tx, table = noise(clip, sigma, batch_size=2), jnp.zeros((V, D))
+    grad_fn = tables.selected_grad(
+        lambda table, example: 9.0 * jnp.sum(tables.look_up(table, example[0])), clip,
+        where=lambda tree: tree,
+    )  # fmt: skip
+    batch = jnp.array([[7, 8], [-1, -1]]), jnp.zeros(2)
+    begun = tx.init(table)
+
+    def step(key, mask):
+        state = dataclasses.replace(begun, noise=with_key(begun.noise, key))
+        found = grad_fn(state, table, batch, mask)
+        released, _ = tx.update(found.sum, state)
+        values = jnp.zeros((V, D)).at[found.rows.rows].set(2 * released, mode="drop")
+        chosen = jnp.zeros(V, bool).at[found.rows.rows].set(True, mode="drop")
+        return values[7:9], chosen[7:9]
+
+    run = jax.jit(jax.vmap(step, in_axes=(0, None)))
+    one, two = jnp.array([True, True]), jnp.array([False, True])
+    keys = jax.random.split(jax.random.key(2), 2 * runs)
+    with_it, without = run(keys[:runs], one), run(keys[runs:], two)
+    chance = [law(np.array([c]), selection, sigma / math.sqrt(share)).item() for c in (0.0, 1.0)]
+    stddev = sigma / math.sqrt(1 - share) * clip_norm
+
+    def score(seen):
+        values, chosen = (np.asarray(x, np.float64) for x in seen)
+        each = np.where(chosen, chance[1] / chance[0], (1 - chance[1]) / (1 - chance[0]))
+        number = np.maximum(chosen.sum(axis=1), 1)
+        shift = clip_norm / np.sqrt(number * D)[:, None] * chosen
+        along = (values.sum(axis=2) * shift).sum(axis=1)
+        shown = chosen.any(axis=1) * clip_norm**2 / 2
+        return np.log(each).sum(axis=1) + (along - shown) / stddev**2
+
+    curve = auditing.trade_off_curve(score(with_it), score(without), np.linspace(-4, 6, 41))
+    assert not curve.refutes(auditing.gaussian_trade_off(1 / sigma))
+    # Neither release alone would allow what was seen.
+    assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(1 - share) / sigma))
+    assert curve.refutes(auditing.gaussian_trade_off(math.sqrt(share) / sigma))
