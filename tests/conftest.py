@@ -9,16 +9,27 @@ import pytest
 
 collect_ignore = ["make_reference.py"]
 
+# XLA cuts a program into parts to compile them at once. Each has a price, and the other cores have
+# tests of their own.
+_IN_ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 # XLA's older code generator for CPUs compiles small programs in two thirds of the time.
 _QUICK_TO_COMPILE = "--xla_cpu_use_fusion_emitters=false"
 _FEW_OPTIMIZATIONS = "jax_disable_most_optimizations"
 
 
-def _xla_knows(flag: str) -> bool:
-    """Whether the installed XLA has a flag: it ends the process at one that it has not."""
+def _xla_knows(flags: str) -> bool:
+    """Whether the installed XLA has these flags: it ends the process at one that it has not."""
     program = [sys.executable, "-c", "import jax; jax.devices()"]
-    environment = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(program, env=environment, capture_output=True).returncode == 0
+
+
+def _quickly(config: pytest.Config) -> bool:
+    """Whether compiling is to be quick: not for the slow tests of programs as users compile them.
+
+    Those are marked `optimized`. Asked for together, all slow tests are compiled so.
+    """
+    return config.option.markexpr in ("not slow", "slow and not optimized")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,11 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        flags = os.environ.get("XLA_FLAGS", "")
-        # The slow tests are of programs as users compile them.
-        quick = config.option.markexpr == "not slow"
-        if quick and _QUICK_TO_COMPILE not in flags and _xla_knows(_QUICK_TO_COMPILE):
-            os.environ["XLA_FLAGS"] = f"{flags} {_QUICK_TO_COMPILE}".strip()
+        given = os.environ.get("XLA_FLAGS", "")
+        flags = [_IN_ONE_PART, *([_QUICK_TO_COMPILE] if _quickly(config) else [])]
+        flags = " ".join(flag for flag in flags if flag.split("=")[0] not in given)
+        if flags and _xla_knows(flags):
+            os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
 
 
 def pytest_collection_finish() -> None:
@@ -46,15 +57,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_quickly(request: pytest.FixtureRequest):
-    """Compiles the quick tests' programs with few optimizations.
+    """Compiles programs with few optimizations where compiling is to be quick.
 
     Not in modules that are marked `optimized`: they are about the last bits of what users run.
     The slow tests' programs are large, and few serve two modules: they are dropped after each.
     """
     import jax  # not before what it reads from the environment is there
 
-    quick = request.config.option.markexpr == "not slow"
-    quick = quick and not any(request.node.iter_markers("optimized"))
+    quick = _quickly(request.config) and not any(request.node.iter_markers("optimized"))
     if quick != jax.config.read(_FEW_OPTIMIZATIONS):
         jax.clear_caches()
         jax.config.update(_FEW_OPTIMIZATIONS, quick)
