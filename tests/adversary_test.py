@@ -157,6 +157,13 @@ def _total(loss, params, clip, points=None, **options):
     return jax.jit(lambda batch, mask: grad_fn(points, batch, mask).sum)
 
 
+@functools.cache
+def _compiled(program, clip, method="auto"):
+    """The sum of a program at parameters of its own, compiled once for all tests of it."""
+    loss, params, _ = PROGRAMS[program]
+    return _total(loss, _params(*params), clip, method=method)
+
+
 def _others(shapes, dtype=jnp.float32, count=OTHERS):
     keys = jax.random.split(jax.random.key(1), len(shapes))
     return tuple(
@@ -254,11 +261,11 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
 @pytest.mark.parametrize("clip", [dpoptax.l2_clip(1e-3), CLIPS["AUTO-V"]])
 @pytest.mark.parametrize("program", ["depthwise", "batched", "scanned"])
 def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip):
-    loss, params, shapes = PROGRAMS[program]
+    shapes = PROGRAMS[program][2]
     x, d = (np.ones(shape) for shape in shapes)
     axis = {"depthwise": 1, "batched": 1, "scanned": 0}[program]
     np.moveaxis(x, axis, 0)[0], np.moveaxis(d, axis, 0)[0] = 1e-19, 1e17
-    found = adversary.moved(_total(loss, _params(*params), clip), _others(shapes), (x, d))
+    found = adversary.moved(_compiled(program, clip), _others(shapes), (x, d))
     assert found <= clip.sensitivity * (1 + 1e-5)
 
 
@@ -276,8 +283,8 @@ def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip)
 )
 def test_what_one_example_is_does_not_change_what_the_others_add(program, method, others):
     """A switch between two ways to sum, thrown by one example, moved all the others."""
-    loss, params, shapes = PROGRAMS[program]
-    total = _total(loss, _params(*params), dpoptax.l2_clip(1e-3), method=method)
+    shapes = PROGRAMS[program][2]
+    total = _compiled(program, dpoptax.l2_clip(1e-3), method)
     batch = _others(shapes, count=15)
     ordinary = total(batch, jnp.arange(16) < 15)
     strange = tuple(x.at[-1].set(others) for x in batch)
@@ -296,8 +303,8 @@ def test_what_one_example_is_does_not_change_what_the_others_add(program, method
 @pytest.mark.parametrize("program", ["regression", "one position", "convolution"])
 def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
     """The other factor of its gradient is finite, and stays in the sum times zero."""
-    loss, params, shapes = PROGRAMS[program]
-    total = _total(loss, _params(*params), dpoptax.l2_clip(1e-3))
+    shapes = PROGRAMS[program][2]
+    total = _compiled(program, dpoptax.l2_clip(1e-3))
     batch = list(_others(shapes))
     for strange in (np.nan, np.inf):
         batch[side] = batch[side].at[-1].set(strange)
@@ -370,7 +377,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
-@pytest.mark.parametrize("layers", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [16, pytest.param(120, marks=pytest.mark.slow)])
 def test_many_layers_each_with_its_bound(method, layers):
     """One scale for all layers lost the short ones' squares."""
 

@@ -15,26 +15,25 @@ ROOT = Path(__file__).parents[1]
 CHECKS = ("sums", "noise", "shrinkage", "scaling")
 
 
+# All in one process, which starts and compiles once.
 @pytest.mark.parametrize(
-    ("which", "checks"),
+    "which",
     [
-        ("not slow", CHECKS),  # in one process, which starts and compiles once
-        *(pytest.param("slow", (name,), marks=pytest.mark.slow) for name in CHECKS),
+        "not slow",
+        pytest.param("slow and not optimized", marks=pytest.mark.slow),
+        pytest.param("slow and optimized", marks=[pytest.mark.slow, pytest.mark.optimized]),
     ],
     ids=str,
 )
-def test_on_eight_virtual_devices(which, checks):
+def test_on_eight_virtual_devices(which):
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider"]
     finished = subprocess.run(
-        [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in checks)],
+        [*command, "-m", which, *(f"tests/multidevice/{name}.py" for name in CHECKS)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=900,
     )
-    nothing_selected = 5
-    assert finished.returncode in (0, nothing_selected if which == "slow" else 0), (
-        finished.stdout + finished.stderr
-    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr

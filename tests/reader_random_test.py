@@ -211,7 +211,7 @@ def test_random_programs(**program):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**_programs)
 def test_many_random_programs(**program):
     check(**program)

@@ -157,8 +157,14 @@ def test_the_fast_generator_draws_what_pairs_on_one_device_are(kind, layout):
         assert noisy["w"].sharding.is_equivalent_to(total["w"].sharding, 3)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize("layout", ["first axis", "last axis"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+        for case in itertools.product(KINDS, ["first axis", "last axis"])
+    ],
+    ids=str,
+)
 def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
     """Sealed in one program and noised in another; a change on one device breaks it."""
     mesh = make_mesh((8,), ("data",), kind)

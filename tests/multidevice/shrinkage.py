@@ -1,5 +1,7 @@
 """Shrinkage of kernels that are split over devices: that of one device, and split again."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +19,18 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("spec", [P("data"), P(None, "data")], ids=["rows", "columns"])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+SPECS = (P("data"), P(None, "data"))
+QUICK = set(zip(KINDS, SPECS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(KINDS, SPECS)
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_split_kernel_is_shrunk_as_a_whole_one(name, kind, spec):
     tx = METHODS[name]()
