@@ -188,6 +188,8 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
     for pilot, root in zip(pilots, roots, strict=True):
         work = effort * _COST if root > 0.9 * max(roots) else 0.0
         tests.append(Test.planned(run, pilot, target, log_failure, least, work))
+    if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
+        return most  # No draws would do, not even such that are all 0.
     with _progress(sum(test.samples for test in tests)) as advance:
         wealths = [test.run(run, advance) for test in tests]
 
@@ -235,7 +237,7 @@ class Test:
         work: float,
     ) -> "Test":
         """With the λ that is best by other draws, and samples for so much work, 0 for few."""
-        bound = math.exp(min(pilot.proposal.log_bound(least), 0.0))
+        bound = math.exp(pilot.proposal.log_bound(least))
         each = bound / target
         fitting = work / (each * run.steps * (run.lattice().most_states + _OVERHEAD))
         needed = each * (min(_MOST, max(_LEAST, fitting)) if work else _FEW)
