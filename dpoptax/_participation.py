@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._jax_privacy import jax_privacy_module
-from dpoptax._privacy import events
+from dpoptax._privacy import chains, events
 from dpoptax.sampling import Sampler
+from dpoptax.sampling._base import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
@@ -35,7 +36,12 @@ class Participation:
 
     def __post_init__(self) -> None:
         strategy, sampler = self.strategy, self.sampler
-        if strategy.bands == 1 or self._amplified or self._fixed:
+        if (
+            strategy.bands == 1
+            or self._amplified
+            or self._fixed
+            or isinstance(sampler, ChainSampler)
+        ):
             return
         if isinstance(sampler, CyclicPoissonSampler):
             bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
@@ -48,7 +54,8 @@ class Participation:
         raise ValueError(
             f"{type(sampler).__name__} lets an example take part in successive steps, over which "
             "this strategy correlates noise: no epsilon is known; use "
-            "dpoptax.matrix.CyclicPoissonSampler"
+            "dpoptax.matrix.CyclicPoissonSampler, or MinSeparationSampler or "
+            "RandomAllocationSampler of dpoptax.sampling"
         )
 
     @property
@@ -85,8 +92,12 @@ class Participation:
 
         Where it takes part in every turn: ‖C u‖ with u = 1 in every cycle_length-th step.
         jax_privacy's formula holds for a column that is positive and does not increase, and raises
-        for others.
+        for others. Where it takes part by chance: the greatest ‖C x‖ of all participations x that
+        there are, for a column without negative entries, and raises for others.
         """
+        if isinstance(self.sampler, ChainSampler):
+            column = events.shortest(self.strategy.column(steps).tolist())
+            return chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
         import jax
 
@@ -102,6 +113,16 @@ class Participation:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:
             return dpa.NoOpDpEvent()
-        return events.noisy_sum_event(
+        unamplified = events.noisy_sum_event(
             noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
+        )
+        if not isinstance(self.sampler, ChainSampler):
+            return unamplified
+        return events.participation_event(
+            noise_multiplier,
+            steps,
+            column=events.shortest(self.strategy.column(steps).tolist()),
+            chain=self.sampler.chain,
+            bound=unamplified,
+            overflow=self.sampler.overflow_probability,
         )

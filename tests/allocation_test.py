@@ -362,7 +362,7 @@ class TestPrice:
             price(event(1e-5), accountant)
         # Of a sampler: a union bound over the steps of the period.
         sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
-        (inner,) = [sampler.dp_event(1.0, 10).event]
+        (inner,) = [sampler.dp_event(1.0, 10).bound.event]
         assert inner.overflow == pytest.approx(10 * stats.binom.sf(160, 1000, 0.1))
 
     def test_the_accountants_refuse_what_they_do_not_know(self):
@@ -426,7 +426,7 @@ class TestLedger:
         with pytest.warns(UserWarning, match="not below 1/N"):
             spent = accounting.epsilon_spent(released(self.noises()[:1], [3]), sampler, 0.02)
         event = sampler.dp_event(2.0, 3)
-        assert (event.period, event.steps) == (10, 3)
+        assert (event.bound.period, event.steps) == (10, 3)
         with pytest.warns(UserWarning, match="not below 1/N"):
             assert spent == accounting.epsilon(
                 noise_multiplier=2.0, delta=0.02, steps=3, sampler=sampler
@@ -439,16 +439,17 @@ class TestLedger:
         poisson = PoissonSampler(100, 10, seed=0)
         assert accounting.epsilon_spent(state, poisson, 1e-3, accountant="rdp") > 0
 
-    def test_correlated_noise_is_refused(self):
+    def test_correlated_noise_is_priced_with_its_strategy(self):
+        strategy = matrix.BandedToeplitz((1.0, 0.5))
         noise = dpoptax.correlated_noise(
-            matrix.BandedToeplitz((1.0, 0.5)),
-            noise_multiplier=2.0,
-            batch_size=10,
-            key=jax.random.key(0),
+            strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
         )
         state = released([optax.chain(noise)], [1])
-        with pytest.raises(ValueError, match="RandomAllocationSampler lets an example take part"):
-            accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
+        sampler = RandomAllocationSampler(100, 10, seed=0)
+        spent = accounting.epsilon_spent(state, sampler, 1e-3)
+        assert spent == accounting.epsilon(
+            noise_multiplier=2.0, steps=1, delta=1e-3, sampler=strategy.under(sampler)
+        )
 
 
 TINY = TrainConfig(model="linear", steps=2, eval_every=2, batch_size=719, noise_multiplier=2.0)
@@ -482,12 +483,24 @@ class TestTrainer:
         with pytest.raises(ConfigError, match="steps=5 at batch_size=719 .* give steps=4 or 6"):
             make_plan(config, 1438)
 
-    def test_correlated_noise_is_refused(self):
+    @pytest.mark.parametrize("sampling", ["balls_in_bins", "min_separation"])
+    def test_noise_is_calibrated_where_it_is_correlated(self, sampling):
         config = dataclasses.replace(
             TINY,
             method=CorrelatedNoise(bands=2, preset="momentum"),
-            sampling="balls_in_bins",
-            epsilon=None,
+            sampling=sampling,
+            batch_size=240,
+            steps=12,
+            noise_multiplier=None,
         )
-        with pytest.raises(ValueError, match="correlates noise: no epsilon is known"):
-            make_plan(config, 1438)
+        plans = {
+            accountant: make_plan(dataclasses.replace(config, accountant=accountant), 1438)
+            for accountant in ("pld", "monte_carlo")
+        }
+        for plan in plans.values():
+            assert 0.98 * config.epsilon < plan.epsilon(12) <= config.epsilon
+            assert plan.permitted_steps == 12
+            bounds = plan.bounds([4, 8, 12])
+            assert bounds[4] <= bounds[8] <= bounds[12] == plan.epsilon(12)
+        # What the accountant does not know of as chance costs noise.
+        assert plans["monte_carlo"].noise_multiplier < 0.8 * plans["pld"].noise_multiplier

@@ -11,13 +11,20 @@ from scipy import stats
 
 from dpoptax.sampling import (
     FixedSizeSampler,
+    MinSeparationSampler,
     PoissonSampler,
     RandomAllocationSampler,
     Sample,
     ShuffledSampler,
 )
 
-KINDS = [PoissonSampler, FixedSizeSampler, ShuffledSampler, RandomAllocationSampler]
+KINDS = [
+    PoissonSampler,
+    FixedSizeSampler,
+    ShuffledSampler,
+    RandomAllocationSampler,
+    MinSeparationSampler,
+]
 # A right sampler fails a test at this level with one seed in a thousand, and the seeds are
 # fixed; a wrong one has to fall below REJECT.
 ACCEPT, REJECT = 1e-3, 1e-6

@@ -9,7 +9,7 @@ import dp_accounting as dpa
 
 from dpoptax._privacy import events, pricing
 
-Accountant = Literal["pld", "rdp"]
+Accountant = Literal["pld", "rdp", "monte_carlo"]
 
 ADD_OR_REMOVE = "add-or-remove-one"
 

@@ -10,6 +10,7 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from dpoptax._privacy import allocation
+from dpoptax._privacy.chains import Chain
 
 RELATIONS = {
     "add-or-remove-one": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -52,6 +53,30 @@ class RandomAllocationDpEvent(dpa.DpEvent):
     noise_multiplier: float
     period: int
     steps: int
+    overflow: float = 0.0
+
+
+@attr.frozen
+class ParticipationDpEvent(dpa.DpEvent):
+    """Sums with correlated noise C⁻¹Z, in which a record takes part by chance.
+
+    Gaussian noise Z of standard deviation `noise_multiplier`, in units of what a record adds.
+
+    Attributes:
+      noise_multiplier: Of Z.
+      column: The first column of C, without zeros at its end.
+      chain: When a record takes part.
+      steps: How many sums were released.
+      bound: What reveals no less and can be composed: what "pld" and "rdp" price in its place.
+      overflow: An upper bound on the probability that any record was left out of one of the sums,
+        as its batch was full.
+    """
+
+    noise_multiplier: float
+    column: tuple[float, ...]
+    chain: Chain
+    steps: int
+    bound: Event
     overflow: float = 0.0
 
 
@@ -131,6 +156,56 @@ def with_others(event: Event, also: Sequence[Event]) -> Event:
             f"also={also!r}: want a sequence of dp_accounting events, such as [vocabulary.event]"
         )
     return dpa.ComposedDpEvent([event, *also]) if also else event
+
+
+def participation_event(
+    noise_multiplier: float,
+    steps: int,
+    *,
+    column: tuple[float, ...],
+    chain: Chain,
+    bound: Event,
+    overflow: float,
+) -> Event:
+    """The event of `steps` noisy sums; `bound` itself where that is nothing or all.
+
+    Args:
+      noise_multiplier: Over the clip bound.
+      steps: Number of releases, from the first on.
+      column: The first column of C over these steps, see `shortest`.
+      chain: When a record takes part.
+      bound: What reveals no less.
+      overflow: The probability that one step's batch is full.
+    """
+    if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+        return bound
+    return ParticipationDpEvent(
+        noise_multiplier=float(noise_multiplier),
+        column=column,
+        chain=chain,
+        steps=int(steps),
+        bound=bound,
+        overflow=min(1.0, steps * overflow),
+    )
+
+
+def shortest(column: Sequence[float]) -> tuple[float, ...]:
+    """The column without the zeros at its end."""
+    last = max(i for i, entry in enumerate(column) if entry)
+    return tuple(float(entry) for entry in column[: last + 1])
+
+
+def bounded(event: Event) -> Event:
+    """The event with what is priced by Monte Carlo alone replaced by what bounds it."""
+    if isinstance(event, ParticipationDpEvent):
+        return event.bound
+    if isinstance(event, dpa.ComposedDpEvent):
+        return dpa.ComposedDpEvent([bounded(e) for e in event.events])
+    if isinstance(event, WorstOfDpEvent):
+        return WorstOfDpEvent(tuple(bounded(e) for e in event.events))
+    if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):
+        return attr.evolve(event, event=bounded(event.event))
+    return event
 
 
 def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:

@@ -7,6 +7,9 @@ dp_accounting 0.6 leaves four gaps, and this module is the one place that closes
 * its PLD does not know sampling without replacement, but knows it under another name;
 * its RDP does not know truncated Poisson sampling;
 * neither knows random allocation.
+
+What neither can compose, participation at random in sums with correlated noise, is priced by
+`monte_carlo` for one run at a time, and by the other two through an event that bounds it.
 """
 
 import functools
@@ -19,17 +22,19 @@ import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
 
-from dpoptax._privacy import allocation, renyi
+from dpoptax._privacy import allocation, monte_carlo, renyi
 from dpoptax._privacy.events import (
+    ParticipationDpEvent,
     RandomAllocationDpEvent,
     WorstOfDpEvent,
     allocation_as_poisson,
     allocation_overflows,
+    bounded,
     rewrite,
     without_truncation,
 )
 
-ACCOUNTANTS = ("pld", "rdp")
+ACCOUNTANTS = ("pld", "rdp", "monte_carlo")
 DISCRETIZATION = 1e-4
 _PROFILE = 80
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
@@ -49,6 +54,8 @@ def epsilon_of(
     A coarser interval of the privacy loss makes PLD faster and its bound looser. What was priced
     is kept: a calibration ends with what the run then asks for, and so do runs over many seeds.
     """
+    if accountant != "monte_carlo":
+        event = bounded(event)
     arguments = event, delta, accountant, relation, interval
     return (_priced if _is_hashable(event) else _price)(*arguments)
 
@@ -57,7 +64,7 @@ def profile_of(
     event: Event, relation: dpa.NeighboringRelation, interval: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of epsilon and delta that hold together by PLD, from delta 1e-10 to epsilon 0."""
-    overflow = 0.0
+    overflow, event = 0.0, bounded(event)
     if allocation_overflows(event):
         event, overflow = without_truncation(event)
     accountant = _pld_accountant(event, 1e-10, relation, interval)
@@ -80,6 +87,8 @@ def _price(
     relation: dpa.NeighboringRelation,
     interval: float,
 ) -> float:
+    if accountant == "monte_carlo":
+        return _monte_carlo_epsilon(event, delta, relation, interval)
     plain, overflow = without_truncation(event)
     if accountant == "rdp":
         return _epsilon_with_overflow(lambda d: _rdp_epsilon(plain, d, relation), overflow, delta)
@@ -123,13 +132,52 @@ def _is_hashable(event: object) -> bool:
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
     """RDP epsilon over few orders, truncation left out: a starting point only."""
-    plain = rewrite(without_truncation(event)[0], allocation_as_poisson)
+    plain = rewrite(without_truncation(bounded(event))[0], allocation_as_poisson)
     return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
     """Renyi divergences of the event at the orders, sensitivity doubled under replace-one."""
+    event = bounded(event)
     return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
+
+
+def _monte_carlo_epsilon(
+    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
+) -> float:
+    """An upper confidence bound; never above what "pld" proves for the event that bounds it.
+
+    Less is drawn where the interval is coarser than a result's.
+    """
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dpa.NonPrivateDpEvent):
+        return math.inf
+    if not isinstance(event, ParticipationDpEvent):
+        raise ValueError(
+            "accountant='monte_carlo' prices one run at a time whose records take part by a "
+            "RandomAllocationSampler or a MinSeparationSampler, not an event of type "
+            f"{type(event).__name__}; use accountant='pld'"
+        )
+    if relation is dpa.NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "accountant='monte_carlo' cannot account for a record that is replaced by another; "
+            "use the neighbouring relation that the sampler states"
+        )
+    known = epsilon_of(event.bound, delta, "pld", relation, interval)
+    most, (lowest, highest) = known, allocation.MULTIPLIERS
+    if not lowest <= event.noise_multiplier <= highest:
+        return known
+    if event.overflow:
+        # So much of delta pays for the overflow of batches at any epsilon that is asked for.
+        most = min(known, math.log(1e-3 * delta / event.overflow))
+        if most <= 0:
+            return known
+        delta *= 1 - 2e-3
+    run = monte_carlo.Run(event.chain, event.column, event.steps, event.noise_multiplier)
+    effort = 1.0 if interval <= DISCRETIZATION else 0.1
+    found = monte_carlo.epsilon_bound(run, delta, most=most, effort=effort)
+    return found if found < most else known
 
 
 class _RdpAccountant(rdp.RdpAccountant):

@@ -7,7 +7,12 @@ neighbouring relation: where a record is replaced and the sum moves by 2 C, the 
 here.
 
 Accountants: "pld" (default) composes privacy loss distributions numerically and rounds against
-the user; "rdp" composes Renyi divergences: faster, and looser.
+the user; "rdp" composes Renyi divergences: faster, and looser; "monte_carlo" draws privacy losses
+of a whole run whose records take part by chance, with noise that may be correlated
+(`RandomAllocationSampler`, `MinSeparationSampler`), and states an upper confidence bound: delta has
+room for the probability that it is wrong. Its draws are functions of fixed numbers, so that the
+same question has the same answer. The other two price such a run with correlated noise as if
+nobody knew of a chance: as one Gaussian of the greatest sensitivity.
 """
 
 from dpoptax._privacy.checks import Accountant as Accountant

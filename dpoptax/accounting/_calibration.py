@@ -40,9 +40,10 @@ def calibrate_noise_multiplier(
     """The least noise multiplier that keeps `steps` noisy sums within `epsilon`.
 
     The result is rounded up to five digits, and `epsilon()` of it is at most the target and at
-    least 0.9998 of it. Arguments as for `epsilon()`; with `also`, events that are released of the
-    same data beside the sums, such as a vocabulary that `dpoptax.tables.select_rows` selects,
-    `epsilon` is for all together, as `epsilon_spent` with the same `also` prices them.
+    least 0.9998 of it, 0.99 by "monte_carlo". Arguments as for `epsilon()`; with `also`, events
+    that are released of the same data beside the sums, such as a vocabulary that
+    `dpoptax.tables.select_rows` selects, `epsilon` is for all together, as `epsilon_spent` with
+    the same `also` prices them.
 
     Raises:
       ValueError: an argument is out of range, or no multiplier spends this epsilon.

@@ -36,9 +36,12 @@ class Search:
         Three passes, each from the last one's result: RDP over few orders (milliseconds), PLD on
         a coarse grid (a tenth of the cost), and the accountant asked for. PLD at a parameter
         that is far off is the slow case, and the first pass is what avoids it. Integers come
-        out exact, others within 2e-4 of the target epsilon.
+        out exact, others within 2e-4 of the target epsilon. By Monte Carlo the second pass draws
+        a tenth of the samples, and others come out within 1e-2: bounds of different parameters
+        are that far from falling in step.
         """
-        exact = 2e-4 if self.digits else 0.0
+        drawn = self.accountant == "monte_carlo"
+        exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
 
         def guessed(x: float) -> float:
             return pricing.guessed_epsilon(self.event_at(x), self.delta, self.relation)
@@ -53,8 +56,8 @@ class Search:
 
         # Where it sets out, each pass knows how steep epsilon is from the one before.
         x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
-        if self.accountant == "pld":
-            x, _, slope = self._boundary(coarse, x, slope, 2e-3)
+        if self.accountant != "rdp":
+            x, _, slope = self._boundary(coarse, x, slope, 1e-2 if drawn else 2e-3)
         x, spent, _ = self._boundary(priced, x, slope, exact)
         return x, spent
 

@@ -35,7 +35,7 @@ def epsilon_spent(
       opt_state: holds at least one noise stage's state; a restored checkpoint will do.
       sampler: the one that drew the batches; its batch size must be the ledgers'.
       delta: in (0, 1).
-      accountant: "pld" or "rdp".
+      accountant: "pld", "rdp" or "monte_carlo".
       also: what else was released of the same data, such as a vocabulary that
         `dpoptax.tables.select_rows` selected; composed with the run.
 
@@ -90,7 +90,7 @@ def ensemble_epsilon_spent(
       same_batches: whether the runs shared their batches, in every step. Then releases with
         multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
         drew batches of its own, with a seed of its own, and the runs are composed.
-      accountant: "pld" or "rdp".
+      accountant: "pld", "rdp" or "monte_carlo".
       also: as for `epsilon_spent`, once for all runs.
 
     Raises:

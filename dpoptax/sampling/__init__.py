@@ -25,6 +25,7 @@ from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAlloca
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
 from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
+from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,23 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
-from scipy import stats
 
 from dpoptax._privacy import events
+from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._base import Sample, Sampler
-from dpoptax.sampling._draws import checked_largest, largest_rare_draw, permuted
+from dpoptax.sampling._base import ChainSampler, Sample
+from dpoptax.sampling._draws import checked_largest, permuted
 
 # Up to this many records are put in order by an array of all of them.
 _SMALL = 4096
 
 
 @dataclass(frozen=True)
-class RandomAllocationSampler(Sampler):
+class RandomAllocationSampler(ChainSampler):
     """Of every T = ⌈k N/B⌉ steps each record takes part in exactly k, uniformly chosen.
 
     The choice is independent of all other records', and made anew for the next T steps. With
@@ -56,9 +56,6 @@ class RandomAllocationSampler(Sampler):
     participations: int = 1
     max_batch_size: int | None = None
 
-    neighbouring_relation: ClassVar[str] = "replace-special"
-    independent_steps: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         super().__post_init__()
         times = integer("participations", self.participations, 1, "1 is once an epoch")
@@ -77,16 +74,9 @@ class RandomAllocationSampler(Sampler):
         return self.participations / self.period
 
     @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        if self.max_batch_size is not None:
-            return self._padded(self.max_batch_size)
-        return self._padded(largest_rare_draw(self.dataset_size, self.sampling_probability))
-
-    @property
-    def overflow_probability(self) -> float:
-        """The probability that a step's draw is cut."""
-        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
+    def chain(self) -> AllocationChain:
+        """In k of each T steps."""
+        return AllocationChain(self.period, self.participations)
 
     def sample(self, step: int) -> Sample:
         """The records of a step, in time of the order of the batch and of log T.
@@ -131,12 +121,20 @@ class RandomAllocationSampler(Sampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
         """The first `steps` noisy sums, the overflow of batches included."""
-        return events.allocation_event(
+        overflow = self.overflow_probability
+        return events.participation_event(
             noise_multiplier,
             steps,
-            period=self.period,
-            participations=self.participations,
-            overflow=self.overflow_probability,
+            column=(1.0,),
+            chain=self.chain,
+            overflow=overflow,
+            bound=events.allocation_event(
+                noise_multiplier,
+                steps,
+                period=self.period,
+                participations=self.participations,
+                overflow=overflow,
+            ),
         )
 
     def describe(self) -> dict[str, object]:

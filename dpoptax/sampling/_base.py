@@ -7,8 +7,11 @@ from typing import ClassVar, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
+from scipy import stats
 
+from dpoptax._privacy.chains import Chain
 from dpoptax._privacy.checks import integer
+from dpoptax.sampling._draws import largest_rare_draw
 
 
 class Sample(NamedTuple):
@@ -112,3 +115,32 @@ class Sampler(abc.ABC):
         indices = np.zeros(self.padded_size, np.int64)
         indices[: len(drawn)] = drawn
         return Sample(indices, np.arange(self.padded_size) < len(drawn))
+
+
+class ChainSampler(Sampler):
+    """A sampler whose records take part by a Markov chain each, apart from all others.
+
+    What correlated noise costs under it is priced by Monte Carlo (`dpoptax.matrix`). Draws are cut
+    to `padded_size`, to a uniformly random subset.
+    """
+
+    max_batch_size: int | None
+    neighbouring_relation: ClassVar[str] = "replace-special"
+    independent_steps: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def chain(self) -> Chain:
+        """When a record takes part."""
+
+    @property
+    def padded_size(self) -> int:
+        """The length of every sample, and the size that larger draws are cut to."""
+        if self.max_batch_size is not None:
+            return self._padded(self.max_batch_size)
+        return self._padded(largest_rare_draw(self.dataset_size, self.sampling_probability))
+
+    @property
+    def overflow_probability(self) -> float:
+        """The probability that a step's draw is cut."""
+        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))

@@ -70,7 +70,28 @@ def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.n
     return result.astype(np.int64)
 
 
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
+def permuted_within(
+    places: np.ndarray, sizes: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """As `permuted`, each place in a group of its own size, whose label is a part of the key."""
+    rows = np.sqrt(np.maximum(sizes - 1, 0)).astype(np.uint64) + np.uint64(1)
+    columns = (sizes.astype(np.uint64) + rows - np.uint64(1)) // rows
+    keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)
+    apart = _hash(labels.astype(np.uint64), rng.integers(0, 2**64, dtype=np.uint64))
+    result = places.astype(np.uint64)
+    outside = np.arange(len(result))
+    while len(outside):
+        wide, high, key = columns[outside], rows[outside], apart[outside] << np.uint64(32)
+        left, right = np.divmod(result[outside], wide)
+        for first, second in keys.reshape(-1, 2):
+            left = (left + _hash(right, first + key)) % high
+            right = (right + _hash(left, second + key)) % wide
+        result[outside] = left * wide + right
+        outside = outside[result[outside] >= sizes[outside].astype(np.uint64)]
+    return result.astype(np.int64)
+
+
+def _hash(values: np.ndarray, key: np.uint64 | np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer of value + key (arithmetic modulo 2^64), its upper 32 bits."""
     mixed = (values + key) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

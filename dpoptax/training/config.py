@@ -5,8 +5,9 @@ import fnmatch
 import math
 import runpy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from dpoptax import accounting
 from dpoptax.training.data.dataset import Unit
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
@@ -105,11 +106,13 @@ class TrainConfig:
     sampling: str = field("poisson", Role.PLANNED)
     """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
     epoch), random_allocation (each in as many steps as there are epochs, anywhere in the run),
-    cyclic (groups of examples take turns, for correlated noise), in_order (batches are such groups,
-    whole: data that come in a fixed order or once, without amplification), or shuffled (without
-    a guarantee)."""
-    accountant: Literal["pld", "rdp"] = field("pld", Role.CHANGEABLE)
-    """Composition by privacy loss distributions, or by Rényi divergences."""
+    min_separation (by chance, never twice within as many steps as noise is correlated over), cyclic
+    (groups of examples take turns, for correlated noise), in_order (batches are such groups, whole:
+    data that come in a fixed order or once, without amplification), or shuffled (without a
+    guarantee)."""
+    accountant: Literal["pld", "rdp", "monte_carlo"] = field("pld", Role.CHANGEABLE)
+    """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
+    of the whole run, for correlated noise and examples that take part by chance."""
 
     seed: int | None = field(0, Role.PLANNED)
     """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
@@ -190,8 +193,8 @@ class TrainConfig:
                 f"record={self.record} keeps released gradients, and without noise none is "
                 "released; give record=0, or a private method with noise"
             )
-        if self.accountant not in ("pld", "rdp"):
-            raise unknown_name("accountant", self.accountant, ("pld", "rdp"))
+        if self.accountant not in (known := get_args(accounting.Accountant)):
+            raise unknown_name("accountant", self.accountant, known)
         if self.features not in ("none", "scattering"):
             raise unknown_name("features", self.features, ("none", "scattering"))
         if self.features != "none" and isinstance(self.method, Augmented):

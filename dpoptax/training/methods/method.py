@@ -20,7 +20,8 @@ class Method:
         random: Whether the loss takes a key, a new one each step.
         evenly_noised: Whether the noise of a release is the same in all coordinates, where that of
             its clip is.
-        cycle_length: Number of groups that take turns where a config's sampling is "cyclic".
+        cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
+            of steps in which an example takes part but once where it is "min_separation".
         copies: Number of copies of an example that a loss is the mean over.
     """
 

@@ -95,7 +95,8 @@ class CorrelatedNoise(Doppler):
     """Noise that later steps take back in part, and DOPPLER's filter behind it.
 
     It wants `sampling="cyclic"`, as many groups as bands take turns, or "in_order", where an epoch
-    has as many batches as there are bands or more.
+    has as many batches as there are bands or more; with `accountant="monte_carlo"` also
+    "balls_in_bins", "min_separation" or "random_allocation".
     """
 
     name: ClassVar[str] = "Correlated noise"

@@ -25,6 +25,7 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
     "in_order": _in_order,
     "balls_in_bins": sampling.RandomAllocationSampler,
     "random_allocation": sampling.RandomAllocationSampler,
+    "min_separation": sampling.MinSeparationSampler,
 }
 
 
@@ -37,7 +38,7 @@ class PrivacyPlan:
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp" or "monte_carlo".
         unproven: Why no ε may be stated although there is noise; None where one may.
         strategy: How the noise is correlated over the steps; None where it is independent.
     """
@@ -128,6 +129,8 @@ def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
     """How often an example takes part, for the samplings that ask."""
     if config.sampling == "cyclic":
         return {"cycle_length": config.method.cycle_length}
+    if config.sampling == "min_separation":
+        return {"separation": config.method.cycle_length}
     if config.sampling != "random_allocation":
         return {}
     # As often as the run has epochs: the steps in which it does so are then those of the run.

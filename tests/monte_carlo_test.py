@@ -1,0 +1,333 @@
+"""Privacy by Monte Carlo: the pair, the estimator and its confidence, against brute force."""
+
+import dataclasses
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpoptax import accounting, matrix
+from dpoptax._privacy import chains, monte_carlo, pricing
+from dpoptax._privacy.chains import AllocationChain, SeparatedChain
+from dpoptax._privacy.monte_carlo import ADD, REMOVE, Proposal, Run, draw, epsilon_bound
+from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
+
+DELTA = 1e-5
+RELATION = dpa.NeighboringRelation.REPLACE_SPECIAL
+# Chain, column, steps: a k of T, one over two periods with bands across them, rest after a step.
+SMALL = {
+    "1 of 2": (AllocationChain(2, 1), (0.8, 0.6), 2),
+    "2 of 3": (AllocationChain(3, 2), (0.9, 0.4), 3),
+    "1 of 2, twice": (AllocationChain(2, 1), (0.8, 0.5, 0.3), 4),
+    "separated": (SeparatedChain(2, 0.4), (0.8, 0.6), 3),
+}
+
+
+def paths(chain, steps):
+    """{x: its probability}, from the chain's definition."""
+    found = {((), state): chance for state, chance in chain.start().items()}
+    for step in range(steps):
+        grown = {}
+        for (x, state), chance in found.items():
+            probability, taking, leaving = chain.move(step, state)
+            for bit, share, after in ((1, probability, taking), (0, 1 - probability, leaving)):
+                key = ((*x, bit), after)
+                grown[key] = grown.get(key, 0.0) + chance * share
+        found = grown
+    total = {}
+    for (x, _), chance in found.items():
+        total[x] = total.get(x, 0.0) + chance
+    return {x: chance for x, chance in total.items() if chance > 0}
+
+
+def toeplitz(column, steps):
+    full = np.zeros(steps)
+    full[: len(column)] = column[:steps]
+    return np.array([[full[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+
+
+def mixture(case):
+    """The centres C x and their weights."""
+    chain, column, steps = case
+    law = paths(chain, steps)
+    return np.array(list(law)) @ toeplitz(column, steps).T, np.array(list(law.values()))
+
+
+def quadrature(centres, weights, sigma, epsilons, points=81):
+    """(2, epsilons) δ(P‖Q), δ(Q‖P) of the mixture of N(centres, σ²I) by summation over a grid."""
+    steps = centres.shape[1]
+    axes = [np.linspace(-7 * sigma, centres[:, t].max() + 7 * sigma, points) for t in range(steps)]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, steps)
+    cell = math.prod(axis[1] - axis[0] for axis in axes)
+    q = np.exp(-(grid**2).sum(1) / (2 * sigma**2)) / (2 * math.pi * sigma**2) ** (steps / 2)
+    logs = (grid @ centres.T - (centres**2).sum(1) / 2) / sigma**2
+    p = q * (np.exp(logs) @ weights)
+    return np.array(
+        [
+            [np.maximum(a - math.exp(e) * b, 0).sum() * cell for e in epsilons]
+            for a, b in ((p, q), (q, p))
+        ]
+    )
+
+
+def true_epsilon(centres, weights, sigma, delta, points=81):
+    """The ε at δ of the greater of both directions, by interpolation of log δ."""
+    epsilons = np.linspace(0, 6 / sigma, 61)
+    deltas = quadrature(centres, weights, sigma, epsilons, points).max(axis=0)
+    return float(np.interp(-math.log(delta), -np.log(deltas), epsilons))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_lattice_has_the_moments_of_all_participations(name):
+    case = SMALL[name]
+    centres, weights = mixture(case)
+    single = chains.lattice(*case)
+    assert single.greatest_norm() == pytest.approx(np.linalg.norm(centres, axis=1).max())
+    for power in (2.5, -0.7):
+        exponents = (power**2 - power) * (centres**2).sum(1) / (2 * 1.3**2)
+        expected = math.log(weights @ np.exp(exponents))
+        assert single.log_moment(power, 1.3)[0] == pytest.approx(expected, rel=1e-12)
+        inner = power**2 * centres @ centres.T / 1.3**2
+        pairs = inner + exponents[:, None] + exponents
+        expected = math.log(weights @ np.exp(pairs) @ weights)
+        assert chains.copied(*case, 2).log_moment(power, 1.3)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["1 of 2", "separated", *(pytest.param(n, marks=pytest.mark.slow) for n in list(SMALL)[1:3])],
+)
+@pytest.mark.parametrize(
+    ("direction", "power", "copies"),
+    [(REMOVE, 1.0, 1), (REMOVE, 1.6, 1), (REMOVE, 1.0, 3), (ADD, 0.0, 1), (ADD, -0.6, 2)],
+)
+def test_draws_of_every_proposal_are_unbiased_and_bounded(name, direction, power, copies):
+    case = SMALL[name]
+    centres, weights = mixture(case)
+    run, sigma = Run(*case, 1.1), 1.1
+    log_z = run.lattice(copies).log_moment(power, sigma)[0]
+    proposal = Proposal(direction, power, copies, log_z)
+    points = {2: 161, 3: 81, 4: 31}[case[2]]
+    truth = quadrature(centres, weights, sigma, [0.5, 1.5], points)[direction]
+    losses = draw(run, proposal, 2**15, seed=7)
+    for epsilon, expected in zip((0.5, 1.5), truth, strict=True):
+        values = losses.values(epsilon)
+        assert values.min() >= 0
+        assert values.max() <= math.exp(proposal.log_bound(epsilon)) + 1e-12
+        error = values.std() / math.sqrt(len(values))
+        # The grid of four steps has a relative error of about a thousandth.
+        assert abs(values.mean() - expected) <= 4.5 * error + 2e-3 * expected
+
+
+@pytest.mark.parametrize(
+    "name", ["1 of 2", "separated", pytest.param("2 of 3", marks=pytest.mark.slow)]
+)
+def test_epsilon_is_above_the_true_one_by_little(name):
+    case, sigma, delta = SMALL[name], 1.1, 1e-4
+    centres, weights = mixture(case)
+    truth = true_epsilon(centres, weights, sigma, delta, 161 if case[2] == 2 else 121)
+    found = epsilon_bound(Run(*case, sigma), delta, most=50.0)
+    assert truth < found < 1.03 * truth
+    # The claim for half the noise that it was made for is disproved.
+    halved = quadrature(centres, weights, sigma / 2, [found])
+    assert halved.max() > 10 * delta
+
+
+def test_an_adversary_who_adapts_gains_nothing():
+    """T = 2: what the record adds in the second step is chosen by what the first one showed."""
+    c, sigma = np.array([0.8, 0.6]), 0.9
+    epsilons = np.array([0.2, 0.5, 1.0, 2.0])
+    centres, weights = mixture(SMALL["1 of 2"])
+    bound = quadrature(centres, weights, sigma, epsilons, 401)
+    x = np.linspace(-7 * sigma, 1 + 7 * sigma, 401)
+    first, second = np.meshgrid(x, x, indexing="ij")
+    cell = (x[1] - x[0]) ** 2
+    q = np.exp(-(first**2 + second**2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
+
+    def ratio(a, b):
+        return np.exp(((a * first + b * second) - (a**2 + b**2) / 2) / sigma**2)
+
+    tight = False
+    for choose in (
+        lambda y: np.ones_like(y),
+        lambda y: -np.ones_like(y),
+        lambda y: np.sign(y),
+        lambda y: np.where(y > 0.4, 1.0, -0.3),
+        lambda y: np.tanh(3 * y),
+    ):
+        # In the first step 1 was added, of which c_1 shows in the second; or choose(y_1) there.
+        p = q * (ratio(c[0], c[1]) + ratio(0.0, c[0] * choose(first))) / 2
+        for row, (a, b) in enumerate(((p, q), (q, p))):
+            found = np.array([np.maximum(a - math.exp(e) * b, 0).sum() * cell for e in epsilons])
+            assert (found <= bound[row] * (1 + 1e-4)).all()
+            tight |= np.allclose(found, bound[row], rtol=1e-3)
+    assert tight
+
+
+def test_a_negative_entry_of_the_strategy_is_refused():
+    """Then the pair does not dominate: two steps' parts in opposite directions add up."""
+    with pytest.raises(ValueError, match="an entry of -0.5: with random participation"):
+        chains.lattice(AllocationChain(4, 1), (1.0, -0.5), 4)
+
+
+def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
+    rng = np.random.default_rng(0)
+    proposal = Proposal(REMOVE, 1.0, 1, 0.0)
+    failure, wrong, right = 0.05, 0, 0
+    for shape in ((0.02, 1.0), (0.3, 0.05)):
+        odds, size = shape
+        mean = odds * size
+        for _ in range(1500):
+            values = size * (rng.random(1000) < odds)
+            bet = min(math.sqrt(-2 * math.log(failure) / (1000 * mean * size)), 1 / size)
+            # A claim that δ is below its true value, and one that it is below twice that.
+            for times in (1.0, 2.0):
+                test = monte_carlo.Test(proposal, times * mean, 0.0, 1000, bet)
+                passed = test.log_wealth(values[values > 0]) >= -math.log(failure)
+                wrong += passed and times == 1.0
+                right += passed and times == 2.0
+    assert stats.binomtest(wrong, 3000, failure, alternative="greater").pvalue > 1e-3
+    assert wrong > 0
+    assert right > 1500
+
+
+@pytest.mark.slow
+def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
+    """With a failure of a tenth in the place of 10^-11, and other draws each time."""
+    delta = 1e-3
+    centres, weights = mixture(SMALL["1 of 2"])
+    run, failed = Run(*SMALL["1 of 2"], 1.1), 0
+    truth = true_epsilon(centres, weights, 1.1, delta, 401)
+    monkeypatch.setattr(monte_carlo, "FAILURE", 0.1 / delta)
+    monkeypatch.setattr(monte_carlo, "RESERVED", 0.0)
+    for seed in range(200):
+        monkeypatch.setattr(monte_carlo, "_SEED", seed)
+        failed += epsilon_bound(run, delta, most=50.0, effort=1e-3) < truth * (1 - 1e-4)
+    assert stats.binomtest(failed, 200, 0.1, alternative="greater").pvalue > 1e-3
+
+
+class TestAgainstWhatIsKnown:
+    @staticmethod
+    def prices(sampler, steps, sigma, delta=DELTA):
+        run = {"noise_multiplier": sigma, "steps": steps, "delta": delta, "sampler": sampler}
+        return accounting.epsilon(**run), accounting.epsilon(**run, accountant="monte_carlo")
+
+    def test_balls_in_bins_with_independent_noise(self):
+        composed, drawn = self.prices(RandomAllocationSampler(100, 10, seed=0), 30, 1.0)
+        # The proven bound is itself above the truth, by the grids it is computed on.
+        assert 0.998 * composed < drawn < 1.02 * composed
+
+    def test_a_single_step_is_poisson_sampling(self):
+        sampler = RandomAllocationSampler(100, 10, seed=0, participations=2)
+        drawn = self.prices(sampler, 1, 1.0)[1]
+        poisson = accounting.epsilon(
+            noise_multiplier=1.0, steps=1, delta=DELTA, sampling_probability=0.1
+        )
+        assert poisson <= drawn < 1.02 * poisson
+
+    @pytest.mark.slow
+    def test_no_separation_is_poisson_sampling(self):
+        sampler = MinSeparationSampler(100, 10, seed=0)
+        composed, drawn = self.prices(sampler, 20, 1.0)
+        poisson = accounting.epsilon(
+            noise_multiplier=1.0, steps=20, delta=DELTA, sampling_probability=0.1
+        )
+        assert drawn == composed == poisson
+        # Of the two the accountant takes the lesser; alone the drawn one is just above.
+        alone = epsilon_bound(Run(sampler.chain, (1.0,), 20, 1.0), DELTA, most=2 * poisson)
+        assert poisson < alone < 1.03 * poisson
+
+    @pytest.mark.slow
+    def test_k_of_t_costs_less_than_k_blocks_and_no_less_than_one_participation(self):
+        sampler = RandomAllocationSampler(40, 10, seed=0, participations=2)
+        composed, drawn = self.prices(sampler, 8, 1.5)
+        alone = self.prices(RandomAllocationSampler(80, 10, seed=0), 8, 1.5)[0]
+        assert alone < drawn < composed
+
+    @pytest.mark.slow
+    def test_it_is_never_above_the_gaussian_of_the_greatest_sensitivity(self):
+        strategy = matrix.BandedToeplitz((1.0, 0.5))
+        sampler = RandomAllocationSampler(20, 10, seed=0)
+        for sigma in (0.2, 1.0, 30.0):
+            composed, drawn = self.prices(strategy.under(sampler), 4, sigma)
+            assert drawn <= composed
+        # Full batches leave no chance.
+        full = strategy.under(RandomAllocationSampler(10, 10, seed=0))
+        composed, drawn = self.prices(full, 4, 1.0)
+        assert 0.999 * composed < drawn <= composed
+
+    def test_the_sensitivity_is_the_greatest_of_all_participations(self):
+        strategy = matrix.BandedToeplitz((1.0, 0.5, 0.2))
+        sampler = RandomAllocationSampler(30, 10, seed=0, participations=2)
+        centres, _ = mixture((AllocationChain(6, 2), strategy.coefficients, 8))
+        found = strategy.under(sampler).sensitivity(8)
+        assert found == pytest.approx(np.linalg.norm(centres, axis=1).max())
+        made = strategy.under(sampler).dp_event(2.0, 8)
+        assert pricing.epsilon_of(made, DELTA, "pld", RELATION) == pytest.approx(
+            pricing.epsilon_of(dpa.GaussianDpEvent(2.0 / found), DELTA, "pld", RELATION)
+        )
+
+    @pytest.mark.slow
+    def test_more_steps_less_noise_and_less_delta_cost_more(self):
+        strategy = matrix.BandedToeplitz((1.0, 0.5))
+        priced = strategy.under(MinSeparationSampler(60, 10, seed=0, separation=2))
+        base = self.prices(priced, 6, 2.0, 1e-4)[1]
+        for steps, sigma, delta in ((12, 2.0, 1e-4), (6, 1.0, 1e-4), (6, 2.0, 1e-6)):
+            assert self.prices(priced, steps, sigma, delta)[1] > 1.1 * base
+
+
+class TestUse:
+    PRICED = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=0))
+
+    def test_calibration_ends_with_what_is_then_spent(self):
+        run = {"steps": 12, "delta": DELTA, "sampler": self.PRICED, "accountant": "monte_carlo"}
+        sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
+        spent = accounting.epsilon(noise_multiplier=sigma, **run)
+        assert 0.98 * 2.0 < spent <= 2.0
+
+    def test_it_depends_on_no_seed_and_comes_out_the_same(self):
+        run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
+        other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))
+        first = accounting.epsilon(sampler=self.PRICED, **run)
+        pricing._priced.cache_clear()
+        monte_carlo.best_proposal.cache_clear()
+        assert accounting.epsilon(sampler=other, **run) == first
+
+    def test_the_overflow_of_batches_is_paid_for(self):
+        run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
+        event = self.PRICED.dp_event(1.0, 12)
+        assert 0 < event.overflow <= 12e-18
+        free = accounting.epsilon(sampler=self.PRICED, **run)
+        # Too frequent an overflow leaves what "pld" proves, whatever a full batch leaves out.
+        full = dataclasses.replace(self.PRICED.sampler, max_batch_size=12)
+        costly = dataclasses.replace(self.PRICED, sampler=full)
+        unamplified = accounting.epsilon(sampler=costly, **{**run, "accountant": "pld"})
+        assert free < accounting.epsilon(sampler=costly, **run) == unamplified
+
+    def test_what_it_cannot_price_is_refused(self):
+        run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
+        with pytest.raises(ValueError, match="'monte_carlo' prices one run at a time"):
+            accounting.epsilon(sampler=PoissonSampler(60, 10, seed=0), **run)
+        event = self.PRICED.dp_event(1.0, 12)
+        with pytest.raises(ValueError, match="prices one run at a time"):
+            pricing.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "monte_carlo", RELATION)
+        replaced = dpa.NeighboringRelation.REPLACE_ONE
+        with pytest.raises(ValueError, match="a record that is replaced by another"):
+            pricing.epsilon_of(event, DELTA, "monte_carlo", replaced)
+        # Two runs compose by what bounds each.
+        twice = pricing.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "pld", RELATION)
+        assert twice > pricing.epsilon_of(event, DELTA, "pld", RELATION)
+
+    def test_a_strategy_of_all_bands_is_priced_where_its_states_are_few(self):
+        sampler = RandomAllocationSampler(60, 10, seed=0)
+        strategy = matrix.BandedInverseToeplitz((1.0, -0.5), steps=6)
+        run = {"noise_multiplier": 1.0, "steps": 6, "delta": DELTA, "accountant": "monte_carlo"}
+        drawn = accounting.epsilon(sampler=strategy.under(sampler), **run)
+        assert drawn < accounting.epsilon(
+            sampler=strategy.under(sampler), **{**run, "accountant": "pld"}
+        )
+        longer = matrix.BandedInverseToeplitz((1.0, -0.5), steps=100)
+        with pytest.raises(ValueError, match="in more ways than the 4096 that can be followed"):
+            accounting.epsilon(sampler=longer.under(sampler), **{**run, "steps": 100})
