@@ -3,16 +3,16 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
-from scipy import stats
 
-from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import Sample, Sampler
 from dpoptax.sampling._draws import checked_largest, largest_rare_draw, permuted
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 # Up to this many records are put in order by an array of all of them.
 _SMALL = 4096
@@ -86,6 +86,8 @@ class RandomAllocationSampler(Sampler):
     @property
     def overflow_probability(self) -> float:
         """The probability that a step's draw is cut."""
+        from scipy import stats
+
         return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
 
     def sample(self, step: int) -> Sample:
@@ -129,8 +131,10 @@ class RandomAllocationSampler(Sampler):
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
         return self._pad(np.sort(drawn))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""
+        from dpoptax._privacy import events
+
         return events.allocation_event(
             noise_multiplier,
             steps,

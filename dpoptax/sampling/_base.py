@@ -3,12 +3,14 @@
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
 
 from dpoptax._privacy.checks import integer
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 
 class Sample(NamedTuple):
@@ -65,7 +67,7 @@ class Sampler(abc.ABC):
         """The records of a step, a function of (seed, step) alone."""
 
     @abc.abstractmethod
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """What `steps` noisy clipped sums over this sampler's batches reveal."""
 
     @property
