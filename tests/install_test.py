@@ -105,7 +105,7 @@ def test_an_extra_that_is_missing_is_named():
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "install dpoptax[matrix]",
         "dpoptax.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
-        "import dpoptax.cli.main": "the command line needs tyro",
+        "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """
         import sys, json

@@ -9,14 +9,12 @@ from pathlib import Path
 import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.run import kept
 
-try:
-    from dpoptax.cli.commands import COMMANDS, CONFIG_FIRST
-except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"dpoptax: error: the command line needs {error.name}, which is not installed; "
-        "pip install 'dpoptax[train]'"
-    ) from error
+_CONFIG_FIRST = ("train", "plan", "audit")
+# The commands whose options depend on the config, so that without one there are none to list.
+_EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
+# What the command line cannot do without and `import dpoptax` can.
 
 _USAGE = """\
 usage: dpoptax COMMAND ...
@@ -69,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = show_once
         try:
             arguments, folder = _cache_options(arguments)
-            with compilation_cache.kept_in(folder):
-                return _dispatch(arguments)
+            with compilation_cache.kept_in(folder) as place:
+                # Of the commands, this one confirms what was kept.
+                with kept.kept_in(place if arguments[:1] == ["train"] else None):
+                    return _dispatch(arguments)
         except (ValueError, OSError) as error:
             print(f"dpoptax: error: {error}", file=sys.stderr)
             return 2
@@ -86,11 +86,21 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"dpoptax {dpoptax.__version__}")
         return 0
     command, *rest = arguments
-    if command not in COMMANDS:
-        raise unknown_name("command", command, COMMANDS)
-    if command in CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
+    if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
         return _usage(rest)
-    return COMMANDS[command](rest)
+    try:
+        from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
+
+        if command not in COMMANDS:
+            raise unknown_name("command", command, COMMANDS)
+        return COMMANDS[command](rest)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise SystemExit(
+            f"dpoptax: error: the command line needs {error.name}, which is not installed; "
+            "pip install 'dpoptax[train]'"
+        ) from error
 
 
 def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:

@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal
 
-from dpoptax.training.data.dataset import Unit
+from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -232,6 +232,12 @@ class TrainConfig:
             "lora_projections": list(self.lora_projections),
             **paths,
         }
+
+    def data(self, *, progress: bool = False) -> Wanted:
+        """What the run wants of its data set; `progress` shows how far reading it is."""
+        return Wanted(
+            self.dataset, self.data_dir, self.tokens, self.scattering, self.owners, progress
+        )
 
     @property
     def tokens(self) -> Tokens:

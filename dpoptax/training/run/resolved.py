@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from dpoptax import accounting
+import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Kind
 from dpoptax.training.models import models
@@ -43,7 +43,7 @@ class Run:
         config, plan = self.config, self.plan
         epsilon = None
         if plan.delta is not None and plan.noise_multiplier > 0:
-            epsilon = accounting.epsilon_spent(
+            epsilon = dpoptax.accounting.epsilon_spent(
                 opt_state, plan.sampler, plan.delta, accountant=plan.accountant
             )
         recorded = ["training loss and accuracy"] if config.record_training_metrics else []

@@ -12,11 +12,13 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
-from dpoptax.training.run import devices, resume
+from dpoptax.training.run import devices, kept, resume
 from dpoptax.training.run.advancing import Course, State, States, Surroundings
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.generation import Generation
+from dpoptax.training.run.kept import Confirmation
+from dpoptax.training.run.privacy import check_budget
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import compile_steps
 from dpoptax.training.run.together import check_alike
@@ -152,4 +154,12 @@ def _compiled(
         evaluate=evaluate,
         began=time.perf_counter() - spent,
         around=around,
+        confirmation=_confirmation(run, bounds[last]),
     )
+
+
+def _confirmation(run: Run, shown: float | None) -> Confirmation | None:
+    """The accounting, asked again where an earlier start may have answered."""
+    if not kept.in_use():
+        return None
+    return Confirmation(lambda: check_budget(run.config, run.plan, shown))
