@@ -103,11 +103,17 @@ def _begun(runs: tuple[Run, ...], dataset: Dataset, place: devices.Devices) -> t
     # Copies: the steps donate the arrays of all runs, and no buffer can be given away twice.
     own = [params, *(jax.tree.map(jnp.copy, params) for _ in runs[1:])]
     states = tuple(
-        State(0, params, place.replicate(run.chain.optimizer.init(params)))
+        State(0, params, _first_state(run, params, place))
         for run, params in zip(runs, own, strict=True)
     )
     check_alike([(state.params, state.opt_state) for state in states])
     return states, frozen
+
+
+def _first_state(run: Run, params: Any, place: devices.Devices) -> Any:
+    if place.mesh is None:
+        return run.chain.begin(params)
+    return place.replicate(run.chain.optimizer.init(params))
 
 
 def _restored(states: States, around: Surroundings) -> tuple[States, bool]:
