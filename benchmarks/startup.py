@@ -85,14 +85,18 @@ class Timed:
     processor: float
 
     @property
+    def shown(self) -> float:
+        """Seconds of what shows progress, wherever it was computed."""
+        return self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
+
+    @property
     def telemetry(self) -> float:
-        """The share of what shows progress, wherever it was computed.
+        """The share of what shows progress.
 
         Of wall time or processor time, whichever is less: threads have the one, a busy machine
         stretches the other.
         """
-        shown = self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
-        return shown / min(self.whole, self.processor)
+        return self.shown / min(self.whole, self.processor)
 
 
 def measure(config: str, options: list[str], start: str, folder: Path, cache: Path) -> Timed:

@@ -28,9 +28,7 @@ def check_accountant(accountant: str) -> None:
     """Raises where `accountant` is unknown."""
     known = get_args(Accountant)
     if accountant not in known:
-        raise ValueError(
-            f"accountant={accountant!r} is unknown; use one of {list(known)}"
-        )
+        raise ValueError(f"accountant={accountant!r} is unknown; use one of {list(known)}")
 
 
 def check_delta(delta: float, dataset_size: int | None = None, *, stacklevel: int = 3) -> None:

@@ -67,10 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = show_once
         try:
             arguments, folder = _cache_options(arguments)
-            with compilation_cache.kept_in(folder) as place:
-                # Of the commands, this one confirms what was kept.
-                with kept.kept_in(place if arguments[:1] == ["train"] else None):
-                    return _dispatch(arguments)
+            confirms = arguments[:1] == ["train"]  # the one command that asks the accounting again
+            with (
+                compilation_cache.kept_in(folder) as place,
+                kept.kept_in(place if confirms else None),
+            ):
+                return _dispatch(arguments)
         except (ValueError, OSError) as error:
             print(f"dpoptax: error: {error}", file=sys.stderr)
             return 2

@@ -242,7 +242,7 @@ class Wanted:
 
     name: str
     data_dir: Path | None = None
-    tokens: Tokens = Tokens(None, 128)  # noqa: RUF009
+    tokens: Tokens = Tokens(None, 128)
     features: Scattering | None = None
     owners: Path | None = None
     progress: bool = dataclasses.field(default=False, compare=False)

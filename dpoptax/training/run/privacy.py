@@ -93,10 +93,10 @@ def check_budget(config: TrainConfig, plan: PrivacyPlan, shown: float | None) ->
     over = config.epsilon is not None and spent > config.epsilon
     if over or shown is None or shown < (1 - _ROUNDING) * spent:
         raise ConfigError(
-            f"{plan.permitted_steps} steps at noise_multiplier={plan.noise_multiplier:g} spend ε = "
-            f"{spent:.6g}, and not what an earlier start has kept: ε = {config.epsilon} allowed and "
-            f"{shown} shown. Remove the folder that --compilation-cache names, and take another "
-            "workdir"
+            f"noise_multiplier={plan.noise_multiplier:g}, kept of an earlier start, spends ε = "
+            f"{spent:.6g} in {plan.permitted_steps} steps, where epsilon={config.epsilon} is "
+            f"allowed and {shown} was shown: what is kept is damaged. Remove the folder of "
+            "--compilation-cache, and begin anew in another workdir"
         )
 
 
