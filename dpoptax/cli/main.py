@@ -43,8 +43,9 @@ commands:
 
 all of them:
   --compilation-cache DIR, --no-compilation-cache
-        where compiled programs are kept, so that the same command starts faster the next time;
-        without either in the user's folder for caches, such as ~/.cache/dpoptax/compiled
+        where compiled programs and calibrated noise are kept, so that the same command starts
+        faster the next time; without either in the user's folder for caches, such as
+        ~/.cache/dpoptax/compiled
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
