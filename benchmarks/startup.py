@@ -49,7 +49,7 @@ Phases.stepped = noting
 imported = time.time()
 code = main(sys.argv[3:])
 times = {"import": imported - begun, "main": time.time() - imported}
-times["processor"], times["first_processor"] = time.process_time(), at_first[0]
+times["processor"], times["first_processor"] = time.process_time(), sum(at_first)
 open(sys.argv[2], "w").write(json.dumps(times))
 sys.exit(code)
 """

@@ -31,7 +31,7 @@ ON_DIGITS = {
     "lora_rank": None,
     "features": "none",
     "beams": 0,
-    "batch_size": 256,
+    "batch_size": 128,
     "microbatch_size": None,
     "steps": 120,
     "eval_every": 10,
@@ -94,6 +94,8 @@ def kinds(folder: Path) -> dict[Kind, Chosen]:
     """The kinds of all configs below a folder, each with its first config that reads no files."""
     found: dict[Kind, Chosen] = {}
     for path, name, config in _configs(folder):
+        if config.noise_multiplier is None and config.method.unproven() is not None:
+            continue  # it is trained at the noise of another
         kind = Kind(config.method.name, config.sampling, config.accountant, config.unit)
         read = config.dataset in FILE_DATASETS
         if kind not in found or (found[kind].read and not read):
