@@ -11,10 +11,10 @@ from dpoptax.cli import compilation_cache
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import kept
 
-_CONFIG_FIRST = ("train", "plan", "audit")
 # The commands whose options depend on the config, so that without one there are none to list.
+_CONFIG_FIRST = ("train", "plan", "audit")
+# What commands cannot do without and `import dpoptax` can.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
-# What the command line cannot do without and `import dpoptax` can.
 
 _USAGE = """\
 usage: dpoptax COMMAND ...
