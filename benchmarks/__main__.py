@@ -3,7 +3,8 @@
 `python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`;
 `python -m benchmarks together` runs at several learning rates: see `benchmarks.together`; `python
 -m benchmarks noise` normal numbers by generator: see `benchmarks.noise`; `python -m benchmarks
-tables` steps of large tables by the rows that they train: see `benchmarks.tables`.
+tables` steps of large tables by the rows that they train: see `benchmarks.tables`; `python -m
+benchmarks telemetry` what runs pay for showing their progress: see `benchmarks.telemetry`.
 """
 
 import sys
@@ -14,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import noise, report, startup, tables, together
+from benchmarks import noise, report, startup, tables, telemetry, together
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -97,6 +98,8 @@ def main(config: Config) -> str:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["startup"]:
         print(startup.main(tyro.cli(startup.Startup, args=sys.argv[2:])))
+    elif sys.argv[1:2] == ["telemetry"]:
+        print(telemetry.main(tyro.cli(telemetry.Telemetry, args=sys.argv[2:])))
     elif sys.argv[1:2] == ["together"]:
         print(together.main(tyro.cli(together.Together, args=sys.argv[2:])))
     elif sys.argv[1:2] == ["noise"]:

@@ -39,10 +39,17 @@ _CHILD = """
 import json, sys, time
 begun = float(sys.argv[1])
 from dpoptax.cli.main import main
+import dpoptax.cli.commands, dpoptax.training.loop
+from dpoptax.training.run.phases import Phases
+stepped, at_first = Phases.stepped, []
+def noting(phases):
+    at_first.append(time.process_time()) if phases.first_step is None else None
+    stepped(phases)
+Phases.stepped = noting
 imported = time.time()
 code = main(sys.argv[3:])
 times = {"import": imported - begun, "main": time.time() - imported}
-times["processor"] = time.process_time()
+times["processor"], times["first_processor"] = time.process_time(), sum(at_first)
 open(sys.argv[2], "w").write(json.dumps(times))
 sys.exit(code)
 """
@@ -72,6 +79,7 @@ class Timed:
         seconds: Wall time by phase; "other" is the command line and what is in no phase.
         aside: Processor time by phase of the threads that prepare next to these.
         first_step: Seconds from the process's start to the end of the first step.
+        first_processor: Processor seconds of all its threads until then.
         whole: Seconds from the process's start to its end.
         processor: Processor seconds of all its threads, up to the end of the command.
     """
@@ -81,18 +89,23 @@ class Timed:
     seconds: dict[str, float]
     aside: dict[str, float]
     first_step: float
+    first_processor: float
     whole: float
     processor: float
 
     @property
+    def shown(self) -> float:
+        """Seconds of what shows progress, wherever it was computed."""
+        return self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
+
+    @property
     def telemetry(self) -> float:
-        """The share of what shows progress, wherever it was computed.
+        """The share of what shows progress.
 
         Of wall time or processor time, whichever is less: threads have the one, a busy machine
         stretches the other.
         """
-        shown = self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
-        return shown / min(self.whole, self.processor)
+        return self.shown / min(self.whole, self.processor)
 
 
 def measure(config: str, options: list[str], start: str, folder: Path, cache: Path) -> Timed:
@@ -126,6 +139,7 @@ def timed(
         seconds,
         summary["phases_aside"],
         before + summary["first_step_seconds"],
+        spent["first_processor"],
         whole,
         spent["processor"],
     )
@@ -141,13 +155,22 @@ def table(results: list[Timed]) -> str:
             result.start,
             *(f"{result.seconds.get(name, 0.0):.2f}" for name in columns),
             f"{result.first_step:.2f}",
+            f"{result.first_processor:.2f}",
             f"{result.whole:.2f}",
             f"{result.processor:.2f}",
             f"{100 * result.telemetry:.2f} %",
         ]
         for result in results
     ]
-    header = ["config", "start", *columns, "start to first step", "whole", "processor"]
+    header = [
+        "config",
+        "start",
+        *columns,
+        "start to first step",
+        "its processor",
+        "whole",
+        "processor",
+    ]
     header += ["share of telemetry"]
     return markdown_table(header, rows)
 

@@ -4,15 +4,15 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-import dp_accounting as dpa
-
 from dpoptax._jax_privacy import jax_privacy_module
-from dpoptax._privacy import chains, events
+from dpoptax._privacy import chains
 from dpoptax.sampling import Sampler
 from dpoptax.sampling._base import ChainSampler
 from dpoptax.sampling._cyclic import CyclicPoissonSampler
 
 if TYPE_CHECKING:
+    import dp_accounting as dpa
+
     from dpoptax._strategies import Strategy
 
 
@@ -96,6 +96,8 @@ class Participation:
         there are, for a column without negative entries, and raises for others.
         """
         if isinstance(self.sampler, ChainSampler):
+            from dpoptax._privacy import events
+
             column = events.shortest(self.strategy.column(steps).tolist())
             return chains.lattice(self.sampler.chain, column, steps).greatest_norm()
         toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
@@ -107,8 +109,12 @@ class Participation:
             )
             return math.sqrt(float(squared))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """What `steps` sums with correlated noise over this sampler's batches reveal."""
+        import dp_accounting as dpa
+
+        from dpoptax._privacy import events
+
         if self.strategy.bands == 1 or self._amplified:
             return self.sampler.dp_event(noise_multiplier, steps)
         if steps == 0:

@@ -14,7 +14,6 @@ Only NumPy and SciPy are imported.
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import linalg, signal
 
 from dpoptax._coefficients import Filter as Filter
 from dpoptax._coefficients import impulse_response as impulse_response
@@ -22,6 +21,8 @@ from dpoptax._coefficients import poles as poles
 from dpoptax._coefficients import preset as preset
 from dpoptax._coefficients import presets as presets
 from dpoptax._coefficients import validate as validate
+
+# SciPy, which takes longer to import than the rest, is imported by the functions that use it.
 
 
 def zeros(filt: Filter) -> NDArray[np.complex128]:
@@ -59,6 +60,8 @@ def noise_gain(filt: Filter) -> float:
     >>> round(noise_gain(preset("momentum")), 6)  # 0.01 / (1 - 0.81)
     0.052632
     """
+    from scipy import linalg
+
     n = filt.order
     b = np.pad(filt.b, (0, n + 1 - len(filt.b)))
     if not filt.a:
@@ -131,6 +134,8 @@ def butterworth(order: int, cutoff: float) -> Filter:
     >>> [round(x, 3) for x in butterworth(1, 0.0635).b]  # DOPPLER's first filter, 1/11
     [0.091, 0.091]
     """
+    from scipy import signal
+
     _check_design(order, cutoff)
     return _normalized(*signal.butter(order, cutoff))
 
@@ -149,6 +154,8 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> Filter:
     Raises:
       ValueError: as for `butterworth`, and if ripple is not positive.
     """
+    from scipy import signal
+
     _check_design(order, cutoff)
     if not 0.0 < ripple < np.inf:
         raise ValueError(f"ripple={ripple} must be a positive number of decibel, such as 1.0")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import signal
 
 from dpoptax import filters
 
@@ -66,6 +65,8 @@ def power_spectrum(
 
     Source: DOPPLER (Zhang et al. 2024), Figure 2.
     """
+    from scipy import signal  # here, as it takes longer to import than the rest
+
     series = _series(gradients)
     steps = len(series)
     size = min(steps, max(16, steps // 4)) if segment is None else segment

@@ -14,6 +14,7 @@ Samplers and accounting stay as they are, and count users: `dataset_size` is the
 with all of its records.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -87,15 +88,23 @@ class UserTable:
     def __init__(
         self, owners: Sequence[object] | np.ndarray, records_per_user: int, *, seed: int
     ) -> None:
-        remedy = "give the largest number of records of a user in a step"
-        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
-        self._seed = integer("seed", seed, 0, "take one from secrets.randbits(128)")
+        self._bound(records_per_user, seed)
         self._labels, inverse = np.unique(_checked(owners), return_inverse=True)
         self.num_users = len(self._labels)
         # The records sorted by owner; those of user u are from _starts[u] to _starts[u + 1].
         self._records = np.argsort(inverse, kind="stable")
         counts = np.bincount(inverse, minlength=self.num_users)
         self._starts = np.concatenate([[0], np.cumsum(counts)])
+
+    def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
+        """The table of the same owners with another bound and seed; it sorts nothing again.
+
+        Raises:
+          ValueError: `records_per_user` below 1, or a negative seed.
+        """
+        table = copy.copy(self)
+        table._bound(records_per_user, seed)
+        return table
 
     def __repr__(self) -> str:
         """Public numbers alone."""
@@ -139,6 +148,11 @@ class UserTable:
     def describe(self) -> dict[str, object]:
         """What is protected, for a run's record: JSON values, and no count of records."""
         return {"unit": "user", "records_per_user": self.records_per_user}
+
+    def _bound(self, records_per_user: int, seed: int) -> None:
+        remedy = "give the largest number of records of a user in a step"
+        self.records_per_user = integer("records_per_user", records_per_user, 1, remedy)
+        self._seed = integer("seed", seed, 0, "take one from secrets.randbits(128)")
 
     def _chosen(self, user: int, step: int) -> np.ndarray:
         owned = self.records_of(user)

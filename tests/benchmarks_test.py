@@ -9,13 +9,14 @@ import optax
 import pytest
 
 import dpoptax
-from benchmarks import contenders, noise, report, startup, together
+from benchmarks import contenders, noise, report, startup, telemetry, together
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
 from benchmarks.networks import NETWORKS
 from benchmarks.timing import Budget, Result, _set_ratios, measure, pythons
 from benchmarks.variants import ALGORITHMS, JAX_LIBRARIES, Cell, Variant, sweep_cells, variants
+from dpoptax.training.config import load_config, load_configs
 
 ONCE = Budget(rounds=1, seconds_per_turn=0.0)
 
@@ -197,7 +198,7 @@ class TestStartup:
             "phases_aside": {"telemetry": 0.1, "compile": 3.0},
             "first_step_seconds": 1.5,
         }
-        spent = {"import": 4.0, "main": 3.7, "processor": 8.0}
+        spent = {"import": 4.0, "main": 3.7, "processor": 8.0, "first_processor": 3.0}
         times = startup.timed("a.py", "first", spent, summary, 10.0)
         assert sum(times.seconds.values()) == pytest.approx(10.0)
         assert times.seconds["other"] == pytest.approx(2.9)  # in no phase, and after the command
@@ -208,6 +209,7 @@ class TestStartup:
         shown = {name.strip(): cell.strip() for name, cell in cells.items()}
         assert (shown["import"], shown["compile"], shown["telemetry"]) == ("4.00", "0.00", "0.10")
         assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "2.50 %")
+        assert (shown["its processor"], shown["processor"]) == ("3.00", "8.00")
 
     @pytest.mark.slow
     def test_a_second_start_finds_what_was_compiled(self, tmp_path):
@@ -225,6 +227,34 @@ class TestStartup:
     def test_a_training_that_fails_says_why(self, tmp_path):
         with pytest.raises(RuntimeError, match=r"nowhere.py: .*not a file"):
             startup.measure("nowhere.py", [], "first", tmp_path, tmp_path / "cache")
+
+
+class TestTelemetry:
+    def test_each_kind_of_config_has_one_that_trains_on_what_is_there(self, tmp_path):
+        found = telemetry.kinds(startup.ROOT / "configs" / "digits")
+        assert telemetry.Kind("DP-SGD", "poisson", "pld", "example") in found
+        assert telemetry.Kind("Correlated noise", "cyclic", "pld", "example") in found
+        assert len(found) == 15 - 1  # with and without a filter, correlated noise is of one kind
+        assert not any(chosen.read for chosen in found.values())
+
+    def test_a_config_that_reads_files_is_trained_on_the_digits(self, tmp_path):
+        base = startup.ROOT / "configs" / "papers" / "disk" / "figure_6.py"
+        name, config = next(iter(load_configs(base).items()))
+        assert config.dataset == "cifar10"
+        path = tmp_path / "config.py"
+        path.write_text(telemetry.config_file(telemetry.Chosen(base, name, read=True)))
+        on_digits = load_config(path)
+        assert (on_digits.dataset, on_digits.eval_every) == ("digits", 10)
+        assert (on_digits.method, on_digits.accountant) == (config.method, config.accountant)
+
+    def test_the_table_has_a_row_for_each_kind(self):
+        kind = telemetry.Kind("DiSK", "poisson", "rdp", "example")
+        chosen = telemetry.Chosen(startup.ROOT / "a.py", "a", read=True)
+        seconds = {"telemetry": 0.02}
+        timed = startup.Timed("a.py", "first", seconds, {"telemetry": 0.03}, 5.0, 3.0, 10.0, 4.0)
+        row = telemetry.table([(kind, chosen, timed)]).splitlines()[-1]
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        assert cells[4:] == ["a on digits", "10.00", "4.00", "0.050", "1.25 %"]
 
 
 @pytest.mark.slow

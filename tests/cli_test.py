@@ -12,6 +12,7 @@ import dpoptax
 from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.methods import NonPrivate
 from dpoptax.training.search.compare import Comparison, compare
 from tests.helpers import slow_but
@@ -334,6 +335,6 @@ def test_a_config_given_twice_is_refused(config, tmp_path, capsys):
 
 
 def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "load_dataset", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(dataset_module, "load_dataset", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["train", config(), "--workdir", str(tmp_path / "run")])

@@ -103,6 +103,29 @@ def test_submodules_are_imported_when_their_names_are_first_used():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [
+        # Numbers of modules on top of the package's own, some more than there are.
+        ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.spectrum", 20),
+        ("from dpoptax.cli.main import main; main(['--help'])", 60),
+        ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),
+    ],
+)
+def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(program, most):
+    whole = f"""
+        import sys, json, dpoptax
+        before = set(sys.modules)
+        {program}
+        print(json.dumps(sorted(set(sys.modules) - before)))
+    """
+    done = run(whole)
+    assert done.returncode == 0, done.stderr
+    added = json.loads(done.stdout.splitlines()[-1])
+    assert not {name.split(".")[0] for name in added} & FIRST_WHEN_NEEDED
+    assert len(added) < most
+
+
 def test_a_name_that_is_none_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'dpoptax' has no attribute 'no_such_name'"):
         dpoptax.no_such_name  # noqa: B018
@@ -114,7 +137,7 @@ def test_an_extra_that_is_missing_is_named():
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "install dpoptax[matrix]",
         "dpoptax.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
-        "import dpoptax.cli.main": "the command line needs tyro",
+        "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """
         import sys, json

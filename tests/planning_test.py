@@ -122,9 +122,9 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
         for name, method in (("plain", NonPrivate()), ("disk", Disk()))
         for steps in (3, 4)
     }
-    before = shapes._variables.cache_info().misses
+    before = shapes.variables.cache_info().misses
     lines = planning.table(configs).splitlines()
-    assert shapes._variables.cache_info().misses - before <= 1
+    assert shapes.variables.cache_info().misses - before <= 1
     assert [line.split()[0] for line in lines[1:]] == list(configs)  # in order
     for line, config in zip(lines[1:], configs.values(), strict=True):
         cost = plan_run(config, count_flops=False)

@@ -11,6 +11,7 @@ import pytest
 
 from dpoptax.cli.main import main
 from dpoptax.training import loop
+from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Disk, NonPrivate
 from dpoptax.training.models import models
@@ -130,14 +131,14 @@ def test_a_record_from_before_a_field_was_there_has_its_default(undisturbed, mon
 
 
 def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
-    load = loop.load_dataset
+    load = dataset_module.load_dataset
 
     def smaller(*args, **options):
-        dataset = load(*args, **options)
-        train = {key: values[:-1] for key, values in dataset.train.items()}
-        return dataclasses.replace(dataset, train=train)
+        whole = load(*args, **options)
+        train = {key: values[:-1] for key, values in whole.train.items()}
+        return dataclasses.replace(whole, train=train)
 
-    monkeypatch.setattr(loop, "load_dataset", smaller)
+    monkeypatch.setattr(dataset_module, "load_dataset", smaller)
     with pytest.raises(ConfigError, match=r"^dataset_size=1437 differs from 1438"):
         run(undisturbed[1])
 
@@ -198,7 +199,7 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
 
 def _state_like():
     """Parameters and optimizer state of the runs here, before any step."""
-    dataset = loop.load_dataset(CONFIG.dataset)
+    dataset = dataset_module.load_dataset(CONFIG.dataset)
     model = models.build_model(CONFIG, dataset.num_classes)
     inputs = dataset.train["inputs"][0]
     params, _ = models.init_variables(model, inputs, jax.random.key(0))

@@ -16,6 +16,7 @@ from dpoptax.sampling import (
     RandomAllocationSampler,
     Sample,
     ShuffledSampler,
+    _draws,
 )
 
 KINDS = [
@@ -332,3 +333,15 @@ def test_no_message_tells_the_seed(kind):
         with pytest.raises(ValueError, match="no") as caught:
             sampler.dp_event(1.0, 1)
         assert "271828" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 1438, 60_000, 1_281_167, 10**7])
+def test_largest_draws_are_the_quantiles_of_scipy(size):
+    drawn = {1, 2, size // 1000, size // 20, size // 2, size - 1, size, min(size, 256)}
+    for probability in [0.0, *(count / size for count in drawn if 0 < count <= size)]:
+        usual = stats.binom.isf(1e-12, size, probability)
+        assert _draws.largest_usual_draw(size, probability) == usual
+        rare = _draws.largest_rare_draw(size, probability)
+        assert stats.binom.sf(rare, size, probability) <= 1e-18
+        if rare > size * probability + 1:
+            assert stats.binom.sf(rare - 1, size, probability) > 1e-18

@@ -125,17 +125,34 @@ def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax
       mechanism: the stage's own.
       intact: whether the clipped sum is as it was sealed.
     """
-    imprint = imprint_of(state)
+    return _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
+
+
+def refusals_so_far(state: LedgerState) -> int:
+    """The reasons to refuse any further release, as one number; 0 for none."""
+    found = _read_refusals(
+        state.count, state.key, imprint_of(state), _values(state.mechanism), np.bool_(True)
+    )
+    return int(found)
+
+
+def _refusals(
+    count: jax.Array, key: jax.Array, imprint: Imprint, values: np.ndarray, intact: jax.Array
+) -> jax.Array:
     sound = {
         CHANGED_SUM: intact,
-        OTHER_MECHANISM: jnp.all(imprint.values == _values(mechanism)),
-        OTHER_KEY: jnp.all(imprint.key == _fingerprint(state.key)),
-        EDITED: imprint.check == _check(state.count, imprint.values, imprint.key, imprint.refused),
+        OTHER_MECHANISM: jnp.all(imprint.values == values),
+        OTHER_KEY: jnp.all(imprint.key == _fingerprint(key)),
+        EDITED: imprint.check == _check(count, imprint.values, imprint.key, imprint.refused),
     }
     found = imprint.refused
     for bit, fine in sound.items():
         found |= jnp.where(fine, 0, bit).astype(jnp.uint32)
     return found
+
+
+# One program for the states of all mechanisms, in place of one for each of its operations.
+_read_refusals = jax.jit(_refusals)
 
 
 def after_release(state: State, refused: jax.Array) -> State:

@@ -16,7 +16,7 @@ from dpoptax._noise.ledger import (
     check_imprint,
     imprint_of,
     is_ledger,
-    refusals,
+    refusals_so_far,
 )
 from dpoptax._trees import PyTree
 
@@ -101,8 +101,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
 
 
 def _raise_refusals(state: LedgerState) -> None:
-    now = refusals(state, state.mechanism, jnp.bool_(True))
-    bits = int(now)
+    bits = refusals_so_far(state)
     if not bits:
         return
     reasons = [reason for bit, reason in _REASONS.items() if bits & bit]

@@ -11,9 +11,12 @@ import abc
 import dataclasses
 import functools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 # Beyond so many states in a step a sample costs seconds.
 MOST_STATES = 4096
@@ -106,7 +109,7 @@ class Layer:
 
     sums: np.ndarray
     squares: np.ndarray
-    move: sparse.csr_matrix
+    move: "sparse.csr_matrix"
     following: np.ndarray
     log_chances: np.ndarray
 
@@ -269,6 +272,8 @@ def _layer(
 ) -> Layer:
     """From (state, state before, probability)."""
     rows, columns, chances = zip(*edges, strict=True)
+    from scipy import sparse  # with the accounting, which drawing batches does without
+
     move = sparse.csr_matrix((chances, (rows, columns)), (len(sums), before))
     turned = move.tocsc()
     counts = np.diff(turned.indptr)

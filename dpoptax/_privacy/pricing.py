@@ -34,7 +34,6 @@ from dpoptax._privacy.events import (
     without_truncation,
 )
 
-ACCOUNTANTS = ("pld", "rdp", "monte_carlo")
 DISCRETIZATION = 1e-4
 _PROFILE = 80
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the

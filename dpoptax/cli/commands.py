@@ -1,31 +1,26 @@
 """The commands of the command line, and what each prints."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import tyro
 
 from dpoptax.cli.options import (
     AuditArguments,
-    CompareArguments,
     PlanArguments,
     StudyArguments,
-    SweepArguments,
     TrainArguments,
     fetch_for,
-    with_data,
 )
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train_and_evaluate
-from dpoptax.training.run import planning
-from dpoptax.training.search import sweep
-from dpoptax.training.search.compare import compare, table
-from dpoptax.training.search.price import notes
+
+# What a command runs is imported by it alone: the first step of one waits for no other's.
 
 
 def _train(arguments: list[str]) -> int:
+    from dpoptax.training.loop import train_and_evaluate
+
     path, config = _config_of("train", arguments)
     given = tyro.cli(
         TrainArguments,
@@ -59,6 +54,8 @@ def _train(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
+    from dpoptax.training.run import planning
+
     path, *rest = arguments
     configs = load_configs(path)
     if len(configs) > 1:
@@ -80,26 +77,33 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
+    from dpoptax.cli.search_options import CompareArguments, configs_by_name, with_data
+    from dpoptax.training.search.compare import compare, table
+
     given = tyro.cli(
         CompareArguments,
         args=arguments,
         prog="dpoptax compare",
         description="Train several configs at one ε and compare them: a table and a figure.",
     )
-    configs = with_data(_by_name(given.configs), given)
+    configs = with_data(configs_by_name(given.configs), given)
     print(table(compare(configs, given.comparison)))
     print(f"\nWritten to {given.comparison.workdir}: results.json, table.md, comparison.png")
     return 0
 
 
 def _sweep(arguments: list[str]) -> int:
+    from dpoptax.cli.search_options import SweepArguments, configs_by_name, with_data
+    from dpoptax.training.search import sweep
+    from dpoptax.training.search.price import notes
+
     given = tyro.cli(
         SweepArguments,
         args=arguments,
         prog="dpoptax sweep",
         description="Try settings of configs, and price the choice of the best.",
     )
-    configs, chosen = with_data(_by_name(given.configs), given), given.sweep
+    configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
         _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
         print("\n".join(notes(chosen, cost)))
@@ -189,20 +193,6 @@ def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     return path, load_config(path)
 
 
-def _by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
-    """The configs of all paths by name, with the path before a name that two paths have."""
-    loaded = [(str(path), load_configs(path)) for path in paths]
-    names = [name for _, configs in loaded for name in configs]
-    given = {
-        name if names.count(name) == 1 else f"{path}:{name}": config
-        for path, configs in loaded
-        for name, config in configs.items()
-    }
-    if len(given) < len(names):
-        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
-    return given
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "plan": _plan,
@@ -213,6 +203,3 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": _report,
 }
 """What is run with the arguments after a command's name; each returns the exit code."""
-
-CONFIG_FIRST = ("train", "plan", "audit")
-"""The commands whose options depend on the config, so that without one there are none to list."""

@@ -9,14 +9,12 @@ from pathlib import Path
 import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.run import kept
 
-try:
-    from dpoptax.cli.commands import COMMANDS, CONFIG_FIRST
-except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"dpoptax: error: the command line needs {error.name}, which is not installed; "
-        "pip install 'dpoptax[train]'"
-    ) from error
+# The commands whose options depend on the config, so that without one there are none to list.
+_CONFIG_FIRST = ("train", "plan", "audit")
+# What commands cannot do without and `import dpoptax` can.
+_EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _USAGE = """\
 usage: dpoptax COMMAND ...
@@ -45,8 +43,9 @@ commands:
 
 all of them:
   --compilation-cache DIR, --no-compilation-cache
-        where compiled programs are kept, so that the same command starts faster the next time;
-        without either in the user's folder for caches, such as ~/.cache/dpoptax/compiled
+        where compiled programs and calibrated noise are kept, so that the same command starts
+        faster the next time; without either in the user's folder for caches, such as
+        ~/.cache/dpoptax/compiled
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -69,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = show_once
         try:
             arguments, folder = _cache_options(arguments)
-            with compilation_cache.kept_in(folder):
+            confirms = arguments[:1] == ["train"]  # the one command that asks the accounting again
+            with (
+                compilation_cache.kept_in(folder) as place,
+                kept.kept_in(place if confirms else None),
+            ):
                 return _dispatch(arguments)
         except (ValueError, OSError) as error:
             print(f"dpoptax: error: {error}", file=sys.stderr)
@@ -86,11 +89,21 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"dpoptax {dpoptax.__version__}")
         return 0
     command, *rest = arguments
-    if command not in COMMANDS:
-        raise unknown_name("command", command, COMMANDS)
-    if command in CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
+    if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
         return _usage(rest)
-    return COMMANDS[command](rest)
+    try:
+        from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
+
+        if command not in COMMANDS:
+            raise unknown_name("command", command, COMMANDS)
+        return COMMANDS[command](rest)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise SystemExit(
+            f"dpoptax: error: the command line needs {error.name}, which is not installed; "
+            "pip install 'dpoptax[train]'"
+        ) from error
 
 
 def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:

@@ -9,26 +9,18 @@ import tyro
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import fetching
-from dpoptax.training.search.compare import Comparison
-from dpoptax.training.search.price import Sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Data:
+class Data:
+    """Of all commands that read data."""
+
     fetch: bool = False
     """Fetch the published files of the data set into --data-dir, if some are not there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Configs(_Data):
-    configs: tyro.conf.Positional[tuple[Path, ...]]
-    """Python files with get_config()."""
-    data_dir: Path | None = None
-    """Directory with the data set's files for every config; None: the configs' own."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainArguments(_Data):
+class TrainArguments(Data):
     """Of `dpoptax train`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -38,7 +30,7 @@ class TrainArguments(_Data):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanArguments(_Data):
+class PlanArguments(Data):
     """Of `dpoptax plan`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -47,23 +39,7 @@ class PlanArguments(_Data):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompareArguments(_Configs):
-    """Of `dpoptax compare`."""
-
-    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepArguments(_Configs):
-    """Of `dpoptax sweep`."""
-
-    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
-    dry_run: bool = False
-    """Only print what the result would cost."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditArguments(_Data):
+class AuditArguments(Data):
     """Of `dpoptax audit`."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -94,14 +70,3 @@ def fetch_for(configs: Iterable[TrainConfig], wanted: bool) -> None:
     if wanted:
         for name, data_dir in dict.fromkeys((c.dataset, c.data_dir) for c in configs):
             fetching.fetch(name, data_dir)
-
-
-def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
-    """The configs with the directory that is given for all of them, fetched if that is asked."""
-    if given.data_dir is not None:
-        configs = {
-            name: dataclasses.replace(config, data_dir=given.data_dir)
-            for name, config in configs.items()
-        }
-    fetch_for(configs.values(), given.fetch)
-    return configs

@@ -13,19 +13,22 @@ its streams between versions (NEP 19); a run is reproducible within one.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import dp_accounting as dpa
 import numpy as np
-from scipy import stats
 
-from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAllocationSampler
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
 from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
 from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
+
+# What prices a sampler is imported where that is asked for: to draw needs neither dp_accounting nor
+# SciPy's distributions, which take longer to import than the rest.
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class PoissonSampler(Sampler):
     @property
     def overflow_probability(self) -> float:
         """The probability that a step's draw is cut."""
+        from scipy import stats
+
         return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
 
     def sample(self, step: int) -> Sample:
@@ -83,8 +88,12 @@ class PoissonSampler(Sampler):
         count = int(rng.binomial(self.dataset_size, self.sampling_probability))
         return self._subset(rng, min(count, self.padded_size))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
+        import dp_accounting as dpa
+
+        from dpoptax._privacy import events
+
         if self.padded_size >= self.dataset_size:
             return events.poisson_event(noise_multiplier, self.sampling_probability, steps)
         return events.noisy_sum_event(
@@ -125,10 +134,13 @@ class FixedSizeSampler(Sampler):
         """The B records of a step."""
         return self._subset(self._generator(step), self.batch_size)
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over samples without replacement."""
+        import dp_accounting as dpa
 
-        def sampled(gaussian: dpa.DpEvent) -> dpa.DpEvent:
+        from dpoptax._privacy import events
+
+        def sampled(gaussian: "dpa.DpEvent") -> "dpa.DpEvent":
             if self.batch_size == self.dataset_size:
                 return gaussian
             return dpa.SampledWithoutReplacementDpEvent(
@@ -172,7 +184,7 @@ class ShuffledSampler(Sampler):
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))
         return self._pad(np.sort(permuted(positions, self.dataset_size, self._generator(epoch))))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Raises: no epsilon is known to hold."""
         raise ValueError(
             f"sampler={self} has no privacy event: batches of a shuffled epoch are not independent "

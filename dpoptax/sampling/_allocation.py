@@ -3,16 +3,17 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
 
-from dpoptax._privacy import events
 from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample
 from dpoptax.sampling._draws import checked_largest, permuted
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 # Up to this many records are put in order by an array of all of them.
 _SMALL = 4096
@@ -119,8 +120,10 @@ class RandomAllocationSampler(ChainSampler):
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
         return self._pad(np.sort(drawn))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""
+        from dpoptax._privacy import events
+
         overflow = self.overflow_probability
         return events.participation_event(
             noise_multiplier,

@@ -3,15 +3,16 @@
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
-from scipy import stats
 
 from dpoptax._privacy.chains import Chain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._draws import largest_rare_draw
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 
 class Sample(NamedTuple):
@@ -68,7 +69,7 @@ class Sampler(abc.ABC):
         """The records of a step, a function of (seed, step) alone."""
 
     @abc.abstractmethod
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """What `steps` noisy clipped sums over this sampler's batches reveal."""
 
     @property
@@ -143,4 +144,6 @@ class ChainSampler(Sampler):
     @property
     def overflow_probability(self) -> float:
         """The probability that a step's draw is cut."""
+        from scipy import stats
+
         return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))

@@ -2,15 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import dp_accounting as dpa
 import numpy as np
 
-from dpoptax._privacy import events
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import Sample, Sampler
 from dpoptax.sampling._draws import largest_usual_draw, permuted
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,12 @@ class CyclicPoissonSampler(Sampler):
         first = (step % self.cycle_length) * self.group_size
         return self._pad(np.sort(permuted(first + drawn, self.dataset_size, self._order())))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
+        import dp_accounting as dpa
+
+        from dpoptax._privacy import events
+
         rounds = math.ceil(steps / self.cycle_length)
         probability = self.participation_probability
         if self.padded_size >= self.group_size:

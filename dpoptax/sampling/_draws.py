@@ -4,7 +4,6 @@ import functools
 import math
 
 import numpy as np
-from scipy import stats
 
 from dpoptax._privacy.checks import integer
 
@@ -18,21 +17,52 @@ _RARE_OVERFLOW_PROBABILITY = 1e-18
 @functools.lru_cache(maxsize=64)
 def largest_usual_draw(dataset_size: int, probability: float) -> int:
     """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
-    quantile = stats.binom.isf(_OVERFLOW_PROBABILITY, dataset_size, probability)
-    return min(dataset_size, math.ceil(quantile))
+    return _exceeded_with(_OVERFLOW_PROBABILITY, dataset_size, probability)
 
 
 @functools.lru_cache(maxsize=64)
 def largest_rare_draw(dataset_size: int, probability: float) -> int:
-    """As above with a probability that SciPy's quantiles round to 0: by bisection of the tail."""
-    low, high = 0, dataset_size
+    """As above with the probability of a rare overflow."""
+    return _exceeded_with(_RARE_OVERFLOW_PROBABILITY, dataset_size, probability)
+
+
+def _exceeded_with(chance: float, size: int, probability: float) -> int:
+    """The least number that a Binomial(size, probability) draw exceeds with at most `chance`.
+
+    By bisection of the tail. It sets a size of arrays, and no price rests on it: how probable an
+    overflow of that size is, events take from SciPy, which takes too long to import for this.
+    """
+    low, high = math.floor(size * probability), size
     while low < high:
         middle = (low + high) // 2
-        if stats.binom.sf(middle, dataset_size, probability) <= _RARE_OVERFLOW_PROBABILITY:
+        if _tail(middle, size, probability) <= chance:
             high = middle
         else:
             low = middle + 1
     return low
+
+
+def _tail(count: int, size: int, probability: float) -> float:
+    """P(X > count) of X ~ Binomial(size, probability), for count of at least the mean."""
+    if count >= size or probability == 0:
+        return 0.0
+    if probability == 1:
+        return 1.0
+    first = count + 1
+    log_first = (
+        math.lgamma(size + 1)
+        - math.lgamma(first + 1)
+        - math.lgamma(size - first + 1)
+        + first * math.log(probability)
+        + (size - first) * math.log1p(-probability)
+    )
+    # Each term is the one before times a ratio that falls, and is below 1 beyond the mean.
+    odds, total, term, drawn = probability / (1 - probability), 0.0, 1.0, first
+    while term > 1e-17 * total:
+        total += term
+        term *= (size - drawn) / (drawn + 1) * odds
+        drawn += 1
+    return math.exp(log_first) * total
 
 
 def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:

@@ -2,15 +2,17 @@
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import dp_accounting as dpa
 import numpy as np
 
-from dpoptax._privacy import events
 from dpoptax._privacy.chains import SeparatedChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample
 from dpoptax.sampling._draws import checked_largest, permuted_within
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 # Steps are found by halving this many.
 _LEVELS = 30
@@ -119,8 +121,10 @@ class MinSeparationSampler(ChainSampler):
         drawn = permuted_within(place, everyone, np.zeros_like(place), self._node(2, 0, 0))
         return self._pad(np.sort(drawn))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""
+        from dpoptax._privacy import events
+
         probability = self.participation_probability
         if probability < 1:
             # Whatever came before, the chance of a step is p or 0. What a full batch leaves out,

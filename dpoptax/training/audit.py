@@ -15,7 +15,7 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset, load_dataset
+from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run.chain import Chain, build_chain
@@ -97,9 +97,7 @@ def audit_config(
             "Give a method with a proof; to audit an ε that others claim for it, use "
             "dpoptax.auditing with claimed_epsilon"
         )
-    dataset = load_dataset(
-        config.dataset, config.data_dir, config.tokens, config.scattering, owners=config.owners
-    )
+    dataset = config.data().load()
     # A fixed key, into which the audit folds its own.
     run = resolve(
         config,

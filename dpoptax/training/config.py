@@ -7,8 +7,8 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpoptax import accounting
-from dpoptax.training.data.dataset import Unit
+from dpoptax._privacy.checks import Accountant
+from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -110,7 +110,7 @@ class TrainConfig:
     (groups of examples take turns, for correlated noise), in_order (batches are such groups, whole:
     data that come in a fixed order or once, without amplification), or shuffled (without a
     guarantee)."""
-    accountant: Literal["pld", "rdp", "monte_carlo"] = field("pld", Role.CHANGEABLE)
+    accountant: Accountant = field("pld", Role.CHANGEABLE)
     """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
     of the whole run, for correlated noise and examples that take part by chance."""
 
@@ -193,7 +193,7 @@ class TrainConfig:
                 f"record={self.record} keeps released gradients, and without noise none is "
                 "released; give record=0, or a private method with noise"
             )
-        if self.accountant not in (known := get_args(accounting.Accountant)):
+        if self.accountant not in (known := get_args(Accountant)):
             raise unknown_name("accountant", self.accountant, known)
         if self.features not in ("none", "scattering"):
             raise unknown_name("features", self.features, ("none", "scattering"))
@@ -235,6 +235,12 @@ class TrainConfig:
             "lora_projections": list(self.lora_projections),
             **paths,
         }
+
+    def data(self, *, progress: bool = False) -> Wanted:
+        """What the run wants of its data set; `progress` shows how far reading it is."""
+        return Wanted(
+            self.dataset, self.data_dir, self.tokens, self.scattering, self.owners, progress
+        )
 
     @property
     def tokens(self) -> Tokens:

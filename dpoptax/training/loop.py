@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset, load_dataset
+from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import (
     Record,
@@ -87,14 +87,7 @@ def train_and_evaluate(
     with contextlib.ExitStack() as stack:
         stack.enter_context(preparing(config, shapes, phases))
         with phases("data"):
-            dataset = load_dataset(
-                config.dataset,
-                config.data_dir,
-                config.tokens,
-                config.scattering,
-                owners=config.owners,
-                progress=progress and main,
-            )
+            dataset = config.data(progress=progress and main).load()
             if place.mesh is None and shapes != (shapes := shapes_of(dataset, config.unit)):
                 stack.enter_context(preparing(config, shapes, phases))
         result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)
@@ -216,6 +209,8 @@ def _advanced(ready: Ready) -> States:
             bar.set_postfix_str(progress_text(states[0].history[-1]))
         for batch in streaming.prefetch(ready.feed, steps):
             states = course.advance(states, batch)
+            if course.confirmation is not None:
+                course.confirmation.look()
             done = states[0].done
             with course.around.phases("telemetry"):
                 bar.update()
@@ -225,6 +220,9 @@ def _advanced(ready: Ready) -> States:
                     bar.set_postfix_str(progress_text(states[0].history[-1]))
             if course.saves(done):
                 course.save(states, wait=done == course.last)
+    if course.confirmation is not None:
+        with course.around.phases("accounting"):
+            course.confirmation.wait()
     return states
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -61,14 +62,14 @@ class Dataset:
         """Number of training examples."""
         return streaming.source_size(self.train)
 
-    @functools.cached_property
+    @property
     def num_users(self) -> int:
         """Number of owners of training examples.
 
         Raises:
             ValueError: Owners that are not known, or not one for each example.
         """
-        return self.users(1, seed=0).num_users
+        return self._table.num_users
 
     def users(self, records_per_user: int, *, seed: int) -> UserTable:
         """The owners and their examples, at most `records_per_user` in a step.
@@ -76,6 +77,10 @@ class Dataset:
         Raises:
             ValueError: As for `num_users`.
         """
+        return self._table.with_bound(records_per_user, seed=seed)
+
+    @functools.cached_property
+    def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
                 f"unit='user', and dataset={self.name!r} does not say whose its examples are; give "
@@ -86,7 +91,7 @@ class Dataset:
                 f"dataset={self.name!r} has {len(self.owners)} owners for {self.train_size} "
                 "training examples; give one for each"
             )
-        return UserTable(self.owners, records_per_user, seed=seed)
+        return UserTable(self.owners, 1, seed=0)
 
     def units(self, unit: Unit) -> int:
         """Number of training examples, or of users where these are what ε is about.
@@ -226,6 +231,38 @@ def load_dataset(
     return dataclasses.replace(dataset, train=train, test=test)
 
 
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What of a data set a run wants; hashable, so that equal ones can be read once.
+
+    Attributes:
+        name, data_dir, tokens, features, owners: As for `load_dataset`.
+        progress: Too; it changes nothing of what is read.
+    """
+
+    name: str
+    data_dir: Path | None = None
+    tokens: Tokens = Tokens(None, 128)
+    features: Scattering | None = None
+    owners: Path | None = None
+    progress: bool = dataclasses.field(default=False, compare=False)
+
+    def load(self) -> Dataset:
+        """The data set, read.
+
+        Raises:
+            ConfigError: As for `load_dataset`.
+        """
+        return load_dataset(
+            self.name,
+            self.data_dir,
+            self.tokens,
+            self.features,
+            owners=self.owners,
+            progress=self.progress,
+        )
+
+
 def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]()
@@ -251,10 +288,22 @@ def digits() -> Dataset:
     They come with scikit-learn. Every fifth image is for testing, so that both splits have all
     the writers. The scaling by 16, the largest value of the format, reveals nothing of the data.
     """
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _digits()
     inputs = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     examples = {"inputs": inputs, "labels": labels.astype(np.int32)}
     whole = Dataset("digits", examples, {}, 10, mixed=True)
     return whole.for_selection()
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """`sklearn.datasets.load_digits`: its file, read without importing all of scikit-learn."""
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits  # where it has its files elsewhere, or is missing
+
+    images, labels = load_digits(return_X_y=True)
+    return images, labels

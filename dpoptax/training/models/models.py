@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpoptax.training.data.dataset import Kind
@@ -211,7 +212,7 @@ def start_variables(
             "--pretrained, a directory with config.json and model.safetensors"
         )
     init = compiled_init(model, inputs.shape, inputs.dtype, key.dtype)
-    variables = init(jnp.zeros(inputs.shape, inputs.dtype), key)
+    variables = init(np.zeros(inputs.shape, inputs.dtype), key)
     if config.pretrained is None:
         return variables
     loaded = pretrained.load_weights(config.pretrained, model, variables._asdict())

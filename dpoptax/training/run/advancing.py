@@ -12,6 +12,7 @@ from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.kept import Confirmation
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import Steps
@@ -73,6 +74,7 @@ class Course:
         evaluate: Metrics of each run's parameters on a split.
         began: When the run would have begun had it not been stopped, in `time.perf_counter`.
         around: Where records, checkpoints and times go.
+        confirmation: What has to hold of the runs and is found out beside the steps; None: nothing.
     """
 
     runs: tuple[Run, ...]
@@ -83,6 +85,7 @@ class Course:
     evaluate: Evaluation
     began: float
     around: Surroundings
+    confirmation: Confirmation | None
 
     @property
     def run(self) -> Run:

@@ -1,11 +1,13 @@
 """The clip and the optax chain that a config means."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import optax
 
 import dpoptax
@@ -15,6 +17,7 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.recording import recorder
+from dpoptax.training.sharing import once
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
@@ -63,18 +66,72 @@ class Chain:
         config: These fields; to read another one is an error.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         clip: The method's own clip, or the one that the config names.
+        filtered_stddev: Of the noise as the method's filter is told of it.
         stddev: Of the noise in each coordinate of a release; 0 if not private, NaN where there is
             no one number.
-        release: Noise and filter: what becomes public of each step.
-        optimizer: The release, direction, learning rate, and the parameters' average if any.
+        learning_rate: The peak, which the optimizer's state begins with.
+        key: Of the noise, too.
     """
 
     config: TrainConfig
     noise_multiplier: float
     clip: dpoptax.Clip = dataclasses.field(compare=False)
+    filtered_stddev: float = dataclasses.field(compare=False)
     stddev: float = dataclasses.field(compare=False)
-    release: optax.GradientTransformation = dataclasses.field(compare=False)
-    optimizer: optax.GradientTransformation = dataclasses.field(compare=False)
+    learning_rate: Any = dataclasses.field(compare=False)
+    key: jax.Array = dataclasses.field(compare=False, repr=False)
+
+    @functools.cached_property
+    def release(self) -> optax.GradientTransformation:
+        """Noise and filter: what becomes public of each step."""
+        config, method = self.config, self.config.method
+
+        def record(stage: str) -> list[optax.GradientTransformation]:
+            return [recorder(stage, config.steps, config.record)] if config.record else []
+
+        return optax.chain(
+            *([_noise(self)] if method.private else []),
+            *record("released"),
+            method.filter(self.filtered_stddev),
+            *record("filtered"),
+        )
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The release, direction, learning rate, and the parameters' average if any."""
+        config, method = self.config, self.config.method
+        own_direction = method.direction(self.filtered_stddev) if method.private else None
+        return optax.chain(
+            self.release,
+            *([step_keys(self.key)] if method.random else []),
+            DIRECTIONS[config.optimizer]() if own_direction is None else own_direction,
+            optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
+            optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
+            *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
+        )
+
+    def begin(self, params: Any) -> Any:
+        """The optimizer's state before any step, of parameters on one device, by one program."""
+        program = self.compiled_begin(params)
+        return program(params, self.key, self.learning_rate)
+
+    def compiled_begin(self, params: Any) -> Callable[..., Any]:
+        """What `begin` runs for parameters of such shapes and types."""
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
+        return _compiled_begin(self, tuple(leaves), structure)
+
+
+@once(maxsize=64)
+def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., Any]:
+    # Key and rate are arguments: the program serves all of them, and what is kept of it on disk
+    # holds no key.
+    def begin(params: Any, key: jax.Array, learning_rate: jax.Array) -> Any:
+        of_run = dataclasses.replace(chain, key=key, learning_rate=learning_rate)
+        return of_run.optimizer.init(params)
+
+    key = jax.ShapeDtypeStruct((), chain.key.dtype)
+    rate = jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
+    return jax.jit(begin).lower(jax.tree.unflatten(structure, leaves), key, rate).compile()
 
 
 def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) -> Chain:
@@ -87,33 +144,17 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
     for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
         if getattr(config, field) not in available:
             raise unknown_name(field, getattr(config, field), available)
-    learning_rate = config.learning_rate
-    config = cast(TrainConfig, Part(config, Role.STEP))
-    method = config.method
-    own_clip = method.clip(config.l2_clip_norm)
-    clip = CLIPS[config.clip](config.l2_clip_norm) if own_clip is None else own_clip
-    boundary, stddev, own_direction = [], 0.0, None
-    if method.private:
-        stddev = _noise_stddev(config, clip, noise_multiplier)
-        boundary = [_noise(config, clip, noise_multiplier, key)]
-        own_direction = method.direction(stddev)
-
-    def record(stage: str) -> list[optax.GradientTransformation]:
-        return [recorder(stage, config.steps, config.record)] if config.record else []
-
-    release = optax.chain(
-        *boundary, *record("released"), method.filter(stddev), *record("filtered")
-    )
-    optimizer = optax.chain(
-        release,
-        *([step_keys(key)] if method.random else []),
-        DIRECTIONS[config.optimizer]() if own_direction is None else own_direction,
-        optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
-        optax.inject_hyperparams(optax.scale_by_learning_rate)(learning_rate),
-        *([] if config.parameter_ema is None else [average_params(config.parameter_ema)]),
-    )
+    fields = cast(TrainConfig, Part(config, Role.STEP))
+    method = fields.method
+    own_clip = method.clip(fields.l2_clip_norm)
+    clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
+    stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
     even = stddev if method.evenly_noised else math.nan
-    return Chain(config, noise_multiplier, clip, even, release, optimizer)
+    chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, key)
+    if method.private:
+        _check_proofs(chain)
+    _ = chain.optimizer  # what is wrong with it shows here
+    return chain
 
 
 def is_learning_rate(path: tuple[Any, ...]) -> bool:
@@ -121,27 +162,35 @@ def is_learning_rate(path: tuple[Any, ...]) -> bool:
     return jax.tree_util.DictKey("learning_rate") in path
 
 
-def _noise(
-    config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float, key: jax.Array
-) -> optax.GradientTransformation:
-    """The privacy boundary, whose ledger says of proofs what the method says."""
-    method = config.method
-    noise = method.noise(
-        clip,
+def _noise(chain: Chain) -> optax.GradientTransformation:
+    """The privacy boundary."""
+    config = chain.config
+    return config.method.noise(
+        chain.clip,
         config.steps,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=chain.noise_multiplier,
         batch_size=config.batch_size,
-        key=key,
+        key=chain.key,
     )
-    for ledger in dpoptax.ledgers(noise.init({})):
-        unproven = ledger.mechanism.unproven
-        if (unproven is None) != (method.unproven() is None):
+
+
+def _check_proofs(chain: Chain) -> None:
+    """Raises where the ledger says of proofs what the method does not."""
+    method = chain.config.method
+    state = jax.eval_shape(_noise(chain).init, {})
+    for stage in jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None):
+        mechanism = _mechanism(stage)
+        if mechanism is not None and (mechanism.unproven is None) != (method.unproven() is None):
             raise ConfigError(
                 f"method={method.name}: its unproven() is {method.unproven()!r}, and the ledger of "
-                f"its noise says {unproven!r}; return the reason from {type(method).__name__}."
-                "unproven(), or None where there is a proof"
+                f"its noise says {mechanism.unproven!r}; return the reason from "
+                f"{type(method).__name__}.unproven(), or None where there is a proof"
             )
-    return noise
+
+
+def _mechanism(state: Any) -> dpoptax.Mechanism | None:
+    mechanism = getattr(state, "mechanism", None)
+    return mechanism if isinstance(mechanism, dpoptax.Mechanism) else None
 
 
 def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:

@@ -94,7 +94,7 @@ class Checkpoints:
         arrays = _arrays(state)
         if jax.default_backend() == "cpu":
             # There "to the host" is no copy, and the next step may overwrite what it is given.
-            arrays = jax.tree.map(jnp.copy, arrays)
+            arrays = _copied(arrays)
         whole = {"format": FORMAT, "step": step, "leaves": _names(state), **record}
         with self._clear_errors():
             self._manager.save(
@@ -219,6 +219,11 @@ def _arrays(state: Any) -> dict[str, jax.Array]:
         for index, leaf in enumerate(jax.tree.leaves(state))
         if leaf.size
     }
+
+
+@jax.jit
+def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return jax.tree.map(jnp.copy, arrays)
 
 
 def _names(state: Any) -> list[str]:

@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jax
-
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.models import models
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
-from dpoptax.training.run.shapes import Shapes, step_arguments
+from dpoptax.training.run.shapes import Shapes, key_type, step_arguments, variables
 from dpoptax.training.run.step import compile_steps
 
 
@@ -65,8 +63,11 @@ def _init(config: TrainConfig, shapes: Shapes, phases: Phases) -> None:
     with phases.aside("init"):
         model = models.build_model(config, shapes.num_classes, shapes.kind)
         inputs = shapes.example["inputs"]
-        models.compiled_init(model, inputs.shape, inputs.dtype, jax.random.key(0).dtype)
+        models.compiled_init(model, inputs.shape, inputs.dtype, key_type())
     with phases.aside("accounting"):
         plan = make_plan(config, shapes.units)
+    with phases.aside("init"):
+        run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+        run.chain.compiled_begin(variables(run.model, inputs).params)
     with phases.aside("telemetry"):
         plan.bounds(evaluated_steps(config, plan.permitted_steps))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dpoptax import spectrum
+import dpoptax
 from dpoptax.training.run import recording, records
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def write(result: "RunResult", workdir: Path) -> None:
     if result.recorded:
         recording.write(workdir / "recording.npz", result.recorded, result.noise_stddev)
         if len(result.recorded["released"]) > 1:
-            spectrum.plot(spectrum.load(workdir / "recording.npz"), workdir / "spectrum.png")
+            recorded = dpoptax.spectrum.load(workdir / "recording.npz")
+            dpoptax.spectrum.plot(recorded, workdir / "spectrum.png")
     if result.generated:
         records.write_lines(workdir / "generated.jsonl", result.generated)

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from dpoptax import accounting
+import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import Run, resolve
@@ -198,8 +197,9 @@ def _shapes(config: TrainConfig) -> Shapes:
     """Those of the data where they are there or need no files; else the published ones."""
     if config.data_dir is None and (published := published_shapes(config)) is not None:
         return published
-    dataset = load_dataset(config.dataset, config.data_dir, config.tokens, owners=config.owners)
-    return with_features(shapes_of(dataset, config.unit), config)  # a plan waits for none of them
+    # Without features: a plan waits for none of them.
+    dataset = dataclasses.replace(config.data(), features=None).load()
+    return with_features(shapes_of(dataset, config.unit), config)
 
 
 def _users(config: TrainConfig) -> str:
@@ -219,7 +219,7 @@ def _disagreement(run: Run) -> tuple[float, float] | None:
     spent = plan.epsilon(config.steps)
     if spent is None:
         return None
-    needed = accounting.calibrate_noise_multiplier(
+    needed = dpoptax.accounting.calibrate_noise_multiplier(
         epsilon=config.epsilon,
         delta=config.delta,
         steps=config.steps,

@@ -2,13 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpoptax import accounting, matrix, sampling
+import dpoptax
+from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import devices
+from dpoptax.training.run.kept import keeping
 from dpoptax.training.sharing import once
+
+if TYPE_CHECKING:
+    from dpoptax import accounting
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
@@ -29,6 +34,9 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
+_ROUNDING = 1e-9
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
     """What is fixed about privacy before the first step.
@@ -47,7 +55,7 @@ class PrivacyPlan:
     noise_multiplier: float
     permitted_steps: int
     delta: float | None
-    accountant: accounting.Accountant
+    accountant: "accounting.Accountant"
     unproven: str | None = None
     strategy: matrix.Strategy | None = None
 
@@ -72,6 +80,25 @@ class PrivacyPlan:
         release = self.noise_multiplier, self.delta, self.accountant
         curve = _curve(_without_seed(self.priced), *release, tuple(steps))
         return dict(zip(steps, curve, strict=True))
+
+
+def check_budget(config: TrainConfig, plan: PrivacyPlan, shown: float | None) -> None:
+    """Raises unless the accounting, asked anew, finds that a plan stays within the budget.
+
+    For what was kept of an earlier start; all else of the accounting was asked this time already,
+    and is not computed twice. `shown` is the bound on ε after the last step.
+    """
+    spent = plan.epsilon(plan.permitted_steps)
+    if spent is None:
+        return
+    over = config.epsilon is not None and spent > config.epsilon
+    if over or shown is None or shown < (1 - _ROUNDING) * spent:
+        raise ConfigError(
+            f"noise_multiplier={plan.noise_multiplier:g}, kept of an earlier start, spends ε = "
+            f"{spent:.6g} in {plan.permitted_steps} steps, where epsilon={config.epsilon} is "
+            f"allowed and {shown} was shown: what is kept is damaged. Remove the folder of "
+            "--compilation-cache, and begin anew in another workdir"
+        )
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
@@ -111,7 +138,6 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     strategy = config.method.strategy(config.steps)
     priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
-    priced.dp_event(1.0, 1)  # or where the sampling has no guarantee
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
         epsilon=config.epsilon,
@@ -151,6 +177,7 @@ def _counted(config: TrainConfig) -> str:
 
 
 @once(maxsize=256)
+@keeping
 def _noise_and_steps(
     sampler: Any,
     *,
@@ -158,9 +185,11 @@ def _noise_and_steps(
     delta: float,
     noise_multiplier: float | None,
     steps: int,
-    accountant: accounting.Accountant,
+    accountant: "accounting.Accountant",
 ) -> tuple[float, int]:
     """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
+    accounting = dpoptax.accounting  # imported here: what was kept does without
+    sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     budget: Any = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         noise_multiplier = accounting.calibrate_noise_multiplier(
@@ -182,9 +211,9 @@ def _cached_epsilon(
     noise_multiplier: float,
     steps: int,
     delta: float,
-    accountant: accounting.Accountant,
+    accountant: "accounting.Accountant",
 ) -> float:
-    return accounting.epsilon(
+    return dpoptax.accounting.epsilon(
         noise_multiplier=noise_multiplier,
         delta=delta,
         steps=steps,
@@ -194,14 +223,15 @@ def _cached_epsilon(
 
 
 @once(maxsize=256)
+@keeping
 def _curve(
     sampler: Any,
     noise_multiplier: float,
     delta: float,
-    accountant: accounting.Accountant,
+    accountant: "accounting.Accountant",
     steps: tuple[int, ...],
 ) -> tuple[float, ...]:
-    curve = accounting.epsilon_curve(
+    curve = dpoptax.accounting.epsilon_curve(
         noise_multiplier=noise_multiplier,
         delta=delta,
         steps=steps,

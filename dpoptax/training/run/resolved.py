@@ -5,8 +5,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from dpoptax import accounting
+import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Kind
 from dpoptax.training.models import models
@@ -43,7 +45,7 @@ class Run:
         config, plan = self.config, self.plan
         epsilon = None
         if plan.delta is not None and plan.noise_multiplier > 0:
-            epsilon = accounting.epsilon_spent(
+            epsilon = dpoptax.accounting.epsilon_spent(
                 opt_state, plan.sampler, plan.delta, accountant=plan.accountant
             )
         recorded = ["training loss and accuracy"] if config.record_training_metrics else []
@@ -85,6 +87,23 @@ def resolve(
         ConfigError: As for `build_model` and `build_chain`.
     """
     model = models.build_model(config, num_classes, kind)
-    init_key, own_key = jax.random.split(jax.random.key(plan.sampler.seed))
+    init_key, own_key = _keys(plan.sampler.seed)
     key = own_key if noise_key is None else noise_key
     return Run(config, plan, model, build_chain(config, plan.noise_multiplier, key), init_key)
+
+
+def _keys(seed: int) -> tuple[jax.Array, jax.Array]:
+    """Keys of parameters and of noise, from all bits of a seed below 2**64."""
+    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    init_key, own_key = _split(words)
+    return init_key, own_key
+
+
+@jax.jit
+def _split(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    high, low = words
+    # Not `jax.random.key(seed)`: it takes the lower 32 bits alone, and whoever tries them all finds
+    # the noise. Of a seed that has no others, the key is the same.
+    key = jax.random.key(low)
+    first, second = jax.random.split(jnp.where(high == 0, key, jax.random.fold_in(key, high)))
+    return first, second

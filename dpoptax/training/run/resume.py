@@ -47,8 +47,10 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
                 f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
                 "another workdir for a new run"
             )
+    if config.epsilon is None or record["step"] <= plan.permitted_steps:
+        return  # so many steps are within the budget, and so are fewer
     spent = plan.epsilon(record["step"])
-    if config.epsilon is not None and spent is not None and spent > config.epsilon:
+    if spent is not None and spent > config.epsilon:
         raise ConfigError(
             f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
             f"has spent in {record['step']} steps; a budget cannot be taken back"

@@ -12,11 +12,13 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
-from dpoptax.training.run import devices, resume
+from dpoptax.training.run import devices, kept, resume
 from dpoptax.training.run.advancing import Course, State, States, Surroundings
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.generation import Generation
+from dpoptax.training.run.kept import Confirmation
+from dpoptax.training.run.privacy import check_budget
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import compile_steps
 from dpoptax.training.run.together import check_alike
@@ -101,11 +103,17 @@ def _begun(runs: tuple[Run, ...], dataset: Dataset, place: devices.Devices) -> t
     # Copies: the steps donate the arrays of all runs, and no buffer can be given away twice.
     own = [params, *(jax.tree.map(jnp.copy, params) for _ in runs[1:])]
     states = tuple(
-        State(0, params, place.replicate(run.chain.optimizer.init(params)))
+        State(0, params, _first_state(run, params, place))
         for run, params in zip(runs, own, strict=True)
     )
     check_alike([(state.params, state.opt_state) for state in states])
     return states, frozen
+
+
+def _first_state(run: Run, params: Any, place: devices.Devices) -> Any:
+    if place.mesh is None:
+        return run.chain.begin(params)
+    return place.replicate(run.chain.optimizer.init(params))
 
 
 def _restored(states: States, around: Surroundings) -> tuple[States, bool]:
@@ -152,4 +160,12 @@ def _compiled(
         evaluate=evaluate,
         began=time.perf_counter() - spent,
         around=around,
+        confirmation=_confirmation(run, bounds[last]),
     )
+
+
+def _confirmation(run: Run, shown: float | None) -> Confirmation | None:
+    """The accounting, asked again where an earlier start may have answered."""
+    if not kept.in_use():
+        return None
+    return Confirmation(lambda: check_budget(run.config, run.plan, shown))

@@ -97,7 +97,7 @@ def shapes_of(dataset: Dataset, unit: Unit = "example") -> Shapes:
 
 def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ...]:
     """Shapes and types of a step's arguments; `resident` where the batch is rows of the split."""
-    params, frozen = _variables(run.model, shapes.example["inputs"])
+    params, frozen = variables(run.model, shapes.example["inputs"])
     state = jax.eval_shape(run.chain.optimizer.init, params)
     rows = run.plan.sampler.padded_size
     indices = jax.ShapeDtypeStruct((rows,), np.int32)
@@ -116,11 +116,18 @@ def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ..
 
 
 @once(maxsize=64)
-def _variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
+def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
     """Shapes and types of what a model computes with."""
     init = functools.partial(models.init_variables, model)
-    shapes: models.Variables = jax.eval_shape(init, inputs, jax.random.key(0))
+    key = jax.ShapeDtypeStruct((), key_type())
+    shapes: models.Variables = jax.eval_shape(init, inputs, key)
     return shapes
+
+
+@functools.cache
+def key_type() -> Any:
+    """The type of random keys."""
+    return jax.eval_shape(jax.random.key, 0).dtype
 
 
 def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:

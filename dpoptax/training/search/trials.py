@@ -23,9 +23,7 @@ from typing import Any
 import jax
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset, load_dataset
-from dpoptax.training.data.scattering import Scattering
-from dpoptax.training.data.tokens import Tokens
+from dpoptax.training.data.dataset import Dataset, Wanted
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import RunResult, train, train_together
 from dpoptax.training.run import devices, records
@@ -33,28 +31,9 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.groups import groups
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    """What is read, of the fields of a config that decide it; who waits for it does not."""
-
-    dataset: str
-    data_dir: Path | None
-    tokens: Tokens
-    features: Scattering | None
-    owners: Path | None
-    progress: bool = dataclasses.field(compare=False)
-
-
 @functools.lru_cache(maxsize=2)
-def _loaded(data: _Data) -> Dataset:
-    return load_dataset(
-        data.dataset,
-        data.data_dir,
-        data.tokens,
-        data.features,
-        owners=data.owners,
-        progress=data.progress,
-    )
+def _loaded(data: Wanted) -> Dataset:
+    return data.load()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +140,7 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
 
     `progress` shows a bar where features have to be computed.
     """
-    files = config.data_dir, config.tokens, config.scattering, config.owners
-    dataset = _loaded(_Data(config.dataset, *files, progress))
+    dataset = _loaded(config.data(progress=progress))
     return dataset.for_selection() if held_out else dataset
 
 

@@ -1,0 +1,151 @@
+"""What a run pays for showing its progress: one config of each kind that the repository has.
+
+`python -m benchmarks telemetry`. A kind is a method, how it samples, how it is accounted for and
+whose privacy it is. Nothing is kept of earlier starts, so that all that is shown is accounted for.
+Kinds whose configs read data from files are trained on the digits, as often evaluated as configs of
+the digits are: no run is shorter, so that no share is larger.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from benchmarks.startup import Timed, measure
+from benchmarks.timing import ROOT
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.data.dataset import FILE_DATASETS
+from dpoptax.training.run.records import markdown_table
+
+# Fields of a config that reads files, in place of its own.
+ON_DIGITS = {
+    "dataset": "digits",
+    "data_dir": None,
+    "model": "mlp",
+    "pretrained": None,
+    "lora_rank": None,
+    "features": "none",
+    "beams": 0,
+    "batch_size": 128,
+    "microbatch_size": None,
+    "steps": 120,
+    "eval_every": 10,
+    "checkpoint_every": 100,
+}
+
+_CONFIG = """
+import dataclasses
+from dpoptax.training.config import load_configs
+
+def get_config():
+    config = load_configs({path!r})[{name!r}]
+    changes = {changes!r}
+    if changes and config.noise_multiplier is not None:
+        changes["epsilon"] = None
+    return dataclasses.replace(config, **changes)
+"""
+
+
+@dataclass
+class Telemetry:
+    """Times the first start of `dpoptax train` for each kind of config."""
+
+    configs: Path = ROOT / "configs"
+    """Folder of Python files with get_config() or get_configs()."""
+    output: Path = ROOT / "benchmarks" / "results" / "telemetry.json"
+
+
+class Kind(NamedTuple):
+    """What telemetry may depend on.
+
+    Attributes:
+        method: By its name.
+        sampling: How batches are drawn.
+        accountant: "pld" or "rdp".
+        unit: Whose privacy it is, "example" or "user".
+    """
+
+    method: str
+    sampling: str
+    accountant: str
+    unit: str
+
+
+class Chosen(NamedTuple):
+    """A config that stands for its kind.
+
+    Attributes:
+        path: Its file.
+        name: Its name in the file.
+        read: Whether it reads data from files.
+    """
+
+    path: Path
+    name: str
+    read: bool
+
+
+def kinds(folder: Path) -> dict[Kind, Chosen]:
+    """The kinds of all configs below a folder, each with its first config that reads no files."""
+    found: dict[Kind, Chosen] = {}
+    for path, name, config in _configs(folder):
+        if config.noise_multiplier is None and config.method.unproven() is not None:
+            continue  # it is trained at the noise of another
+        kind = Kind(config.method.name, config.sampling, config.accountant, config.unit)
+        read = config.dataset in FILE_DATASETS
+        if kind not in found or (found[kind].read and not read):
+            found[kind] = Chosen(path, name, read)
+    return dict(sorted(found.items()))
+
+
+def _configs(folder: Path) -> Iterator[tuple[Path, str, TrainConfig]]:
+    for path in sorted(folder.rglob("*.py")):
+        for name, config in load_configs(path).items():
+            yield path, name, config
+
+
+def config_file(chosen: Chosen) -> str:
+    """A config file of its own for the config that was chosen."""
+    changes = ON_DIGITS if chosen.read else {}
+    return _CONFIG.format(path=str(chosen.path), name=chosen.name, changes=changes)
+
+
+def table(results: list[tuple[Kind, Chosen, Timed]]) -> str:
+    """A row for each training: its whole time, that of telemetry, and the share of it."""
+    rows = [
+        [
+            kind.method,
+            kind.sampling,
+            kind.accountant,
+            kind.unit,
+            f"{chosen.path.stem}{' on digits' if chosen.read else ''}",
+            f"{timed.whole:.2f}",
+            f"{timed.processor:.2f}",
+            f"{timed.shown:.3f}",
+            f"{100 * timed.telemetry:.2f} %",
+        ]
+        for kind, chosen, timed in results
+    ]
+    header = [*Kind._fields, "config", "whole", "processor", "telemetry", "share"]
+    return markdown_table(header, rows)
+
+
+def main(given: Telemetry) -> str:
+    """Runs all, and returns the table in seconds; the file holds the same numbers."""
+    results = []
+    with tempfile.TemporaryDirectory() as base:
+        for number, (kind, chosen) in enumerate(tqdm(kinds(given.configs).items(), unit="kind")):
+            place = Path(base) / str(number)
+            place.mkdir()
+            (place / "config.py").write_text(config_file(chosen), encoding="utf-8")
+            timed = measure(str(place / "config.py"), [], "first", place, place / "cache")
+            results.append((kind, chosen, timed))
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{**kind._asdict(), **dataclasses.asdict(timed)} for kind, _, timed in results]
+    given.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return table(results)

@@ -1,0 +1,63 @@
+"""What the commands that train many runs take, and the configs that they are given."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dpoptax.cli.options import Data, fetch_for
+from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.search.compare import Comparison
+from dpoptax.training.search.price import Sweep
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Configs(Data):
+    configs: tyro.conf.Positional[tuple[Path, ...]]
+    """Python files with get_config()."""
+    data_dir: Path | None = None
+    """Directory with the data set's files for every config; None: the configs' own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareArguments(_Configs):
+    """Of `dpoptax compare`."""
+
+    comparison: Annotated[Comparison, tyro.conf.arg(name="")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepArguments(_Configs):
+    """Of `dpoptax sweep`."""
+
+    sweep: Annotated[Sweep, tyro.conf.arg(name="")]
+    dry_run: bool = False
+    """Only print what the result would cost."""
+
+
+def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
+    """The configs with the directory that is given for all of them, fetched if that is asked."""
+    if given.data_dir is not None:
+        configs = {
+            name: dataclasses.replace(config, data_dir=given.data_dir)
+            for name, config in configs.items()
+        }
+    fetch_for(configs.values(), given.fetch)
+    return configs
+
+
+def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:
+    """The configs of all paths by name, with the path before a name that two paths have."""
+    loaded = [(str(path), load_configs(path)) for path in paths]
+    names = [name for _, configs in loaded for name in configs]
+    given = {
+        name if names.count(name) == 1 else f"{path}:{name}": config
+        for path, configs in loaded
+        for name, config in configs.items()
+    }
+    if len(given) < len(names):
+        raise ConfigError(f"configs={', '.join(names)} names a config twice; give each once")
+    return given
