@@ -15,6 +15,9 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Augmented, Method
 from dpoptax.training.roles import Role, field
 
+Accountant = Literal["pld", "rdp", "monte_carlo"]
+"""As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
