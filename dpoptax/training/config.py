@@ -7,7 +7,6 @@ import runpy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpoptax._privacy.checks import Accountant
 from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
