@@ -70,13 +70,35 @@ def held(tree: Tree) -> Tree:
     # Outside of a program each operation is by itself, and its result stored.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
+    for i, x in zip(places, _stored([leaves[i] for i in places]), strict=True):
+        leaves[i] = x
+    found: Tree = jax.tree.unflatten(structure, leaves)
+    return found
+
+
+def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
+    """What a loop of no turn returns of arrays."""
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
         lambda carry: carry[0] < never,
         lambda carry: (carry[0] + 1, [-x for x in carry[1]]),
-        (jnp.zeros_like(never), [leaves[i] for i in places]),
+        (jnp.zeros_like(never), arrays),
     )
-    for i, x in zip(places, kept, strict=True):
-        leaves[i] = x
-    found: Tree = jax.tree.unflatten(structure, leaves)
-    return found
+    return kept
+
+
+def unknown(numbers: list[int]) -> list[jax.Array]:
+    """Integers that the compiler does not know, int32 scalars."""
+    return _stored([jnp.int32(n) for n in numbers])
+
+
+def unstacked(stack: jax.Array) -> list[jax.Array]:
+    """The parts of a stack along its first axis, at places that the compiler does not know.
+
+    XLA joins an array's slice with what reads it, and the slices of one array are as many programs.
+    At places that come from memory they are one program, which is compiled once.
+    """
+    if not isinstance(stack, jax.core.Tracer):
+        return list(jnp.unstack(stack))
+    places = unknown(list(range(stack.shape[0])))
+    return [lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in places]

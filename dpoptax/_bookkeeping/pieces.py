@@ -23,7 +23,7 @@ from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._maps import forward
 from dpoptax._points import weigh
-from dpoptax._trees import PyTree, held
+from dpoptax._trees import PyTree, held, unstacked
 
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
@@ -182,8 +182,10 @@ def _scaled(
 
 def _sides(inverse: jax.Array, finite: jax.Array) -> list[list[Side]]:
     """The sides of each piece."""
-    both = zip(jnp.unstack(inverse), jnp.unstack(finite), strict=True)
-    return [list(zip(*of_piece, strict=True)) for of_piece in both]
+    size = inverse.shape[1]
+    flat = [unstacked(x.reshape(-1, x.shape[2])) for x in (inverse, finite)]
+    sides = list(zip(*flat, strict=True))
+    return [sides[i : i + size] for i in range(0, len(sides), size)]
 
 
 def _factored(
@@ -248,8 +250,9 @@ def sum_pieces(
 ) -> Sums:
     """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
+    of_pieces = unstacked(weights)
     for product, piece, gradient, weight in zip(
-        plan.products, pieces.products, kept, weights, strict=False
+        plan.products, pieces.products, kept, of_pieces, strict=False
     ):
         if gradient is not None:
             part = _weighted(weight, gradient)
@@ -262,7 +265,7 @@ def sum_pieces(
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
-        vectors[i] += _weighted(weights[len(plan.products) + i], gradient)
+        vectors[i] += _weighted(of_pieces[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
 
 
