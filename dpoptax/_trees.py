@@ -81,10 +81,16 @@ def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
     _, kept = lax.while_loop(
         lambda carry: carry[0] < never,
-        lambda carry: (carry[0] + 1, [-x for x in carry[1]]),
+        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
         (jnp.zeros_like(never), arrays),
     )
     return kept
+
+
+def _changed(x, i):
+    if not x.ndim:
+        return -x
+    return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (i,) * x.ndim)
 
 
 def unknown(numbers: list[int]) -> list[jax.Array]:

@@ -16,7 +16,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "
         return tree
     draw_normal = {"default": normal.normal, "fast": box_muller.normal}[generator]
     leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
+    keys = normal.split(key, len(leaves))
     noisy, each = list(leaves), unstacked(keys)
     for indices in alike(leaves):
         leaf = leaves[indices[0]]
