@@ -1,10 +1,11 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -87,24 +88,31 @@ def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
     return kept
 
 
-def _changed(x, i):
-    if not x.ndim:
+def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
+    """Another array, so that a loop's result is not what it began with: in one entry, in place."""
+    if not x.ndim or out_sharding(x) is not None:
         return -x
-    return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (i,) * x.ndim)
+    return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim)
 
 
-def unknown(numbers: list[int]) -> list[jax.Array]:
-    """Integers that the compiler does not know, int32 scalars."""
+def unknown(numbers: Iterable[int]) -> list[jax.Array]:
+    """Numbers that the compiler does not know, int32 scalars."""
     return _stored([jnp.int32(n) for n in numbers])
 
 
-def unstacked(stack: jax.Array) -> list[jax.Array]:
-    """The parts of a stack along its first axis, at places that the compiler does not know.
+def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
+    """The parts of each stack along its first axis, at places that the compiler does not know.
 
-    XLA joins an array's slice with what reads it, and the slices of one array are as many programs.
-    At places that come from memory they are one program, which is compiled once.
+    XLA joins the slice of an array with what reads it, and each place is then a program of its own
+    to compile. Where the place comes from memory, all slices are one program.
     """
-    if not isinstance(stack, jax.core.Tracer):
-        return list(jnp.unstack(stack))
-    places = unknown(list(range(stack.shape[0])))
-    return [lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in places]
+    sizes = [stack.shape[0] for stack in stacks]
+    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks) or max(sizes) == 1:
+        return [list(jnp.unstack(stack)) for stack in stacks]
+    places = unknown(range(max(sizes)))
+    return [
+        [lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in places[:size]]
+        if size > 1
+        else [stack[0]]
+        for stack, size in zip(stacks, sizes, strict=True)
+    ]

@@ -172,20 +172,16 @@ def _scaled(
         data.exponent + others.exponent,
         jnp.concatenate([data.finite, others.finite], axis=1),
     )
-    fixed, changing = _sides(of_data, data.finite), _sides(of_others, others.finite)
+    # The sides one after the other, piece by piece.
+    rows = [x.reshape(-1, one.shape[0]) for x in (of_data, data.finite, of_others, others.finite)]
+    of_data, data_finite, of_others, others_finite = unstacked(*rows)
+    fixed = list(zip(of_data, data_finite, strict=True))
+    changing = list(zip(of_others, others_finite, strict=True))
     sides = [
-        (changing[i][0] if varies else fixed[i][0], changing[i][1])
+        (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
         for i, (_, varies, _) in enumerate(tops)
     ]
     return scales, sides
-
-
-def _sides(inverse: jax.Array, finite: jax.Array) -> list[list[Side]]:
-    """The sides of each piece."""
-    size = inverse.shape[1]
-    flat = [unstacked(x.reshape(-1, x.shape[2])) for x in (inverse, finite)]
-    sides = list(zip(*flat, strict=True))
-    return [sides[i : i + size] for i in range(0, len(sides), size)]
 
 
 def _factored(
@@ -250,7 +246,7 @@ def sum_pieces(
 ) -> Sums:
     """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
-    of_pieces = unstacked(weights)
+    (of_pieces,) = unstacked(weights)
     for product, piece, gradient, weight in zip(
         plan.products, pieces.products, kept, of_pieces, strict=False
     ):

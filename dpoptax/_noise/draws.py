@@ -17,12 +17,14 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "
     draw_normal = {"default": normal.normal, "fast": box_muller.normal}[generator]
     leaves, treedef = jax.tree.flatten(tree)
     keys = normal.split(key, len(leaves))
-    noisy, each = list(leaves), unstacked(keys)
-    for indices in alike(leaves):
+    noisy, groups = list(leaves), alike(leaves)
+    alone = [indices[0] for indices in groups if len(indices) == 1]
+    own = dict(zip(alone, unstacked(keys[np.array(alone)])[0], strict=True)) if alone else {}
+    for indices in groups:
         leaf = leaves[indices[0]]
         dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
         if len(indices) == 1:
-            drawn = draw_normal(each[indices[0]], leaf.shape, dtype, out_sharding=sharding)
+            drawn = draw_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
             noisy[indices[0]] = leaf + stddev * drawn
             continue
         draw = lambda key, leaf=leaf, dtype=dtype: draw_normal(key, leaf.shape, dtype)  # noqa: E731
@@ -40,6 +42,7 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
     """
     if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
         return draw()
+    draw = jax.jit(draw)  # traced once for all that follows
     likes, treedef = jax.tree.flatten(like)
     groups = alike(likes)  # every array that leaves the branch takes time to compile
 
@@ -54,8 +57,8 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
     def branch() -> PyTree:
         leaves = list(likes)
         stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
-        for indices, stack in zip(groups, stacks, strict=True):
-            _put(unstacked(stack), indices, leaves)
+        for indices, parts in zip(groups, unstacked(*stacks), strict=True):
+            _put(parts, indices, leaves)
         return jax.tree.unflatten(treedef, leaves)
 
     return jax.lax.platform_dependent(cpu=branch, default=draw)
