@@ -89,8 +89,8 @@ def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Another array, so that a loop's result is not what it began with: in one entry, in place."""
-    if not x.ndim or out_sharding(x) is not None:
+    """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
+    if not x.ndim or jax.device_count() > 1:  # one entry may be on another device
         return -x
     return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim)
 
@@ -103,16 +103,14 @@ def unknown(numbers: Iterable[int]) -> list[jax.Array]:
 def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
     """The parts of each stack along its first axis, at places that the compiler does not know.
 
-    XLA joins the slice of an array with what reads it, and each place is then a program of its own
-    to compile. Where the place comes from memory, all slices are one program.
+    XLA joins the slice of an array with what reads it, and compiles that anew for each place. Where
+    the place comes from memory, it is compiled once for all slices of a shape.
     """
     sizes = [stack.shape[0] for stack in stacks]
-    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks) or max(sizes) == 1:
+    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
         return [list(jnp.unstack(stack)) for stack in stacks]
     places = unknown(range(max(sizes)))
     return [
-        [lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in places[:size]]
-        if size > 1
-        else [stack[0]]
-        for stack, size in zip(stacks, sizes, strict=True)
+        [lax.dynamic_index_in_dim(x, i, keepdims=False) for i in places[:n]] if n > 1 else [x[0]]
+        for x, n in zip(stacks, sizes, strict=True)
     ]
