@@ -5,7 +5,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 

@@ -172,11 +172,13 @@ def _scaled(
         data.exponent + others.exponent,
         jnp.concatenate([data.finite, others.finite], axis=1),
     )
-    # The sides one after the other, piece by piece.
-    rows = [x.reshape(-1, one.shape[0]) for x in (of_data, data.finite, of_others, others.finite)]
-    of_data, data_finite, of_others, others_finite = unstacked(*rows)
-    fixed = list(zip(of_data, data_finite, strict=True))
-    changing = list(zip(of_others, others_finite, strict=True))
+    arrays = (of_data, data.finite, of_others, others.finite)
+    # The sides of pieces one after the other.
+    data_inverse, data_finite, inverse, finite = unstacked(
+        *(x.reshape(-1, one.size) for x in arrays)
+    )
+    fixed = list(zip(data_inverse, data_finite, strict=True))
+    changing = list(zip(inverse, finite, strict=True))
     sides = [
         (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
         for i, (_, varies, _) in enumerate(tops)
