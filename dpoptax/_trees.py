@@ -1,6 +1,6 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -94,9 +94,14 @@ def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim)
 
 
-def unknown(numbers: Iterable[int]) -> list[jax.Array]:
-    """Numbers that the compiler does not know, int32 scalars."""
-    return _stored([jnp.int32(n) for n in numbers])
+def unknown(numbers: Sequence[int]) -> list[jax.Array]:
+    """Numbers that the compiler does not know, int32 scalars; on other platforms than CPU it may.
+
+    A GPU asks the host for each turn of a loop.
+    """
+    known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
+    found: list[jax.Array] = lax.platform_dependent(cpu=lambda: _stored(known()), default=known)
+    return found
 
 
 def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
