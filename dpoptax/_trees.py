@@ -1,6 +1,6 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -70,13 +70,51 @@ def held(tree: Tree) -> Tree:
     # Outside of a program each operation is by itself, and its result stored.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
-    _, kept = lax.while_loop(
-        lambda carry: carry[0] < never,
-        lambda carry: (carry[0] + 1, [-x for x in carry[1]]),
-        (jnp.zeros_like(never), [leaves[i] for i in places]),
-    )
-    for i, x in zip(places, kept, strict=True):
+    for i, x in zip(places, _stored([leaves[i] for i in places]), strict=True):
         leaves[i] = x
     found: Tree = jax.tree.unflatten(structure, leaves)
     return found
+
+
+def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
+    """What a loop of no turn returns of arrays."""
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+    _, kept = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
+        (jnp.zeros_like(never), arrays),
+    )
+    return kept
+
+
+def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
+    """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
+    if not x.ndim or jax.device_count() > 1:  # one entry may be on another device
+        return -x
+    return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim)
+
+
+def unknown(numbers: Sequence[int]) -> list[jax.Array]:
+    """Numbers that the compiler does not know, int32 scalars; on other platforms than CPU it may.
+
+    A GPU asks the host for each turn of a loop.
+    """
+    known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
+    found: list[jax.Array] = lax.platform_dependent(cpu=lambda: _stored(known()), default=known)
+    return found
+
+
+def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
+    """The parts of each stack along its first axis, at places that the compiler does not know.
+
+    XLA joins the slice of an array with what reads it, and compiles that anew for each place. Where
+    the place comes from memory, it is compiled once for all slices of a shape.
+    """
+    sizes = [stack.shape[0] for stack in stacks]
+    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
+        return [list(jnp.unstack(stack)) for stack in stacks]
+    places = unknown(range(max(sizes)))
+    return [
+        [lax.dynamic_index_in_dim(x, i, keepdims=False) for i in places[:n]] if n > 1 else [x[0]]
+        for x, n in zip(stacks, sizes, strict=True)
+    ]

@@ -45,6 +45,15 @@ def test_narrow_arrays_equal_jax_up_to_the_compilers_choice(shape):
     np.testing.assert_allclose(_random.normal(key, shape), jax.random.normal(key, shape), rtol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("count", [1, 2, 70])
+def test_splits_like_jax(impl, count):
+    key = jax.random.fold_in(jax.random.key(2, impl=impl), count)
+    found, want = _random.split(key, count), jax.random.split(key, count)
+    assert found.dtype == want.dtype
+    assert_same_bits(jax.random.key_data(found), jax.random.key_data(want))
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, -1])
 @pytest.mark.parametrize("step", [0, 1, 12345, 2**32 - 1])
 def test_equals_jax_for_every_key(seed, step):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.passes import Pair, Passes, pairs_of, widen
@@ -14,6 +15,7 @@ from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import evaluate_derived, use_layout
 from dpoptax._points import weigh
+from dpoptax._trees import unknown
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
 # Found by hand on one x86 CPU; no command of the benchmarks repeats it.
@@ -110,5 +112,9 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
 
 def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
-    parts = jnp.split(vector, np.cumsum([x.size for x in like])[:-1])
-    return [part.reshape(x.shape) for part, x in zip(parts, like, strict=True)]
+    ends = np.cumsum([x.size for x in like])
+    starts = unknown([int(end) - x.size for end, x in zip(ends, like, strict=True)])
+    return [
+        lax.dynamic_slice(vector, (start,), (x.size,)).reshape(x.shape)
+        for start, x in zip(starts, like, strict=True)
+    ]

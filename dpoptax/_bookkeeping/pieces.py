@@ -23,7 +23,7 @@ from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._maps import forward
 from dpoptax._points import weigh
-from dpoptax._trees import PyTree, held
+from dpoptax._trees import PyTree, held, unstacked
 
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
@@ -172,18 +172,18 @@ def _scaled(
         data.exponent + others.exponent,
         jnp.concatenate([data.finite, others.finite], axis=1),
     )
-    fixed, changing = _sides(of_data, data.finite), _sides(of_others, others.finite)
+    arrays = (of_data, data.finite, of_others, others.finite)
+    # The sides of pieces one after the other.
+    data_inverse, data_finite, inverse, finite = unstacked(
+        *(x.reshape(-1, one.size) for x in arrays)
+    )
+    fixed = list(zip(data_inverse, data_finite, strict=True))
+    changing = list(zip(inverse, finite, strict=True))
     sides = [
-        (changing[i][0] if varies else fixed[i][0], changing[i][1])
+        (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
         for i, (_, varies, _) in enumerate(tops)
     ]
     return scales, sides
-
-
-def _sides(inverse: jax.Array, finite: jax.Array) -> list[list[Side]]:
-    """The sides of each piece."""
-    both = zip(jnp.unstack(inverse), jnp.unstack(finite), strict=True)
-    return [list(zip(*of_piece, strict=True)) for of_piece in both]
 
 
 def _factored(
@@ -248,8 +248,9 @@ def sum_pieces(
 ) -> Sums:
     """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
+    (of_pieces,) = unstacked(weights)
     for product, piece, gradient, weight in zip(
-        plan.products, pieces.products, kept, weights, strict=False
+        plan.products, pieces.products, kept, of_pieces, strict=False
     ):
         if gradient is not None:
             part = _weighted(weight, gradient)
@@ -262,7 +263,7 @@ def sum_pieces(
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
-        vectors[i] += _weighted(weights[len(plan.products) + i], gradient)
+        vectors[i] += _weighted(of_pieces[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
 
 

@@ -1,13 +1,13 @@
 """How noise is drawn: each number once, a leaf at a time, without long compilation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._noise import box_muller, normal
-from dpoptax._trees import PyTree, alike, out_sharding
+from dpoptax._trees import PyTree, alike, out_sharding, unstacked
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "default") -> PyTree:
@@ -16,18 +16,20 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "
         return tree
     draw_normal = {"default": normal.normal, "fast": box_muller.normal}[generator]
     leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, len(leaves))
-    noisy = list(leaves)
-    for indices in alike(leaves):
+    keys = normal.split(key, len(leaves))
+    noisy, groups = list(leaves), alike(leaves)
+    alone = [indices[0] for indices in groups if len(indices) == 1]
+    own = dict(zip(alone, unstacked(keys[np.array(alone)])[0], strict=True)) if alone else {}
+    for indices in groups:
         leaf = leaves[indices[0]]
         dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
         if len(indices) == 1:
-            drawn = draw_normal(keys[indices[0]], leaf.shape, dtype, out_sharding=sharding)
+            drawn = draw_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
             noisy[indices[0]] = leaf + stddev * drawn
             continue
         draw = lambda key, leaf=leaf, dtype=dtype: draw_normal(key, leaf.shape, dtype)  # noqa: E731
         drawn = jax.lax.map(draw, keys[np.array(indices)])
-        _unstack(_stack(leaves, indices) + stddev * drawn, indices, noisy)
+        _put(list(jnp.unstack(_stack(leaves, indices) + stddev * drawn)), indices, noisy)
     return jax.tree.unflatten(treedef, noisy)
 
 
@@ -40,6 +42,7 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
     """
     if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
         return draw()
+    draw = jax.jit(draw)  # traced once for all that follows
     likes, treedef = jax.tree.flatten(like)
     groups = alike(likes)  # every array that leaves the branch takes time to compile
 
@@ -54,8 +57,8 @@ def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyT
     def branch() -> PyTree:
         leaves = list(likes)
         stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
-        for indices, stack in zip(groups, stacks, strict=True):
-            _unstack(stack, indices, leaves)
+        for indices, parts in zip(groups, unstacked(*stacks), strict=True):
+            _put(parts, indices, leaves)
         return jax.tree.unflatten(treedef, leaves)
 
     return jax.lax.platform_dependent(cpu=branch, default=draw)
@@ -65,7 +68,7 @@ def _stack(leaves: list[jax.Array], indices: list[int]) -> jax.Array:
     return jnp.stack([leaves[i] for i in indices])
 
 
-def _unstack(stack: jax.Array, indices: list[int], leaves: list[jax.Array]) -> None:
+def _put(parts: Sequence[jax.Array], indices: list[int], leaves: list[jax.Array]) -> None:
     """Puts the parts of a stack back in their places among the leaves."""
-    for i, part in zip(indices, stack, strict=True):
+    for i, part in zip(indices, parts, strict=True):
         leaves[i] = part

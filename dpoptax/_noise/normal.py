@@ -66,7 +66,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     dtype = np.dtype(f"uint{bit_width}")
 
     def reference(key: jax.Array) -> jax.Array:
-        return jax.random.bits(jax.random.wrap_key_data(key, impl="threefry2x32"), shape, dtype)
+        return jax.random.bits(_typed(key), shape, dtype)
 
     def unrolled(key: jax.Array) -> jax.Array:
         high, low = threefry(key[0], key[1], places(shape))
@@ -75,6 +75,25 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     if bit_width == 64 or math.prod(shape) > 2**32 or not jax.threefry_partitionable.value:
         return reference(key)
     return lax.platform_dependent(key, cpu=unrolled, default=reference)
+
+
+def split(key: jax.Array, count: int) -> jax.Array:
+    """`count` keys: `jax.random.split`'s, bit for bit, sooner compiled on CPU."""
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not jax.threefry_partitionable.value:
+        return jax.random.split(key, count)
+
+    def reference(data: jax.Array) -> jax.Array:
+        return jax.random.key_data(jax.random.split(_typed(data), count))
+
+    def unrolled(data: jax.Array) -> jax.Array:
+        return jnp.stack(threefry(data[0], data[1], places((count,))), axis=-1)
+
+    data = jax.random.key_data(key)
+    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
+
+
+def _typed(data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 _UNROLLED = jex_random.define_prng_impl(

@@ -1,0 +1,58 @@
+"""How much a compiler is given to do: as much for many layers of one shape as for few."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax._trees import unstacked
+
+pytestmark = pytest.mark.optimized
+
+
+def _programs(layers):
+    """The distinct programs that XLA's fusions of a private step are."""
+
+    def loss_fn(params, x):
+        for kernel, bias in params:
+            x = jnp.tanh(x @ kernel + bias)
+        return jnp.sum(x**2)
+
+    params = [(jnp.ones((16, 16)), jnp.ones(16)) for _ in range(layers)]
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    key = jax.random.key(0)
+    noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=key)
+    tx = optax.chain(noise, optax.sgd(0.1))
+
+    def step(params, state, batch):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    batch = jnp.ones((8, 4, 16))
+    text = jax.jit(step).lower(params, tx.init(params), batch).compile().as_text()
+    fusions = re.findall(r"^%?fused_computation\S* \(.*?^}", text, re.MULTILINE | re.DOTALL)
+    assert fusions
+    return {re.sub(r"metadata=\{.*?\}|[%.][\w.]*", "", body) for body in fusions}
+
+
+def test_more_layers_of_one_shape_are_few_programs_more():
+    few, many = len(_programs(4)), len(_programs(12))
+    assert many - few < 8, f"4 layers are {few} programs, 12 are {many}"
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.vmap(f, 1)])
+def test_parts_of_stacks(transform):
+    def parts(x):
+        return unstacked(x, x[:3] > 0, x[:1])
+
+    x = jax.random.normal(jax.random.key(0), (5, 2, 3))
+    found = transform(parts)(x)
+    assert [len(x) for x in found] == [5, 3, 1]
+    for parts_of_one, stack in zip(found, (x, x[:3] > 0, x[:1]), strict=True):
+        for part, want in zip(parts_of_one, stack, strict=True):
+            np.testing.assert_array_equal(part, want)
