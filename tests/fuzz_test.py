@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpoptax.cli import commands
 from dpoptax.cli.main import main
+from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.models.models import build_model
 from dpoptax.training.run.chain import build_chain
@@ -54,7 +54,7 @@ def no_training():
         raise _PlannedError
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(commands, "train_and_evaluate", train_and_evaluate)
+    patch.setattr(loop, "train_and_evaluate", train_and_evaluate)
     yield
     patch.undo()
 
