@@ -101,6 +101,7 @@ def _compare(layers, length, count, seed, tolerance=None):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 @settings(max_examples=70, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_many_random_programs(layers, length, count, seed):
@@ -108,6 +109,7 @@ def test_many_random_programs(layers, length, count, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 @settings(max_examples=40, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), seed=st.integers(0, 99))
 def test_random_programs_by_inner_products(layers, length, seed):
