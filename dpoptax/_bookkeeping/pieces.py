@@ -175,7 +175,7 @@ def _scaled(
     arrays = (of_data, data.finite, of_others, others.finite)
     # The sides of pieces one after the other.
     data_inverse, data_finite, inverse, finite = unstacked(
-        *(x.reshape(-1, one.size) for x in arrays)
+        *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in arrays)
     )
     fixed = list(zip(data_inverse, data_finite, strict=True))
     changing = list(zip(inverse, finite, strict=True))
