@@ -1,10 +1,10 @@
 """A strategy of correlated noise under a sampler: what the pair costs."""
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
-from dpoptax._jax_privacy import jax_privacy_module
+import numpy as np
+
 from dpoptax._privacy import chains
 from dpoptax.sampling import Sampler
 from dpoptax.sampling._base import ChainSampler
@@ -91,23 +91,24 @@ class Participation:
         """The l2 norm that one example with clipped gradients of norm 1 can add to C G.
 
         Where it takes part in every turn: ‖C u‖ with u = 1 in every cycle_length-th step.
-        jax_privacy's formula holds for a column that is positive and does not increase, and raises
-        for others. Where it takes part by chance: the greatest ‖C x‖ of all participations x that
-        there are, for a column without negative entries, and raises for others.
+        That holds for a column without negative entries that does not increase, others raise
+        (Kalinin and Lampert, 2024, Theorem 2). Where it takes part by chance: the greatest ‖C x‖ of
+        all participations x that there are, for a column without negative entries; others raise.
         """
         if isinstance(self.sampler, ChainSampler):
             from dpoptax._privacy import events
 
             column = events.shortest(self.strategy.column(steps).tolist())
             return chains.lattice(self.sampler.chain, column, steps).greatest_norm()
-        toeplitz = jax_privacy_module("matrix_factorization.toeplitz")
-        import jax
-
-        with jax.enable_x64(True):
-            squared = toeplitz.minsep_sensitivity_squared(
-                self.strategy.column(steps), getattr(self.sampler, "cycle_length", 1), n=steps
+        entries = np.asarray(self.strategy.column(steps), np.float64)
+        if np.any(entries < 0) or np.any(np.diff(entries) > 0):
+            raise ValueError(
+                f"{self.strategy}: its column has a negative entry, or one above that before it, "
+                "and which participations add most is not known then; take another strategy"
             )
-            return math.sqrt(float(squared))
+        turn = getattr(self.sampler, "cycle_length", 1)
+        turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
+        return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """What `steps` sums with correlated noise over this sampler's batches reveal."""

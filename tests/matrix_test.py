@@ -222,6 +222,13 @@ def test_fixed_participation_has_the_sensitivity_of_the_worst_pattern(strategy, 
     np.testing.assert_allclose(event.event.noise_multiplier, 3.0 / want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("column", [(1.0, 0.2, 0.5), (1.0, -0.5)])
+def test_columns_whose_worst_pattern_is_not_known_are_refused(column):
+    sampler = _cyclic(batch_size=500, cycle_length=2)
+    with pytest.raises(ValueError, match="a negative entry, or one above"):
+        matrix.BandedToeplitz(column).under(sampler).sensitivity(24)
+
+
 def test_at_full_participation_both_ways_of_accounting_agree():
     sampler = _cyclic(batch_size=250, cycle_length=4)
     sampling = BANDED.under(sampler)
