@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from dpoptax import accounting, matrix
-from dpoptax._privacy import chains, monte_carlo, pricing
+from dpoptax._privacy import chains, importance, monte_carlo, pricing
 from dpoptax._privacy.chains import AllocationChain, SeparatedChain
-from dpoptax._privacy.monte_carlo import ADD, REMOVE, Proposal, Run, draw, epsilon_bound
+from dpoptax._privacy.importance import ADD, REMOVE, Proposal, Run, draw
+from dpoptax._privacy.monte_carlo import epsilon_bound
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 
 DELTA = 1e-5
@@ -203,7 +204,7 @@ def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
     monkeypatch.setattr(monte_carlo, "FAILURE", 0.1 / delta)
     monkeypatch.setattr(monte_carlo, "RESERVED", 0.0)
     for seed in range(200):
-        monkeypatch.setattr(monte_carlo, "_SEED", seed)
+        monkeypatch.setattr(importance, "_SEED", seed)
         failed += epsilon_bound(run, delta, most=50.0, effort=1e-3) < truth * (1 - 1e-4)
     assert stats.binomtest(failed, 200, 0.1, alternative="greater").pvalue > 1e-3
 
@@ -292,7 +293,7 @@ class TestUse:
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))
         first = accounting.epsilon(sampler=self.PRICED, **run)
         pricing._priced.cache_clear()
-        monte_carlo.best_proposal.cache_clear()
+        importance.best_proposal.cache_clear()
         assert accounting.epsilon(sampler=other, **run) == first
 
     def test_the_overflow_of_batches_is_paid_for(self):

@@ -22,7 +22,7 @@ import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
 
-from dpoptax._privacy import allocation, monte_carlo, renyi
+from dpoptax._privacy import allocation, importance, monte_carlo, renyi
 from dpoptax._privacy.events import (
     ParticipationDpEvent,
     RandomAllocationDpEvent,
@@ -173,7 +173,7 @@ def _monte_carlo_epsilon(
         if most <= 0:
             return known
         delta *= 1 - 2e-3
-    run = monte_carlo.Run(event.chain, event.column, event.steps, event.noise_multiplier)
+    run = importance.Run(event.chain, event.column, event.steps, event.noise_multiplier)
     effort = 1.0 if interval <= DISCRETIZATION else 0.1
     found = monte_carlo.epsilon_bound(run, delta, most=most, effort=effort)
     return found if found < most else known
