@@ -37,32 +37,29 @@ class _PlannedError(Exception):
     """A run got as far as its first step."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_training():
+def _plan(config, workdir):
     """Everything up to the first step, and then a run of no length."""
+    import jax
 
-    def train_and_evaluate(config, workdir):
-        import jax
+    from dpoptax.training.data.dataset import load_dataset
+    from dpoptax.training.run.privacy import make_plan
 
-        from dpoptax.training.data.dataset import load_dataset
-        from dpoptax.training.run.privacy import make_plan
-
-        dataset = load_dataset(config.dataset)
-        plan = make_plan(config, dataset.train_size)
-        build_chain(config, plan.noise_multiplier, jax.random.key(0))
-        build_model(config, dataset.num_classes)
-        raise _PlannedError
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(loop, "train_and_evaluate", train_and_evaluate)
-    yield
-    patch.undo()
+    dataset = load_dataset(config.dataset)
+    plan = make_plan(config, dataset.train_size)
+    build_chain(config, plan.noise_multiplier, jax.random.key(0))
+    build_model(config, dataset.num_classes)
+    raise _PlannedError
 
 
 def _run(*arguments):
     """The command's exit code; None where it would have trained. Raises what a user would see."""
     error = io.StringIO()
-    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        contextlib.redirect_stderr(error),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(loop, "train_and_evaluate", _plan)
         try:
             code = main(arguments)
         except SystemExit as stop:
