@@ -12,8 +12,12 @@ from dpoptax._clips.base import Clip, UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_each
 from dpoptax._keys import check_key
-from dpoptax._noise.draws import add_noise, draw_once
-from dpoptax._noise.gaussian import GaussianNoiseState, release
+from dpoptax._noise.gaussian import (
+    GaussianNoiseState,
+    check_same_clip,
+    noisy_mean_of,
+    release,
+)
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._points import ReferenceState
 from dpoptax._serialization import serializable
@@ -215,15 +219,8 @@ def adaptive_gaussian_noise(
         updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            if clipped.clip != clip:
-                raise TypeError(
-                    f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
-                    "the same adaptive_clip to both"
-                )
-            stddev = mechanism.noise_multiplier * clip.sensitivity
-            draw = lambda: add_noise(clipped.sum, stddev, step_key)  # noqa: E731
-            noisy = draw_once(draw, clipped.sum, state.noise.count)
-            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+            check_same_clip(clipped, clip, "adaptive_clip")
+            return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
         released, (mean, _), noise = release(updates, state.noise, params, mechanism, noisy_mean)
         threshold = clip.next_threshold(mean, state.threshold.reference)

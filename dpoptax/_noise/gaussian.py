@@ -194,9 +194,7 @@ def gaussian_noise(
         updates: PyTree, state: GaussianNoiseState, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            draw = lambda: add(clipped, mechanism, step_key)  # noqa: E731
-            noisy = draw_once(draw, clipped.sum, state.count)
-            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+            return noisy_mean_of(clipped, mechanism, state.count, step_key, add), None
 
         released, _, state = release(
             updates, state, params, mechanism, noisy_mean, on_grid=fixed_point
@@ -286,9 +284,30 @@ def _check_generator(generator: str, key: jax.Array, fixed_point: bool) -> None:
             )
 
 
+def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
+    """Raises where a sum was not clipped by the geometry that a stage was made for."""
+    if clipped.clip != clip:
+        raise TypeError(
+            f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
+            f"the same {name} to both"
+        )
+
+
 def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
     return add_noise(clipped.sum, stddev, key, generator=mechanism.generator)
+
+
+def noisy_mean_of(
+    clipped: ClippedSum,
+    mechanism: Mechanism,
+    count: jax.Array,
+    step_key: jax.Array,
+    add: Callable[[ClippedSum, Mechanism, jax.Array], PyTree] = _add,
+) -> PyTree:
+    """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
+    noisy = draw_once(lambda: add(clipped, mechanism, step_key), clipped.sum, count)
+    return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
 
 
 def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:

@@ -12,8 +12,12 @@ import optax
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.contributions import RowCounts, RowSelectingClip, RowSelection, count_rows
 from dpoptax._keys import check_key
-from dpoptax._noise.draws import add_noise, draw_once
-from dpoptax._noise.gaussian import GaussianNoiseState, release
+from dpoptax._noise.gaussian import (
+    GaussianNoiseState,
+    check_same_clip,
+    noisy_mean_of,
+    release,
+)
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
@@ -112,15 +116,8 @@ def row_selecting_noise(
         updates: PyTree, state: RowSelectingNoiseState, params: PyTree = None
     ) -> tuple[PyTree, RowSelectingNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            if clipped.clip != clip:
-                raise TypeError(
-                    f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
-                    "the same row_selecting_clip to both"
-                )
-            stddev = mechanism.noise_multiplier * clip.sensitivity
-            draw = lambda: add_noise(clipped.sum, stddev, step_key)  # noqa: E731
-            noisy = draw_once(draw, clipped.sum, state.noise.count)
-            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), None
+            check_same_clip(clipped, clip, "row_selecting_clip")
+            return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
         def belongs(clipped: ClippedSum) -> jax.Array:
             made, next_release = clipped.reference, of_release(state)
