@@ -72,6 +72,14 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
     return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
 
 
+def with_scale(segment: Segment, scale: jax.Array) -> Segment:
+    """The factors times a fixed array (K, R, C), of which R or C is 1, in one of them."""
+    rows, columns = segment
+    if scale.shape[1] == 1:
+        return Segment(rows, columns * scale)
+    return Segment(rows * scale.swapaxes(1, 2), columns)
+
+
 def check(outers: list[Outer], terms: list[Term]) -> None:
     """Raises a NotFactoredError for what `assemble` cannot hold."""
     for outer in outers:
@@ -173,10 +181,7 @@ def _scaled(outer: Outer) -> _Part:
     if outer.scale is not None:
         scale, unit = normalised(outer.scale)
         scale = held(outer.cut(scale))
-        if scale.shape[1] == 1:
-            columns = columns * scale
-        else:
-            rows = rows * scale.swapaxes(1, 2)
+        rows, columns = with_scale(outer.segment, scale)
     finite = jnp.all(jnp.isfinite(scale))
     if outer.mixed:
         top = bounds.top(rows)

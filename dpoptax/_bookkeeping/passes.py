@@ -75,6 +75,13 @@ def pairs_of(use: Use, passes: Passes, differences: bool) -> list[Pair]:
     return pairs
 
 
+def pairs_by_point(use: Use, passes: Passes) -> list[Pair]:
+    """The operand, cotangent and weight of a use at each point: none of them are added up."""
+    u = use.index
+    pairs = [(o[u], c[u]) for o, c in zip(passes.operands, passes.cotangents, strict=True)]
+    return [(o, c, w) for (o, c), w in zip(pairs, passes.points.weights, strict=True)]
+
+
 def widen(value: jax.Array) -> jax.Array:
     """`value` in float32 at least."""
     return value.astype(products.wide(value))

@@ -9,14 +9,15 @@ import numpy as np
 from jax import lax
 
 from dpoptax._bookkeeping import products as _products
-from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer
+from dpoptax._bookkeeping.cotangents import NotFactoredError
 from dpoptax._bookkeeping.entries import Lookup
-from dpoptax._bookkeeping.factored import as_products, check
+from dpoptax._bookkeeping.factored import check
 from dpoptax._bookkeeping.mapped import Mapping, arrange
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
+from dpoptax._bookkeeping.pulling import FixedArrays
 from dpoptax._bookkeeping.rules import Layout
+from dpoptax._bookkeeping.several import pull_back_all
 from dpoptax._bookkeeping.views import Atoms, View
 from dpoptax._maps import Factor, LinearMap
 
@@ -80,7 +81,10 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Pulled:
-    """How many outer products and terms gradients by a value become, pulled back to a parameter."""
+    """How many outer products and terms gradients by a value become, pulled back to a parameter.
+
+    They are those of all points together.
+    """
 
     segments: int
     positions: int
@@ -135,16 +139,25 @@ class Plan:
 
 
 def make_plan(
-    program: Program, batch: int, points: int, linear_map: LinearMap | None = None
+    program: Program,
+    batch: int,
+    points: int,
+    linear_map: LinearMap | None = None,
+    *,
+    tangent: bool = False,
 ) -> Plan:
-    """Plans for `batch` examples and `points` gradient points (a tangent is one more)."""
+    """Plans for `batch` examples and `points` gradient points, with a tangent or without.
+
+    A tangent is as much work as one point more. What is pulled back has other fixed arrays along
+    it, whose derivatives are not held as factors.
+    """
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     by_leaf: dict[int, list[Member]] = {}
     for use in program.uses:
-        pull = points == 1 and not use.value.leaves & mapped
-        members = _members(use) or (_pulled(program, use) if pull else [])
+        pull = not tangent and not use.value.leaves & mapped
+        members = _members(use) or (_pulled(program, use, points) if pull else [])
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -158,7 +171,7 @@ def make_plan(
     joined = {}
     for leaf, members in by_leaf.items():
         shape = tuple(program.parameters[leaf].shape)
-        found = _join(members, (batch, points), shape)
+        found = _join(members, (batch, points + tangent), shape)
         if found is not None and _kept(found):
             formed.setdefault(leaf, "")
         elif found is None:
@@ -208,7 +221,7 @@ def _mapped(member: Member, factor: Factor | None, shape: tuple[int, ...]) -> Me
     return dataclasses.replace(member, mapping=mapping)
 
 
-def _pulled(program: Program, use: Use) -> list[Member]:
+def _pulled(program: Program, use: Use, points: int) -> list[Member]:
     """The parameters that a used value is made of, if gradients can be pulled back to all."""
     rows, columns = (
         jax.ShapeDtypeStruct((1, use.layout.sizes[0], use.positions, n), jnp.float32)
@@ -219,21 +232,20 @@ def _pulled(program: Program, use: Use) -> list[Member]:
         return []
     members = []
 
-    def pull(leaves: list[jax.Array], rows: jax.Array, columns: jax.Array) -> None:
+    def pull(leaves: list[jax.Array], segments: list[Segment]) -> None:
+        fixed = [FixedArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
-            outer = Outer(Segment(rows, columns), use.layout, use.value.aval.shape)
-            cotangent = pull_back(use.value, leaf, outer, FixedArrays(leaves))
-            outers, terms = as_products(cotangent)
+            outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
             check(outers, terms)
             layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}
-            view = View.whole(leaf, cotangent.shape).reshape(layout.split)
+            view = View.whole(leaf, outers[0].shape).reshape(layout.split)
             if view is None or len(positions) > 1:
                 raise NotFactoredError
             found = Pulled(len(outers), positions.pop(), len(terms))
             members.append(Member(use, view, layout, pulled=found))
 
     try:
-        jax.eval_shape(pull, leaves, rows, columns)
+        jax.eval_shape(pull, leaves, [Segment(rows, columns)] * points)
     except NotFactoredError:
         return []
     return members
