@@ -66,7 +66,7 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
         raise NotFactoredError
     # A number of each example for each entry: one position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
-    total = functools.reduce(operator.add, parts)
+    total = held(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
     return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []

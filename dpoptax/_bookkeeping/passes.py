@@ -10,6 +10,7 @@ from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import ByIndex, Passed, run_batch
 from dpoptax._points import GradientPoints, weigh
+from dpoptax._trees import held
 
 # An operand, a cotangent, and the weight of their product.
 Pair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
@@ -63,13 +64,14 @@ def pairs_of(use: Use, passes: Passes, differences: bool) -> list[Pair]:
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
+        total = held(total)  # sums of products may be rounded in one of several ways
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
         _, changed, changes, _ = passes.tangent
         operand, cotangent, weight = pairs[0]
-        pairs[0] = (operand, weigh(cotangent, weight) + changes[u], 1.0)
+        pairs[0] = (operand, held(weigh(cotangent, weight) + changes[u]), 1.0)
         if use.operand_varies and not lookup:
             pairs.append((changed[u], cotangents[0], 1.0))
     return pairs
