@@ -98,6 +98,60 @@ def test_they_are_with_gradients_formed(name, way, monkeypatch):
     _check(name, way, monkeypatch)
 
 
+# Their sums have a sign, several cancel, and where they cancel to the most, differences are summed.
+WEIGHTS = {
+    "two": (0.7, 0.3),
+    "of both signs": (1.5, -0.7),
+    "three": (0.5, 1.5, -0.7),
+    "large and cancelling": (430.0, -429.0),
+}
+
+
+def _points(params, weights, apart=0.05):
+    """Points as far apart as iterates are, each at parameters of its own."""
+
+    def moved(j):
+        return [p + apart * j * _normal(*p.shape, seed=70 + j) for p in params]
+
+    return dpoptax.GradientPoints(tuple(moved(j) for j in range(len(weights))), weights)
+
+
+def _check_several(loss, params, weights, monkeypatch, way="gram"):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
+    assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
+    mask = jnp.array([True, True, False, True, True])
+    data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
+    points = _points(params, weights, apart=1e-3 if max(weights) > 9 else 0.05)
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, data, mask)
+    close(got, want, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("name", slow_but((), FUNCTIONS))
+def test_clipped_sums_at_several_points(name, weights, monkeypatch):
+    function, count = FUNCTIONS[name]
+    _check_several(_loss(function), _params(count), weights, monkeypatch)
+
+
+def _tied_and_scaled(params, x):
+    """One kernel as it is, scaled by a gain and standardised; and LoRA, merged."""
+    w, a, b, gain = params
+    y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
+    return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
+
+
+@pytest.mark.parametrize("weights", slow_but(["of both signs", "large and cancelling"], WEIGHTS))
+def test_several_uses_at_several_points(weights, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["form", "keep"])
+def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS["three"], monkeypatch, way)
+
+
 # What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
 UNPULLED = {
     "squashed": jnp.tanh,

@@ -232,7 +232,8 @@ def _pulled(program: Program, use: Use, points: int) -> list[Member]:
         return []
     members = []
 
-    def pull(leaves: list[jax.Array], segments: list[Segment]) -> None:
+    def pull(leaves: list[jax.Array], sides: list[tuple[jax.Array, jax.Array]]) -> None:
+        segments = [Segment(*pair) for pair in sides]
         fixed = [FixedArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
             outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
@@ -245,7 +246,7 @@ def _pulled(program: Program, use: Use, points: int) -> list[Member]:
             members.append(Member(use, view, layout, pulled=found))
 
     try:
-        jax.eval_shape(pull, leaves, [Segment(rows, columns)] * points)
+        jax.eval_shape(pull, leaves, [(rows, columns)] * points)
     except NotFactoredError:
         return []
     return members
