@@ -107,6 +107,13 @@ def _weight_norm(params, example):
     return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
 
 
+def _tied_and_standardised(params, example):
+    x, d = example
+    w = params[0] - params[0].mean(0)
+    w = w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5)
+    return jnp.sum((x @ params[0]) * d) + jnp.sum((x @ w) * (x @ (params[0] * params[1])))
+
+
 def _over_the_norm_of_all(params, example):
     x, d = example
     return jnp.sum((x @ (params[0] / jnp.linalg.norm(params[0]))) * d)
@@ -418,6 +425,70 @@ def test_several_points_with_large_weights(weights):
     total = _total(loss, params, clip, points)
     found, _ = adversary.climb(total, _others(shapes), seed=0, starts=7, steps=10)
     assert found <= clip.sensitivity * (1 + 1e-4)
+
+
+# Points and weights whose gradients cancel, all of them or most.
+POINTS = {
+    "the same": ((3.0, -3.0), 0.0),
+    "all but the same": ((1.0, -1.0), 1e-6),
+    "near, large weights": ((43.0, -42.0), 1e-3),
+    "second differences": ((1.0, -2.0, 1.0), 1e-3),
+    "apart": ((0.7, 0.3), 0.1),
+}
+# Kernels that are made of parameters.
+_NAMES = ("standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque")
+_TIED = (_tied_and_standardised, [(4, 4), (4,)], [(16, 4), (16, 4)])
+DERIVED = {name: PROGRAMS[name] for name in _NAMES} | {"tied and standardised": _TIED}
+
+
+def _attack_points(program, points, clip, effort, dtype="float32", **options):
+    loss, params, shapes = DERIVED[program]
+    params = [p.astype(dtype) for p in _params(*params)]
+    weights, apart = POINTS[points]
+    keys = jax.random.split(jax.random.key(2), len(weights))
+
+    def moved(j):
+        return [p + (apart * j * jax.random.normal(keys[j], p.shape)).astype(dtype) for p in params]
+
+    points = dpoptax.GradientPoints(tuple(moved(j) for j in range(len(weights))), weights)
+    total = _total(loss, params, clip, points, **options)
+    starts, steps = effort
+    found, _ = adversary.climb(total, _others(shapes, dtype), seed=3, starts=starts, steps=steps)
+    return found / clip.sensitivity
+
+
+@pytest.mark.parametrize(
+    ("program", "points"),
+    [
+        ("standardised", "the same"),
+        ("standardised", "near, large weights"),
+        ("merged", "all but the same"),
+    ],
+)
+def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1 + ALLOWED["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.parametrize("program", DERIVED)
+def test_a_longer_search_at_several_points(program, points, way, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
+        found = _attack_points(program, points, clip, (20, 40))
+        assert found <= 1 + ALLOWED["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
+@pytest.mark.parametrize("points", POINTS)
+def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    for program in ("standardised", "merged"):
+        found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
+        assert found <= 1 + ALLOWED["float32"]
 
 
 def test_microbatches_and_masks():

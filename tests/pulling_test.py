@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping import products, several
 from dpoptax._bookkeeping.cotangents import Outer, Term
 from dpoptax._bookkeeping.factored import assemble, measure_terms
 from dpoptax._bookkeeping.rules import Layout
@@ -244,13 +244,56 @@ def test_the_bound_of_a_norm_is_above_the_norm():
     assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
 
 
+@pytest.mark.parametrize("differences", [False, True])
+def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
+    """Two points whose products all but cancel, and whose terms do; each has its own scale."""
+    rng = np.random.default_rng(0)
+
+    def near(x):
+        return (-x * (1 + 2.0**-20 * rng.normal(size=x.shape))).astype(np.float32)
+
+    rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
+    bases = rng.normal(size=(2, 4, 4)).astype(np.float32) / 4
+    bases[1] = -near(bases[0])
+    weights = rng.normal(size=(256, 1, 4)).astype(np.float32) / 4
+    scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
+    sides = [(rows, columns), (-near(rows), near(columns))]
+    outers = [
+        Outer(products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale))
+        for pair, scale in zip(sides, scales, strict=True)
+    ]
+    terms = [Term(jnp.asarray(bases[0]), weights), Term(jnp.asarray(bases[1]), near(weights))]
+    if differences:
+        outers = several._outers_from_first(tuple(outers))
+        terms = several._terms_from_first(tuple(terms))
+    found, _, finite = assemble(outers, terms, None)
+    # The gradient is what is held.
+    exact = np.zeros((256, 1, 4, 4))
+    absolute = np.zeros(256)
+    for segment in found.segments:
+        r, c = (np.asarray(x, np.float64) for x in segment)
+        exact += np.einsum("bktr,bktc->bkrc", r, c)
+        absolute += (np.linalg.norm(r, axis=-1) * np.linalg.norm(c, axis=-1)).sum((1, 2))
+    for term in found.terms:
+        part = np.asarray(term.basis, np.float64) * np.asarray(term.weights, np.float64)
+        exact += part
+        absolute += np.sqrt(np.sum(part**2, axis=(1, 2, 3)))
+    norms = np.sqrt(np.sum(exact**2, axis=(1, 2, 3)))
+    square, bound = measure_terms(found, (1, 4, 4))
+    assert finite.all()
+    assert differences or (norms < 1e-4 * absolute).all()
+    assert (np.sqrt(np.asarray(square, np.float64)) >= norms).all()
+    assert (np.asarray(bound, np.float64) >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("points", [1, 2])
 @pytest.mark.parametrize(
     "model",
     [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
     ids=lambda model: type(model).__name__,
 )
-def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model):
+def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model, points):
     image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
     loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
-    assert dpoptax.explain(loss, params, image).fallbacks == ()
+    assert dpoptax.explain(loss, params, image, points=points).fallbacks == ()

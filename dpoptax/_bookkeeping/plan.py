@@ -129,7 +129,7 @@ class Plan:
     Attributes:
       products: gradients that stay products of factors.
       formed: parameters whose per-example gradients are formed, and why; empty where that is
-        cheaper than to pull back what is not.
+        cheaper than to pull back what is not, for the parameter or one that it is used with.
       uses: the uses that reach formed parameters.
     """
 
@@ -178,15 +178,22 @@ def make_plan(
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
-    spread = True
-    while spread:
-        together = [u.value.leaves for u in program.uses if u.value.leaves & set(formed)]
-        new = set().union(*together) - set(formed)
-        formed |= dict.fromkeys(new, "used side by side with a parameter that fell back")
-        spread = bool(new)
+    fallen = _beside(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
+    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
+    formed |= dict.fromkeys(_beside(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
+
+
+def _beside(program: Program, leaves: set[int]) -> set[int]:
+    """The other parameters in uses of these, and in uses of those in turn: all are formed."""
+    found = set(leaves)
+    while True:
+        uses = [use.value.leaves for use in program.uses if use.value.leaves & found]
+        if not (new := set().union(*uses) - found):
+            return found - leaves
+        found |= new
 
 
 def _members(use: Use) -> list[Member]:
@@ -290,14 +297,12 @@ def _method(members: list[Member], batch: int, points: int) -> str:
     # At each position of each segment.
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
     terms = sum(m.pulled.terms for m in members if m.pulled)
-    method = _products.choose(
-        batch, positions, rows, columns, segments=sum(segments), inner=bool(terms)
-    )
+    fixed = points if terms else 0
+    method = _products.choose(batch, positions, rows, columns, segments=sum(segments), fixed=fixed)
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
-    alone = all(len(m.use.value.leaves) == 1 for m in members)
-    return "gram" if terms and not (method == "keep" and alone) else method
+    return "gram" if terms and method != "keep" else method
 
 
 def describe_uses(uses: Iterable[Use]) -> str:
