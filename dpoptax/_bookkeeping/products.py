@@ -27,6 +27,9 @@ _MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 120
 _SHARE_READ_ONCE = 0.75
 # and gradients of so many entries, all examples together, stay in a cache and are always kept.
 _ENTRIES_IN_CACHE = 2**16
+# Of several points, the products of each with the fixed arrays of each take the square of their
+# number: where that is so many times the time, gradients larger than the factors are kept, too.
+_TIMES_WORTH_MEMORY = 1.5
 # What underflow can take off a norm, for each term of the sums that it is made of.
 LOST = 2.0**-50
 
@@ -89,8 +92,10 @@ def choose(
     cost = {"gram": pairs * (rows + columns) + (1 + fixed) * work}
     if not fixed:
         cost["form"] = 2 * work + _SHARE_READ_ONCE * memory
-    if formed * size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE:
-        cost["keep"] = work + formed * memory
+    kept = work + formed * memory
+    small = formed * size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE
+    if small or (fixed > 1 and cost["gram"] > _TIMES_WORTH_MEMORY * kept):
+        cost["keep"] = kept
     return min(cost, key=cost.__getitem__)
 
 
