@@ -113,7 +113,7 @@ def assemble(
     parts = [_scaled(x) for x in outers]
     bases = [normalised(cut(_basis(t, len(outers[0].shape)))) for t in terms]
     # Held: joined with the power of two that they are divided by, factors overflow.
-    weights = [held(jax.vmap(cut)(t.weights)) for t in terms]
+    weights = held([jax.vmap(cut)(t.weights) for t in terms])
     tops = [bounds.top(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
@@ -127,12 +127,14 @@ def assemble(
     def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
         return bounds.divide(x, bounds.power(exponent - divisor), keep)
 
-    segments = []
-    for part in parts:
-        segment = Segment(part.rows(keep), held(over(part.segment.columns, part.taken)))
-        segments.append(segment if dtype is None else segment.rounded(dtype))
+    columns = held([over(part.segment.columns, part.taken) for part in parts])
+    segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
+    if dtype is not None:
+        segments = [segment.rounded(dtype) for segment in segments]
+    kept = held([jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)])
+    over_powers = held([over(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[Held] = []
-    for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
+    for term, basis, weight in zip(terms, kept, over_powers, strict=True):
         axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
@@ -140,8 +142,7 @@ def assemble(
             else:  # with the factors as they are now
                 now = Outer(segment, outer.layout, outer.shape)
                 inner += now.against(term.basis, axes)[0]
-        basis = held(jnp.where(is_sound, basis, 0))
-        found.append(Held(basis, held(over(weight, e)), inner))
+        found.append(Held(basis, weight, inner))
     return Factored(segments, found), largest, keep
 
 
