@@ -152,6 +152,38 @@ def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
     _check_several(_tied_and_scaled, _params(4), WEIGHTS["three"], monkeypatch, way)
 
 
+def test_the_way_follows_the_number_of_points():
+    """Inner products take the square of it; what is formed is no fallback, and so is its gain."""
+
+    def ways(length, width, points):
+        struct = jax.ShapeDtypeStruct
+
+        def loss(params, x):
+            bias, gain, w = params
+            return jnp.sum(jnp.tanh(jnp.sin(x + bias) @ (gain * _standardised(w))))
+
+        params = [struct(shape, jnp.float32) for shape in ((width,), (width,), (width, width))]
+        example = struct((length, width), jnp.float32)
+        found = dpoptax.explain(loss, params, example, batch_size=8, points=points)
+        assert found.fallbacks == ()
+        return [row.rule for row in found.rows[1:]]
+
+    by_inner_products = ["product of two norms, pulled back", "inner products, pulled back"]
+    formed = ["formed and kept, pulled back"] * 2
+    assert ways(64, 1024, 1) == ways(64, 1024, 2) == by_inner_products
+    assert ways(64, 1024, 6) == formed
+    assert ways(1024, 128, 1) == ways(1024, 128, 2) == formed
+    with pytest.raises(ValueError, match="points=0"):
+        ways(64, 1024, 0)
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_with_a_hessian_vector_product_it_falls_back(points):
+    params, loss = _params(1), _loss(_standardised)
+    (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows
+    assert row.why == "computed on before it meets data in dot_general"
+
+
 # What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
 UNPULLED = {
     "squashed": jnp.tanh,
