@@ -178,6 +178,24 @@ def test_the_way_follows_the_number_of_points():
 
 
 @pytest.mark.parametrize("points", [1, 2])
+def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
+    """The short kernel meets so many positions that its gradients are kept where it is alone."""
+
+    def loss(params, x):
+        bias, scale, long, short = params
+        x = jnp.sin(x + bias)
+        return jnp.sum(
+            jnp.tanh((scale * _standardised(long)).T @ (x @ (scale * _standardised(short))))
+        )
+
+    struct = jax.ShapeDtypeStruct
+    shapes = ((32,), (), (512, 2048), (32, 32))
+    params, example = [struct(s, jnp.float32) for s in shapes], struct((512, 32), jnp.float32)
+    found = dpoptax.explain(loss, params, example, batch_size=64, points=points)
+    assert not any(row.formed for row in found.rows[1:])
+
+
+@pytest.mark.parametrize("points", [1, 2])
 def test_with_a_hessian_vector_product_it_falls_back(points):
     params, loss = _params(1), _loss(_standardised)
     (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows

@@ -56,9 +56,8 @@ def run_passes(
 def pairs_of(use: Use, passes: Passes, differences: bool) -> list[Pair]:
     """Operands, cotangents and weights whose products sum to the gradient of a use."""
     weights, u = passes.points.weights, use.index
-    operands = [o[u] for o in passes.operands]
-    cotangents = [c[u] for c in passes.cotangents]
-    pairs = list(zip(operands, cotangents, weights, strict=True))
+    pairs = pairs_by_point(use, passes)
+    operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
         total = weigh(cotangents[0], weights[0])
@@ -79,9 +78,9 @@ def pairs_of(use: Use, passes: Passes, differences: bool) -> list[Pair]:
 
 def pairs_by_point(use: Use, passes: Passes) -> list[Pair]:
     """The operand, cotangent and weight of a use at each point: none of them are added up."""
-    u = use.index
-    pairs = [(o[u], c[u]) for o, c in zip(passes.operands, passes.cotangents, strict=True)]
-    return [(o, c, w) for (o, c), w in zip(pairs, passes.points.weights, strict=True)]
+    operands = [o[use.index] for o in passes.operands]
+    cotangents = [c[use.index] for c in passes.cotangents]
+    return list(zip(operands, cotangents, passes.points.weights, strict=True))
 
 
 def widen(value: jax.Array) -> jax.Array:

@@ -172,18 +172,31 @@ def make_plan(
     for leaf, members in by_leaf.items():
         shape = tuple(program.parameters[leaf].shape)
         found = _join(members, (batch, points + tangent), shape)
-        if found is not None and _kept(found):
-            formed.setdefault(leaf, "")
-        elif found is None:
+        if found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
+    _keep(program, joined, formed)
     fallen = _beside(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_beside(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
+
+
+def _keep(program: Program, joined: dict[int, list[Product]], formed: dict[int, str]) -> None:
+    """Has gradients with terms formed and kept by the parameter itself, where that was chosen.
+
+    What it is used with is formed then, too: where that is larger, inner products are taken.
+    """
+    sizes = [p.size for p in program.parameters]
+    kept = {leaf for leaf, found in joined.items() if _kept(found)}
+    for leaf in kept:
+        if sum(sizes[other] for other in _beside(program, {leaf}) - kept) <= sizes[leaf]:
+            formed.setdefault(leaf, "")
+        else:
+            joined[leaf] = [dataclasses.replace(p, method="gram") for p in joined[leaf]]
 
 
 def _beside(program: Program, leaves: set[int]) -> set[int]:
