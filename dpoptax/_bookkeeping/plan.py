@@ -3,21 +3,17 @@
 import dataclasses
 from collections.abc import Iterable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.cotangents import NotFactoredError
 from dpoptax._bookkeeping.entries import Lookup
-from dpoptax._bookkeeping.factored import check
 from dpoptax._bookkeeping.mapped import Mapping, arrange
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import FixedArrays
 from dpoptax._bookkeeping.rules import Layout
-from dpoptax._bookkeeping.several import pull_back_all
+from dpoptax._bookkeeping.several import Pulled, foresee
 from dpoptax._bookkeeping.views import Atoms, View
 from dpoptax._maps import Factor, LinearMap
 
@@ -65,7 +61,7 @@ class Member:
     layout: Layout
     cut: Cut | None = None
     swapped: bool = False
-    pulled: "Pulled | None" = None
+    pulled: Pulled | None = None
     mapping: Mapping | None = None
 
     @property
@@ -77,18 +73,6 @@ class Member:
         if self.pulled is not None:
             return self.pulled.segments
         return points if self.use.operand_varies else 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Pulled:
-    """How many outer products and terms gradients by a value become, pulled back to a parameter.
-
-    They are those of all points together.
-    """
-
-    segments: int
-    positions: int
-    terms: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -243,32 +227,18 @@ def _mapped(member: Member, factor: Factor | None, shape: tuple[int, ...]) -> Me
 
 def _pulled(program: Program, use: Use, points: int) -> list[Member]:
     """The parameters that a used value is made of, if gradients can be pulled back to all."""
-    rows, columns = (
-        jax.ShapeDtypeStruct((1, use.layout.sizes[0], use.positions, n), jnp.float32)
-        for n in use.layout.sizes[1:]
-    )
-    leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in program.parameters]
     if use.value.scans or isinstance(use.rule, Lookup):
         return []
-    members = []
-
-    def pull(leaves: list[jax.Array], sides: list[tuple[jax.Array, jax.Array]]) -> None:
-        segments = [Segment(*pair) for pair in sides]
-        fixed = [FixedArrays(leaves) for _ in segments]
-        for leaf in sorted(use.value.leaves):
-            outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
-            check(outers, terms)
-            layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}
-            view = View.whole(leaf, outers[0].shape).reshape(layout.split)
-            if view is None or len(positions) > 1:
-                raise NotFactoredError
-            found = Pulled(len(outers), positions.pop(), len(terms))
-            members.append(Member(use, view, layout, pulled=found))
-
     try:
-        jax.eval_shape(pull, leaves, [(rows, columns)] * points)
+        found = foresee(use, program.parameters, points)
     except NotFactoredError:
         return []
+    members = []
+    for leaf, layout, pulled in found:
+        view = View.whole(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
+        if view is None:
+            return []
+        members.append(Member(use, view, layout, pulled=pulled))
     return members
 
 

@@ -9,18 +9,38 @@ same at all points, they are written with the first point's factors and differen
 and terms, b_j ⊙ β_j, alike.
 """
 
+import dataclasses
 import functools
 import operator
+from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
-from dpoptax._bookkeeping.cotangents import Outer, Term, normalised
-from dpoptax._bookkeeping.factored import as_products, with_scale
+from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, normalised
+from dpoptax._bookkeeping.factored import as_products, check, with_scale
 from dpoptax._bookkeeping.products import Segment, wide
 from dpoptax._bookkeeping.program import Use
 from dpoptax._bookkeeping.pulling import Cotangent, FixedArrays, pull_back
+from dpoptax._bookkeeping.rules import Layout
 from dpoptax._clips import bounds
 from dpoptax._trees import held
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """How many outer products and terms gradients by a value become, pulled back to a parameter.
+
+    Attributes:
+      segments: the outer products, of all points together.
+      positions: those of each.
+      terms: of all points together.
+    """
+
+    segments: int
+    positions: int
+    terms: int
 
 
 def pull_back_all(
@@ -56,6 +76,35 @@ def pull_back_all(
     else:
         terms = [x for points in by_term for x in points]
     return as_products(Cotangent(found[0].shape, outers, terms))
+
+
+def foresee(
+    use: Use, parameters: Sequence[ShapedArray], points: int
+) -> list[tuple[int, Layout, Pulled]]:
+    """What `pull_back_all` gives by each of the parameters, with the layout of its products.
+
+    Raises:
+      NotFactoredError: it does not, by one of them.
+    """
+    leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
+    groups, *sides = use.layout.sizes
+    factors = [jax.ShapeDtypeStruct((1, groups, use.positions, n), jnp.float32) for n in sides]
+    found = []
+
+    def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:
+        segments = [Segment(*pair) for pair in factors]
+        fixed = [FixedArrays(leaves) for _ in segments]
+        for leaf in sorted(use.value.leaves):
+            outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
+            check(outers, terms)
+            positions = {x.segment.rows.shape[2] for x in outers}
+            if len(positions) > 1:
+                raise NotFactoredError
+            pulled = Pulled(len(outers), positions.pop(), len(terms))
+            found.append((leaf, outers[0].layout, pulled))
+
+    jax.eval_shape(pull, leaves, [factors] * points)
+    return found
 
 
 def _outers_from_first(points: tuple[Outer, ...]) -> list[Outer]:
