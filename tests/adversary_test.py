@@ -94,6 +94,19 @@ def _standardised(params, example):
     return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) * d)
 
 
+def _standardised_squared(params, example):
+    """Even in the parameters: the gradients at a point and at its opposite cancel."""
+    x, d = example
+    w = params[0] - params[0].mean(0)
+    return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) ** 2 * d)
+
+
+def _merged_squared(params, example):
+    """Even in the first two parameters."""
+    x, d = example
+    return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) ** 2 * d)
+
+
 def _standardised_kernel(params, example):
     w = params[0] - params[0].mean((0, 1))
     w = w / jnp.sqrt(jnp.maximum(jnp.sum(w**2, (0, 1)), 1e-4))
@@ -105,6 +118,13 @@ def _weight_norm(params, example):
     x, d = example
     w = params[0] * jnp.array([1.0, 2.0**-30, 1.0, 1.0])
     return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
+
+
+def _tied_and_standardised(params, example):
+    x, d = example
+    w = params[0] - params[0].mean(0)
+    w = w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5)
+    return jnp.sum((x @ params[0]) * d) + jnp.sum((x @ w) * (x @ (params[0] * params[1])))
 
 
 def _over_the_norm_of_all(params, example):
@@ -418,6 +438,98 @@ def test_several_points_with_large_weights(weights):
     total = _total(loss, params, clip, points)
     found, _ = adversary.climb(total, _others(shapes), seed=0, starts=7, steps=10)
     assert found <= clip.sensitivity * (1 + 1e-4)
+
+
+# Weights, how far apart points are, and which sign the second has: of the first four, weights
+# cancel, and of the last two, gradients of an even loss.
+POINTS = {
+    "the same": ((3.0, -3.0), 0.0, 1),
+    "all but the same": ((1.0, -1.0), 1e-6, 1),
+    "near, large weights": ((43.0, -42.0), 1e-3, 1),
+    "second differences": ((1.0, -2.0, 1.0), 1e-3, 1),
+    "apart": ((0.7, 0.3), 0.1, 1),
+    "opposite": ((1.0, 1.0), 0.0, -1),
+    "all but opposite": ((1.0, 1.0), 1e-6, -1),
+}
+# Kernels that are made of parameters.
+_NAMES = ("standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque")
+_DATA = [(16, 4), (16, 4)]
+DERIVED = {name: PROGRAMS[name] for name in _NAMES} | {
+    "tied and standardised": (_tied_and_standardised, [(4, 4), (4,)], _DATA),
+    "standardised, squared": (_standardised_squared, [(4, 4)], _DATA),
+    "merged, squared": (_merged_squared, [(4, 4), (4, 2), (2, 4)], _DATA),
+}
+
+
+def _attack_points(program, points, clip, effort, dtype="float32", **options):
+    loss, params, shapes = DERIVED[program]
+    params = [p.astype(dtype) for p in _params(*params)]
+    weights, apart, sign = POINTS[points]
+    keys = jax.random.split(jax.random.key(2), len(weights))
+
+    def moved(j):
+        there = [p if i > 1 else p * sign**j for i, p in enumerate(params)]
+        return [p + (apart * j * jax.random.normal(keys[j], p.shape)).astype(dtype) for p in there]
+
+    points = dpoptax.GradientPoints(tuple(moved(j) for j in range(len(weights))), weights)
+    total = _total(loss, params, clip, points, **options)
+    starts, steps = effort
+    found, _ = adversary.climb(total, _others(shapes, dtype), seed=3, starts=starts, steps=steps)
+    return found / clip.sensitivity
+
+
+@pytest.mark.parametrize(
+    ("program", "points"),
+    [
+        ("standardised", "near, large weights"),
+        ("standardised, squared", "opposite"),
+        ("merged, squared", "all but opposite"),
+    ],
+)
+def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1 + ALLOWED["float32"]
+
+
+def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
+    exact = products.contract
+
+    def rounded(axes, a, b):
+        return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
+
+    monkeypatch.setattr(products, "contract", rounded)
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
+    assert found > 1 + ALLOWED["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", POINTS)
+@pytest.mark.parametrize("program", DERIVED)
+def test_a_longer_search_at_several_points(program, points, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
+    assert found <= 1 + ALLOWED["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["form", "keep"])
+@pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
+@pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
+def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    found = _attack_points(program, points, CLIPS["l2"], (20, 40))
+    assert found <= 1 + ALLOWED["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
+@pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
+def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    for program in ("standardised, squared", "merged, squared"):
+        found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
+        assert found <= 1 + ALLOWED["float32"]
 
 
 def test_microbatches_and_masks():

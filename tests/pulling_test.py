@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping import products, several
 from dpoptax._bookkeeping.cotangents import Outer, Term
 from dpoptax._bookkeeping.factored import assemble, measure_terms
 from dpoptax._bookkeeping.rules import Layout
@@ -96,6 +96,110 @@ def test_clipped_sums_are_those_of_gradients_per_example(name, monkeypatch):
 @pytest.mark.parametrize("name", slow_but(["weight norm"], FUNCTIONS))
 def test_they_are_with_gradients_formed(name, way, monkeypatch):
     _check(name, way, monkeypatch)
+
+
+# Their sums have a sign, several cancel, and where they cancel to the most, differences are summed.
+WEIGHTS = {
+    "two": (0.7, 0.3),
+    "of both signs": (1.5, -0.7),
+    "three": (0.5, 1.5, -0.7),
+    "large and cancelling": (430.0, -429.0),
+}
+
+
+def _points(params, weights, apart=0.05):
+    """Points as far apart as iterates are, each at parameters of its own."""
+
+    def moved(j):
+        return [p + apart * j * _normal(*p.shape, seed=70 + j) for p in params]
+
+    return dpoptax.GradientPoints(tuple(moved(j) for j in range(len(weights))), weights)
+
+
+def _check_several(loss, params, weights, monkeypatch, way="gram"):
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
+    assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
+    mask = jnp.array([True, True, False, True, True])
+    data = _DATA.at[1].set(jnp.nan).at[2].set(jnp.inf)
+    points = _points(params, weights, apart=1e-3 if max(weights) > 9 else 0.05)
+    got, want = both(Network(loss, None, None), dpoptax.l2_clip(2.0), points, data, mask)
+    close(got, want, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("name", slow_but((), FUNCTIONS))
+def test_clipped_sums_at_several_points(name, weights, monkeypatch):
+    function, count = FUNCTIONS[name]
+    _check_several(_loss(function), _params(count), weights, monkeypatch)
+
+
+def _tied_and_scaled(params, x):
+    """One kernel as it is, scaled by a gain and standardised; and LoRA, merged."""
+    w, a, b, gain = params
+    y = jnp.tanh(x @ (w * jnp.exp(gain))) + x @ w
+    return jnp.sum(jnp.sin(y * (jnp.cos(x) @ _standardised(w)) + x @ (0.5 * a @ b)))
+
+
+@pytest.mark.parametrize("weights", slow_but(["of both signs", "large and cancelling"], WEIGHTS))
+def test_several_uses_at_several_points(weights, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS[weights], monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["form", "keep"])
+def test_several_uses_at_several_points_with_gradients_formed(way, monkeypatch):
+    _check_several(_tied_and_scaled, _params(4), WEIGHTS["three"], monkeypatch, way)
+
+
+def test_the_way_follows_the_number_of_points():
+    """Inner products take the square of it; what is formed is no fallback, and so is its gain."""
+
+    def ways(length, width, points):
+        struct = jax.ShapeDtypeStruct
+
+        def loss(params, x):
+            bias, gain, w = params
+            return jnp.sum(jnp.tanh(jnp.sin(x + bias) @ (gain * _standardised(w))))
+
+        params = [struct(shape, jnp.float32) for shape in ((width,), (width,), (width, width))]
+        example = struct((length, width), jnp.float32)
+        found = dpoptax.explain(loss, params, example, batch_size=8, points=points)
+        assert found.fallbacks == ()
+        return [row.rule for row in found.rows[1:]]
+
+    by_inner_products = ["product of two norms, pulled back", "inner products, pulled back"]
+    formed = ["formed and kept, pulled back"] * 2
+    assert ways(64, 1024, 1) == ways(64, 1024, 2) == by_inner_products
+    assert ways(64, 1024, 6) == formed
+    assert ways(1024, 128, 1) == ways(1024, 128, 2) == formed
+    with pytest.raises(ValueError, match="points=0"):
+        ways(64, 1024, 0)
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_scale_of_several_kernels_does_not_have_all_formed(points):
+    """The short kernel meets so many positions that its gradients are kept where it is alone."""
+
+    def loss(params, x):
+        bias, scale, long, short = params
+        x = jnp.sin(x + bias)
+        return jnp.sum(
+            jnp.tanh((scale * _standardised(long)).T @ (x @ (scale * _standardised(short))))
+        )
+
+    struct = jax.ShapeDtypeStruct
+    shapes = ((32,), (), (512, 2048), (32, 32))
+    params, example = [struct(s, jnp.float32) for s in shapes], struct((512, 32), jnp.float32)
+    found = dpoptax.explain(loss, params, example, batch_size=64, points=points)
+    assert not any(row.formed for row in found.rows[1:])
+
+
+@pytest.mark.parametrize("points", [1, 2])
+def test_with_a_hessian_vector_product_it_falls_back(points):
+    params, loss = _params(1), _loss(_standardised)
+    (row,) = dpoptax.explain(loss, params, _DATA[0], points=points, tangent=True).rows
+    assert row.why == "computed on before it meets data in dot_general"
 
 
 # What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
@@ -190,13 +294,56 @@ def test_the_bound_of_a_norm_is_above_the_norm():
     assert (np.asarray(found, np.float64) * unit >= absolute * (1 - 1e-12)).all()
 
 
+@pytest.mark.parametrize("differences", [False, True])
+def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
+    """Two points whose products all but cancel, and whose terms do; each has its own scale."""
+    rng = np.random.default_rng(0)
+
+    def near(x):
+        return (-x * (1 + 2.0**-20 * rng.normal(size=x.shape))).astype(np.float32)
+
+    rows, columns = (rng.normal(size=(256, 1, 6, 4)).astype(np.float32) / 4 for _ in range(2))
+    bases = rng.normal(size=(2, 4, 4)).astype(np.float32) / 4
+    bases[1] = -near(bases[0])
+    weights = rng.normal(size=(256, 1, 4)).astype(np.float32) / 4
+    scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
+    sides = [(rows, columns), (-near(rows), near(columns))]
+    outers = [
+        Outer(products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale))
+        for pair, scale in zip(sides, scales, strict=True)
+    ]
+    terms = [Term(jnp.asarray(bases[0]), weights), Term(jnp.asarray(bases[1]), near(weights))]
+    if differences:
+        outers = several._outers_from_first(tuple(outers))
+        terms = several._terms_from_first(tuple(terms))
+    found, _, finite = assemble(outers, terms, None)
+    # The gradient is what is held.
+    exact = np.zeros((256, 1, 4, 4))
+    absolute = np.zeros(256)
+    for segment in found.segments:
+        r, c = (np.asarray(x, np.float64) for x in segment)
+        exact += np.einsum("bktr,bktc->bkrc", r, c)
+        absolute += (np.linalg.norm(r, axis=-1) * np.linalg.norm(c, axis=-1)).sum((1, 2))
+    for term in found.terms:
+        part = np.asarray(term.basis, np.float64) * np.asarray(term.weights, np.float64)
+        exact += part
+        absolute += np.sqrt(np.sum(part**2, axis=(1, 2, 3)))
+    norms = np.sqrt(np.sum(exact**2, axis=(1, 2, 3)))
+    square, bound = measure_terms(found, (1, 4, 4))
+    assert finite.all()
+    assert differences or (norms < 1e-4 * absolute).all()
+    assert (np.sqrt(np.asarray(square, np.float64)) >= norms).all()
+    assert (np.asarray(bound, np.float64) >= absolute * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("points", [1, 2])
 @pytest.mark.parametrize(
     "model",
     [WideResNet(3, depth=10, width=1), VisionTransformer(3, width=8, depth=1, heads=2)],
     ids=lambda model: type(model).__name__,
 )
-def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model):
+def test_nothing_falls_back_in_models_with_kernels_and_tokens_of_their_own(model, points):
     image = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
     loss = lambda params, x: jax.nn.logsumexp(model.apply({"params": params}, x))  # noqa: E731
-    assert dpoptax.explain(loss, params, image).fallbacks == ()
+    assert dpoptax.explain(loss, params, image, points=points).fallbacks == ()

@@ -63,8 +63,13 @@ def bookkept_sum(
     program = read_program(loss_fn, params, *example, has_aux=has_aux)
     size = mask.shape[0]
     passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
-    count = len(points.points) + (points.tangent is not None)
-    plan = make_plan(program, size, count, points.linear_map)
+    plan = make_plan(
+        program,
+        size,
+        len(points.points),
+        points.linear_map,
+        tangent=points.tangent is not None,
+    )
 
     def total_by(differences: bool) -> Total:
         pieces = make_pieces(

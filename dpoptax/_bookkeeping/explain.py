@@ -76,6 +76,8 @@ def explain(
     key: jax.Array | jax.ShapeDtypeStruct | None = None,
     has_aux: bool = False,
     batch_size: int = 64,
+    points: int = 1,
+    tangent: bool = False,
     linear_map: LinearMap | None = None,
 ) -> Explanation:
     """Explains how `clipped_grad` gets each parameter's norms and sums, and what fell back and why.
@@ -90,6 +92,8 @@ def explain(
       has_aux: whether the loss returns (loss, aux).
       batch_size: the number of examples computed at once: the microbatch. It decides which of two
         ways is cheaper.
+      points: the number of gradient points, which decides with it: 2 for DiSK, k for DP-PMLF.
+      tangent: whether a Hessian-vector product is added, as DiSK's at γ = 0.
       linear_map: that of the `GradientPoints`, if there is one.
 
     Returns:
@@ -98,6 +102,7 @@ def explain(
 
     Raises:
       TypeError: a loss that is no scalar, or parameters that are no real floats.
+      ValueError: fewer than one point.
 
     >>> import jax.numpy as jnp
     >>> loss_fn = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
@@ -109,13 +114,16 @@ def explain(
     """
     if key is not None and not isinstance(key, jax.ShapeDtypeStruct):
         key = check_key(key)
+    if points < 1:
+        raise ValueError(f"points={points}: want the number of gradient points, 1 or more")
     program = read_program(loss_fn, params, example, key, has_aux=has_aux)
-    plan = make_plan(program, batch_size, 1, linear_map)
+    plan = make_plan(program, batch_size, points, linear_map, tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    return Explanation(tuple(_row(program, plan, i, path) for i, path in enumerate(paths)))
+    count = points + tangent
+    return Explanation(tuple(_row(program, plan, count, i, p) for i, p in enumerate(paths)))
 
 
-def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
+def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row:
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
     named = ", ".join([*filter(None, [describe_uses(uses)]), *program.opaque.get(leaf, ())])
@@ -126,23 +134,25 @@ def _row(program: Program, plan: Plan, leaf: int, path: str) -> Row:
         kept = f"{_RULES['keep']}, pulled back"
         rule = "per-example gradient" if plan.formed[leaf] else kept
         rule = "elementwise" if elementwise else rule
-        cost = 2 * size + sum(math.prod(u.layout.sizes) * u.positions for u in uses)
+        work = sum(math.prod(u.layout.sizes) * u.positions for u in uses)
+        cost = 2 * size + points * work
         return Row(path, shape, named, rule, cost, True, "" if elementwise else plan.formed[leaf])
     products = [p for p in plan.products if p.leaf == leaf]
     if not products:
         return Row(path, shape, "none", "zero", 0, False, "")
     rules = ", ".join(sorted({_rule(p) for p in products}))
     formed = any(p.method in ("form", "keep") for p in products)
-    return Row(path, shape, named, rules, sum(map(_cost, products)), formed, "")
+    cost = sum(_cost(product, points) for product in products)
+    return Row(path, shape, named, rules, cost, formed, "")
 
 
 def _rule(product: Product) -> str:
     return _RULES[product.method] + (", pulled back" if product.pulled else "")
 
 
-def _cost(product: Product) -> int:
+def _cost(product: Product, points: int) -> int:
     groups, rows, columns = product.layout.sizes
-    positions = sum(m.positions * m.segments(1) for m in product.members)
+    positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
     norm = {
         "outer": rows + columns,

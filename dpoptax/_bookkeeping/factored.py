@@ -66,10 +66,18 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
         raise NotFactoredError
     # A number of each example for each entry: one position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
-    total = functools.reduce(operator.add, parts)
+    total = held(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
     return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
+
+
+def with_scale(segment: Segment, scale: jax.Array) -> Segment:
+    """The factors times a fixed array (K, R, C), of which R or C is 1, in one of them."""
+    rows, columns = segment
+    if scale.shape[1] == 1:
+        return Segment(rows, columns * scale)
+    return Segment(rows * scale.swapaxes(1, 2), columns)
 
 
 def check(outers: list[Outer], terms: list[Term]) -> None:
@@ -105,7 +113,7 @@ def assemble(
     parts = [_scaled(x) for x in outers]
     bases = [normalised(cut(_basis(t, len(outers[0].shape)))) for t in terms]
     # Held: joined with the power of two that they are divided by, factors overflow.
-    weights = [held(jax.vmap(cut)(t.weights)) for t in terms]
+    weights = held([jax.vmap(cut)(t.weights) for t in terms])
     tops = [bounds.top(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
@@ -119,12 +127,14 @@ def assemble(
     def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
         return bounds.divide(x, bounds.power(exponent - divisor), keep)
 
-    segments = []
-    for part in parts:
-        segment = Segment(part.rows(keep), held(over(part.segment.columns, part.taken)))
-        segments.append(segment if dtype is None else segment.rounded(dtype))
+    columns = held([over(part.segment.columns, part.taken) for part in parts])
+    segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
+    if dtype is not None:
+        segments = [segment.rounded(dtype) for segment in segments]
+    kept = held([jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)])
+    over_powers = held([over(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[Held] = []
-    for term, (basis, e), weight, is_sound in zip(terms, bases, weights, sound, strict=True):
+    for term, basis, weight in zip(terms, kept, over_powers, strict=True):
         axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
@@ -132,8 +142,7 @@ def assemble(
             else:  # with the factors as they are now
                 now = Outer(segment, outer.layout, outer.shape)
                 inner += now.against(term.basis, axes)[0]
-        basis = held(jnp.where(is_sound, basis, 0))
-        found.append(Held(basis, held(over(weight, e)), inner))
+        found.append(Held(basis, weight, inner))
     return Factored(segments, found), largest, keep
 
 
@@ -173,10 +182,7 @@ def _scaled(outer: Outer) -> _Part:
     if outer.scale is not None:
         scale, unit = normalised(outer.scale)
         scale = held(outer.cut(scale))
-        if scale.shape[1] == 1:
-            columns = columns * scale
-        else:
-            rows = rows * scale.swapaxes(1, 2)
+        rows, columns = with_scale(outer.segment, scale)
     finite = jnp.all(jnp.isfinite(scale))
     if outer.mixed:
         top = bounds.top(rows)

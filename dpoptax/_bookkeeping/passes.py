@@ -10,6 +10,7 @@ from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import ByIndex, Passed, run_batch
 from dpoptax._points import GradientPoints, weigh
+from dpoptax._trees import held
 
 # An operand, a cotangent, and the weight of their product.
 Pair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
@@ -55,24 +56,31 @@ def run_passes(
 def pairs_of(use: Use, passes: Passes, differences: bool) -> list[Pair]:
     """Operands, cotangents and weights whose products sum to the gradient of a use."""
     weights, u = passes.points.weights, use.index
-    operands = [o[u] for o in passes.operands]
-    cotangents = [c[u] for c in passes.cotangents]
-    pairs = list(zip(operands, cotangents, weights, strict=True))
+    pairs = pairs_by_point(use, passes)
+    operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
     lookup = jnp.issubdtype(operands[0].dtype, jnp.integer)
     if len(pairs) > 1 and (not use.operand_varies or (differences and not lookup)):
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
+        total = held(total)  # sums of products may be rounded in one of several ways
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
     if passes.tangent is not None:
         _, changed, changes, _ = passes.tangent
         operand, cotangent, weight = pairs[0]
-        pairs[0] = (operand, weigh(cotangent, weight) + changes[u], 1.0)
+        pairs[0] = (operand, held(weigh(cotangent, weight) + changes[u]), 1.0)
         if use.operand_varies and not lookup:
             pairs.append((changed[u], cotangents[0], 1.0))
     return pairs
+
+
+def pairs_by_point(use: Use, passes: Passes) -> list[Pair]:
+    """The operand, cotangent and weight of a use at each point: none of them are added up."""
+    operands = [o[use.index] for o in passes.operands]
+    cotangents = [c[use.index] for c in passes.cotangents]
+    return list(zip(operands, cotangents, passes.points.weights, strict=True))
 
 
 def widen(value: jax.Array) -> jax.Array:

@@ -11,14 +11,15 @@ from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import Factored, as_products, assemble, sum_terms
+from dpoptax._bookkeeping.factored import Factored, assemble, sum_terms
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
-from dpoptax._bookkeeping.passes import Passes, pairs_of
+from dpoptax._bookkeeping.passes import Passes, pairs_by_point, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
+from dpoptax._bookkeeping.pulling import FixedArrays
 from dpoptax._bookkeeping.running import use_layout
+from dpoptax._bookkeeping.several import pull_back_all
 from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._maps import forward
@@ -104,12 +105,13 @@ def make_pieces(
     if not tops:
         return Pieces([], [], [], None, ())
     scales, sides = _scaled(tops)
-    fixed = FixedArrays(passes.leaves[0])
+    fixed = [FixedArrays(leaves) for leaves in passes.leaves]
     products, moved = [], []
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
         divided = [(use[0], _factored(*use, sides[i])) for use in uses]
         if product.pulled:
-            piece, *more = _pulled(product, divided, fixed, factor_dtype)
+            pulled = _pulled(product, divided, fixed, differences)
+            piece, *more = assemble(*pulled, factor_dtype)
             moved.append((i, *more))
         else:
             segments = [segment for _, segment in divided]
@@ -139,7 +141,11 @@ def factors_of(product: Product, passes: Passes, differences: bool) -> list[Fact
     return [
         (member, operand, weigh(cotangent, weight, member.view.scale))
         for member in product.members
-        for operand, cotangent, weight in pairs_of(member.use, passes, differences)
+        for operand, cotangent, weight in (
+            pairs_of(member.use, passes, differences)
+            if member.pulled is None
+            else pairs_by_point(member.use, passes)
+        )
     ]
 
 
@@ -205,22 +211,23 @@ def _factored(
 def _pulled(
     product: Product,
     uses: list[tuple[Member, Segment]],
-    fixed: FixedArrays,
-    dtype: DTypeLike | None,
-) -> tuple[Factored, jax.Array, jax.Array]:
-    """At one point, the gradients of a parameter that is not itself what is used."""
+    fixed: list[FixedArrays],
+    differences: bool,
+) -> tuple[list[Outer], list[Term]]:
+    """The gradients of a parameter that is not itself what is used, at all points."""
     outers: list[Outer] = []
     terms: list[Term] = []
-    for member, segment in uses:
+    for member in product.members:
+        segments = [segment for other, segment in uses if other is member]
         if member.pulled is None:
-            outers.append(Outer(segment, member.layout, product.shape))
-            continue
-        value = member.use.value
-        outer = Outer(segment, member.use.layout, value.aval.shape)
-        found = as_products(pull_back(value, product.leaf, outer, fixed))
-        outers += found[0]
-        terms += found[1]
-    return assemble(outers, terms, dtype)
+            outers += [Outer(segment, member.layout, product.shape) for segment in segments]
+        else:
+            found = pull_back_all(
+                member.use, product.leaf, segments, fixed, differences=differences
+            )
+            outers += found[0]
+            terms += found[1]
+    return outers, terms
 
 
 def _scales(use: Use, operand: jax.Array) -> bool:

@@ -3,20 +3,17 @@
 import dataclasses
 from collections.abc import Iterable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from dpoptax._bookkeeping import products as _products
-from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer
+from dpoptax._bookkeeping.cotangents import NotFactoredError
 from dpoptax._bookkeeping.entries import Lookup
-from dpoptax._bookkeeping.factored import as_products, check
 from dpoptax._bookkeeping.mapped import Mapping, arrange
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.pulling import FixedArrays, pull_back
 from dpoptax._bookkeeping.rules import Layout
+from dpoptax._bookkeeping.several import Pulled, foresee
 from dpoptax._bookkeeping.views import Atoms, View
 from dpoptax._maps import Factor, LinearMap
 
@@ -64,7 +61,7 @@ class Member:
     layout: Layout
     cut: Cut | None = None
     swapped: bool = False
-    pulled: "Pulled | None" = None
+    pulled: Pulled | None = None
     mapping: Mapping | None = None
 
     @property
@@ -76,15 +73,6 @@ class Member:
         if self.pulled is not None:
             return self.pulled.segments
         return points if self.use.operand_varies else 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Pulled:
-    """How many outer products and terms gradients by a value become, pulled back to a parameter."""
-
-    segments: int
-    positions: int
-    terms: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +113,7 @@ class Plan:
     Attributes:
       products: gradients that stay products of factors.
       formed: parameters whose per-example gradients are formed, and why; empty where that is
-        cheaper than to pull back what is not.
+        cheaper than to pull back what is not, for the parameter or one that it is used with.
       uses: the uses that reach formed parameters.
     """
 
@@ -135,16 +123,25 @@ class Plan:
 
 
 def make_plan(
-    program: Program, batch: int, points: int, linear_map: LinearMap | None = None
+    program: Program,
+    batch: int,
+    points: int,
+    linear_map: LinearMap | None = None,
+    *,
+    tangent: bool = False,
 ) -> Plan:
-    """Plans for `batch` examples and `points` gradient points (a tangent is one more)."""
+    """Plans for `batch` examples and `points` gradient points, with a tangent or without.
+
+    A tangent is as much work as one point more. What is pulled back has other fixed arrays along
+    it, whose derivatives are not held as factors.
+    """
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
     by_leaf: dict[int, list[Member]] = {}
     for use in program.uses:
-        pull = points == 1 and not use.value.leaves & mapped
-        members = _members(use) or (_pulled(program, use) if pull else [])
+        pull = not tangent and not use.value.leaves & mapped
+        members = _members(use) or (_pulled(program, use, points) if pull else [])
         for leaf in use.value.leaves if not members else ():
             formed.setdefault(leaf, f"computed on before it meets data in {use.rule.name}")
         for member in members:
@@ -158,22 +155,42 @@ def make_plan(
     joined = {}
     for leaf, members in by_leaf.items():
         shape = tuple(program.parameters[leaf].shape)
-        found = _join(members, (batch, points), shape)
-        if found is not None and _kept(found):
-            formed.setdefault(leaf, "")
-        elif found is None:
+        found = _join(members, (batch, points + tangent), shape)
+        if found is None:
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
-    spread = True
-    while spread:
-        together = [u.value.leaves for u in program.uses if u.value.leaves & set(formed)]
-        new = set().union(*together) - set(formed)
-        formed |= dict.fromkeys(new, "used side by side with a parameter that fell back")
-        spread = bool(new)
+    _keep(program, joined, formed)
+    fallen = _beside(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
+    formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
+    formed |= dict.fromkeys(_beside(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
+
+
+def _keep(program: Program, joined: dict[int, list[Product]], formed: dict[int, str]) -> None:
+    """Has gradients with terms formed and kept by the parameter itself, where that was chosen.
+
+    What it is used with is formed then, too: where that is larger, inner products are taken.
+    """
+    sizes = [p.size for p in program.parameters]
+    kept = {leaf for leaf, found in joined.items() if _kept(found)}
+    for leaf in kept:
+        if sum(sizes[other] for other in _beside(program, {leaf}) - kept) <= sizes[leaf]:
+            formed.setdefault(leaf, "")
+        else:
+            joined[leaf] = [dataclasses.replace(p, method="gram") for p in joined[leaf]]
+
+
+def _beside(program: Program, leaves: set[int]) -> set[int]:
+    """The other parameters in uses of these, and in uses of those in turn: all are formed."""
+    found = set(leaves)
+    while True:
+        uses = [use.value.leaves for use in program.uses if use.value.leaves & found]
+        if not (new := set().union(*uses) - found):
+            return found - leaves
+        found |= new
 
 
 def _members(use: Use) -> list[Member]:
@@ -208,34 +225,20 @@ def _mapped(member: Member, factor: Factor | None, shape: tuple[int, ...]) -> Me
     return dataclasses.replace(member, mapping=mapping)
 
 
-def _pulled(program: Program, use: Use) -> list[Member]:
+def _pulled(program: Program, use: Use, points: int) -> list[Member]:
     """The parameters that a used value is made of, if gradients can be pulled back to all."""
-    rows, columns = (
-        jax.ShapeDtypeStruct((1, use.layout.sizes[0], use.positions, n), jnp.float32)
-        for n in use.layout.sizes[1:]
-    )
-    leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in program.parameters]
     if use.value.scans or isinstance(use.rule, Lookup):
         return []
-    members = []
-
-    def pull(leaves: list[jax.Array], rows: jax.Array, columns: jax.Array) -> None:
-        for leaf in sorted(use.value.leaves):
-            outer = Outer(Segment(rows, columns), use.layout, use.value.aval.shape)
-            cotangent = pull_back(use.value, leaf, outer, FixedArrays(leaves))
-            outers, terms = as_products(cotangent)
-            check(outers, terms)
-            layout, positions = outers[0].layout, {x.segment.rows.shape[2] for x in outers}
-            view = View.whole(leaf, cotangent.shape).reshape(layout.split)
-            if view is None or len(positions) > 1:
-                raise NotFactoredError
-            found = Pulled(len(outers), positions.pop(), len(terms))
-            members.append(Member(use, view, layout, pulled=found))
-
     try:
-        jax.eval_shape(pull, leaves, rows, columns)
+        found = foresee(use, program.parameters, points)
     except NotFactoredError:
         return []
+    members = []
+    for leaf, layout, pulled in found:
+        view = View.whole(leaf, tuple(program.parameters[leaf].shape)).reshape(layout.split)
+        if view is None:
+            return []
+        members.append(Member(use, view, layout, pulled=pulled))
     return members
 
 
@@ -277,14 +280,12 @@ def _method(members: list[Member], batch: int, points: int) -> str:
     # At each position of each segment.
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
     terms = sum(m.pulled.terms for m in members if m.pulled)
-    method = _products.choose(
-        batch, positions, rows, columns, segments=sum(segments), inner=bool(terms)
-    )
+    fixed = points if terms else 0
+    method = _products.choose(batch, positions, rows, columns, segments=sum(segments), fixed=fixed)
     if any(isinstance(m.use.rule, Lookup) for m in members):
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
-    alone = all(len(m.use.value.leaves) == 1 for m in members)
-    return "gram" if terms and not (method == "keep" and alone) else method
+    return "gram" if terms and method != "keep" else method
 
 
 def describe_uses(uses: Iterable[Use]) -> str:

@@ -27,6 +27,9 @@ _MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 120
 _SHARE_READ_ONCE = 0.75
 # and gradients of so many entries, all examples together, stay in a cache and are always kept.
 _ENTRIES_IN_CACHE = 2**16
+# Of several points, the products of each with the fixed arrays of each take the square of their
+# number: where that is so many times the time, gradients larger than the factors are kept, too.
+_TIMES_WORTH_MEMORY = 1.5
 # What underflow can take off a norm, for each term of the sums that it is made of.
 LOST = 2.0**-50
 
@@ -70,26 +73,29 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def choose(
-    batch: int, positions: int, rows: int, columns: int, *, segments: int, inner: bool = False
+    batch: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
 
-    `inner` says that inner products with fixed arrays are needed too: they take as much as the sum.
+    Beside products there may be terms of `fixed` arrays, of which the parameters give one a point.
+    Inner products need each with all products, which takes as much as the sum. What is formed is
+    the gradient by the parameter then, at one point after the other, and it is kept.
 
     Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
     contract again for the sum) or "keep" (form them and keep them for the sum).
     """
     if positions == 1 and segments == 1:
         return "outer"
-    size, work = rows * columns, positions * rows * columns
+    size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = _MULTIPLY_ADDS_OF_A_KEPT_ENTRY * size
-    cost = {
-        "gram": pairs * (rows + columns) + (1 + inner) * work,
-        "form": 2 * work + _SHARE_READ_ONCE * memory,
-    }
-    if size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE:
-        cost["keep"] = work + memory
+    cost = {"gram": pairs * (rows + columns) + (1 + fixed) * work}
+    if not fixed:
+        cost["form"] = 2 * work + _SHARE_READ_ONCE * memory
+    kept = work + formed * memory
+    small = formed * size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE
+    if small or (fixed > 1 and cost["gram"] > _TIMES_WORTH_MEMORY * kept):
+        cost["keep"] = kept
     return min(cost, key=cost.__getitem__)
 
 
