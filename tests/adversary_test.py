@@ -350,7 +350,7 @@ def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["gram", "form"])
 def test_the_bound_of_a_norm_is_above_the_norm(way):
     """Positions that all but cancel: of a computed norm, half are too small."""
     rng = np.random.default_rng(0)
@@ -364,11 +364,7 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
     if way == "gram":
         square, found = products.measure(segments, sizes, way)
     else:
-        gradient = products.form(segments, sizes)
-        kept = way == "keep"
-        square, found = products.measure_formed(gradient, segments, sizes, kept=kept)
-        if kept:  # the sum is of what was measured
-            exact, absolute = np.asarray(gradient, np.float64), np.zeros((256, 1, 1))
+        square, found = products.measure_formed(segments, sizes)
     assert (np.asarray(square, np.float64) >= np.sum(exact**2, axis=(1, 2, 3))).all()
     assert (np.asarray(found, np.float64) >= absolute.sum((1, 2)) * (1 - 1e-12)).all()
 

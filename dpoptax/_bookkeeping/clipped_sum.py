@@ -32,7 +32,7 @@ from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
 from dpoptax._clips.bounds import Size
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree, held
+from dpoptax._trees import PyTree
 
 # Sums of clipped gradients, and of what the geometry puts beside each.
 Total: TypeAlias = tuple[Sums, jax.Array | None]
@@ -118,32 +118,26 @@ def _clip_and_sum(
     zeros = zero_sums(params, plan, pieces)
     if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
-    measured = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
+    sizes = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
     segments = [segment for piece in pieces.products for segment in piece.segments]
     weights, norms, used = bounds.coefficients(
         clip.scaling(reference),
         pieces.scales,
-        [size for size, _ in measured] + pieces.sizes,
+        sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
         sum_error=products.sum_error(segments),
     )
-    kept = [gradient for _, gradient in measured]
-    return sum_pieces(zeros, plan, pieces, weights, kept), statistic(norms, used)
+    return sum_pieces(zeros, plan, pieces, weights), statistic(norms, used)
 
 
-def measure(product: Product, piece: Factored) -> tuple[Size, jax.Array | None]:
-    """The size of a product's gradients, and they themselves where they are kept for the sum."""
-    sizes, method = product.layout.sizes, product.method
+def measure(product: Product, piece: Factored) -> Size:
+    """The size of a product's gradients."""
+    sizes = product.layout.sizes
     if piece.terms:
-        return measure_terms(piece, sizes), None
-    if method not in ("keep", "form"):
-        return products.measure(piece.segments, sizes, method), None
-    keep = method == "keep"
-    gradient = products.form(piece.segments, sizes)
-    if keep:
-        gradient = held(gradient)
-    size = products.measure_formed(gradient, piece.segments, sizes, kept=keep)
-    return size, gradient if keep else None
+        return measure_terms(piece, sizes)
+    if product.method == "form":
+        return products.measure_formed(piece.segments, sizes)
+    return products.measure(piece.segments, sizes, product.method)

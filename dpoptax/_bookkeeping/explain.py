@@ -17,7 +17,6 @@ _RULES = {
     "outer": "product of two norms",
     "gram": "inner products",
     "form": "formed, then summed again",
-    "keep": "formed and kept",
 }
 _HEADER = ("parameter", "shape", "uses", "norm by", "madds/example", "why")
 
@@ -131,7 +130,8 @@ def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row
     if leaf in plan.formed:
         # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
         elementwise = leaf in program.elementwise and not any(u.rule.reads_data for u in uses)
-        kept = f"{_RULES['keep']}, pulled back"
+        pulled = any(use.value.view is None for use in uses)
+        kept = "formed and kept" + (", pulled back" if pulled else "")
         rule = "per-example gradient" if plan.formed[leaf] else kept
         rule = "elementwise" if elementwise else rule
         work = sum(math.prod(u.layout.sizes) * u.positions for u in uses)
@@ -141,7 +141,7 @@ def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row
     if not products:
         return Row(path, shape, "none", "zero", 0, False, "")
     rules = ", ".join(sorted({_rule(p) for p in products}))
-    formed = any(p.method in ("form", "keep") for p in products)
+    formed = any(p.method == "form" for p in products)
     cost = sum(_cost(product, points) for product in products)
     return Row(path, shape, named, rules, cost, formed, "")
 
@@ -158,6 +158,5 @@ def _cost(product: Product, points: int) -> int:
         "outer": rows + columns,
         "gram": positions**2 * (rows + columns),
         "form": work,
-        "keep": rows * columns,
     }[product.method]
     return groups * (work + norm)

@@ -1,4 +1,4 @@
-"""Per-example gradients that no product of factors stands for: formed, one by one or in bundles."""
+"""Per-example gradients that are formed, as that is cheaper or as no product stands for them."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.passes import Pair, Passes, pairs_of, widen
@@ -22,8 +23,10 @@ from dpoptax._trees import unknown
 _BUNDLED_ENTRIES = 2**10
 
 
-def form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
-    """Per-example gradients (B, ...) of the parameters that fell back, in float32."""
+def form(
+    program: Program, plan: Plan, passes: Passes, factor_dtype: DTypeLike | None
+) -> dict[int, jax.Array]:
+    """Per-example gradients (B, ...) of the parameters that are formed, in float32."""
     total: dict[int, jax.Array] = {}
 
     def add(leaf: int, value: jax.Array) -> None:
@@ -38,11 +41,11 @@ def form(program: Program, plan: Plan, passes: Passes) -> dict[int, jax.Array]:
     for use in plan.uses:
         view = use.value.view
         if view is not None:
-            gradient = _form_use(use, pairs_of(use, passes, True))
+            gradient = _form_use(use, pairs_of(use, passes, True), factor_dtype)
             shape = tuple(program.parameters[view.leaf].shape)
             add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
         else:
-            for leaf, gradient in _pull_back(use, passes).items():
+            for leaf, gradient in _pull_back(use, passes, factor_dtype).items():
                 add(leaf, gradient)
     return total
 
@@ -60,19 +63,21 @@ def bundled(
     return pieces, tuple(map(tuple, bundles.values()))
 
 
-def _form_use(use: Use, pairs: Sequence[Pair]) -> jax.Array:
+def _form_use(use: Use, pairs: Sequence[Pair], dtype: DTypeLike | None) -> jax.Array:
     """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
     layout = use.layout
     segments = [
         Segment(*jax.vmap(lambda o, c: use_layout(use, o, c))(operand, weigh(cotangent, weight)))
         for operand, cotangent, weight in pairs
     ]
+    if dtype is not None:
+        segments = [segment.rounded(dtype) for segment in segments]
     stack = tuple(n for n, stacked in use.loops if stacked)
     gradients = products.form(segments, layout.sizes)
     return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
 
 
-def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
+def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
     """Gradients of the parameters that a value was computed from, by the chain rule per example."""
     leaves = sorted(use.value.leaves)
 
@@ -90,7 +95,7 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
     for j, weight in enumerate(passes.points.weights):
         chosen = [passes.leaves[j][leaf] for leaf in leaves]
         operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
-        gradient = _form_use(use, [(operand, cotangent, 1.0)])
+        gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
         if j == 0 and passes.tangent is not None:
             direction, operands, cotangents, _ = passes.tangent
             pairs = [(operand, cotangents[use.index], 1.0)]
@@ -99,7 +104,7 @@ def _pull_back(use: Use, passes: Passes) -> dict[int, jax.Array]:
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
-                ([direction[leaf] for leaf in leaves], _form_use(use, pairs)),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
             )
         else:
             parts, changes = pull(chosen, gradient, j), None

@@ -95,7 +95,7 @@ def make_pieces(
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
     gradients = {
         leaf: jax.vmap(functools.partial(forward, maps[leaf]))(gradient)
-        for leaf, gradient in form(program, plan, passes).items()
+        for leaf, gradient in form(program, plan, passes, factor_dtype).items()
     }
     formed, bundles = bundled(gradients, groups)
     formed = held(formed)
@@ -250,18 +250,12 @@ def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
     return Sums(by_leaf, vectors, pieces.bundles)
 
 
-def sum_pieces(
-    start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array, kept: list[jax.Array | None]
-) -> Sums:
-    """start + Σ_i weights[piece][i] G_i, the formed gradients of products in `kept`."""
+def sum_pieces(start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array) -> Sums:
+    """start + Σ_i weights[piece][i] G_i."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     (of_pieces,) = unstacked(weights)
-    for product, piece, gradient, weight in zip(
-        plan.products, pieces.products, kept, of_pieces, strict=False
-    ):
-        if gradient is not None:
-            part = _weighted(weight, gradient)
-        elif piece.terms:
+    for product, piece, weight in zip(plan.products, pieces.products, of_pieces, strict=False):
+        if piece.terms:
             part = sum_terms(piece, weight, product.layout.sizes)
         else:
             part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)

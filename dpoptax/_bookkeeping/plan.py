@@ -97,6 +97,11 @@ class Product:
         return any(member.pulled for member in self.members)
 
     @property
+    def terms(self) -> int:
+        """How many terms are beside the products."""
+        return _terms(self.members)
+
+    @property
     def layout(self) -> Layout:
         return self.members[0].layout
 
@@ -170,17 +175,24 @@ def make_plan(
 
 
 def _keep(program: Program, joined: dict[int, list[Product]], formed: dict[int, str]) -> None:
-    """Has gradients with terms formed and kept by the parameter itself, where that was chosen.
+    """Has gradients formed and kept where that was chosen: those of the parameter itself.
 
-    What it is used with is formed then, too: where that is larger, inner products are taken.
+    It takes all of its products, and what it is used with is formed then, too: where that is
+    larger, they are formed and not kept, or with terms beside them not formed.
     """
     sizes = [p.size for p in program.parameters]
-    kept = {leaf for leaf, found in joined.items() if _kept(found)}
-    for leaf in kept:
-        if sum(sizes[other] for other in _beside(program, {leaf}) - kept) <= sizes[leaf]:
+    kept = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
+    for leaf, found in joined.items():
+        beside = _beside(program, {leaf}) - kept
+        if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
             formed.setdefault(leaf, "")
         else:
-            joined[leaf] = [dataclasses.replace(p, method="gram") for p in joined[leaf]]
+            joined[leaf] = [
+                dataclasses.replace(p, method="gram" if p.terms else "form")
+                if p.method == "keep"
+                else p
+                for p in found
+            ]
 
 
 def _beside(program: Program, leaves: set[int]) -> set[int]:
@@ -269,9 +281,8 @@ def _join(
     return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
 
 
-def _kept(found: list[Product]) -> bool:
-    """Whether gradients with terms are formed and kept: those of the parameter itself, then."""
-    return any(m.pulled and m.pulled.terms for p in found if p.method == "keep" for m in p.members)
+def _terms(members: Iterable[Member]) -> int:
+    return sum(member.pulled.terms for member in members if member.pulled)
 
 
 def _method(members: list[Member], batch: int, points: int) -> str:
@@ -279,7 +290,7 @@ def _method(members: list[Member], batch: int, points: int) -> str:
     segments = [m.segments(points) for m in members]
     # At each position of each segment.
     positions = sum(m.positions * n for m, n in zip(members, segments, strict=True))
-    terms = sum(m.pulled.terms for m in members if m.pulled)
+    terms = _terms(members)
     fixed = points if terms else 0
     method = _products.choose(batch, positions, rows, columns, segments=sum(segments), fixed=fixed)
     if any(isinstance(m.use.rule, Lookup) for m in members):

@@ -155,17 +155,12 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     return Size(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
-def measure_formed(
-    gradient: jax.Array, segments: list[Segment], sizes: tuple[int, int, int], *, kept: bool
-) -> Size:
-    """The same, from the gradient as `form` gave it: `kept` for the sum, or contracted again.
+def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> Size:
+    """The same, from the gradient Ĝ as `form` gives it, where the sum contracts factors again.
 
-    What is kept is what is summed. Of what is not, ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most
-    (1 + η)‖Ĝ‖² + (η + η²)S².
+    ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
     """
-    square = upper_square(gradient)
-    if kept:
-        return Size(square, jnp.sqrt(square))
+    square = upper_square(form(segments, sizes))
     absolute = absolute_size(segments, sizes)
     error = gamma(_positions(segments) + len(segments) + 8)
     return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
