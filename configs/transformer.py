@@ -3,11 +3,13 @@ r"""A small vision transformer on the handwritten digits: `FILE:NAME` is one run
     dpoptax compare "configs/transformer.py:drawn/*" --trial-seeds 1 \
       --factors 0.125 0.25 0.5 1 2 4 --workdir runs/transformer
 
+    dpoptax compare "configs/transformer.py:in_order/*" --trial-seeds 1 \
+      --factors 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
+
 Two blocks of width 32 on 16 patches of 2x2 and a class token, 26,538 parameters. Batches are drawn
-at random, `drawn/*`, or are 22 groups of 64 that take turns, `in_order/*`: 272 steps are 16 passes
-over the four fifths of the examples that trials train on. Hyper-parameters are each method's
-defaults, the rate one that `--factors` multiplies; Adam's takes the place of SGD's where a method
-brings its own Adam.
+at random, `drawn/*`, or are groups of 64 that take turns, `in_order/*`: 272 steps are 16 passes
+over the four fifths of the examples that trials train on, and no more than 13 over all of them.
+Hyper-parameters are each method's defaults; `--factors` multiplies its rate.
 """
 
 import dataclasses
