@@ -4,7 +4,7 @@ r"""A small vision transformer on the handwritten digits: `FILE:NAME` is one run
       --factors 0.125 0.25 0.5 1 2 4 --workdir runs/transformer
 
     dpoptax compare "configs/transformer.py:in_order/*" --trial-seeds 1 \
-      --factors 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
+      --factors 0.015625 0.03125 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
 
 Two blocks of width 32 on 16 patches of 2x2 and a class token, 26,538 parameters. Batches are drawn
 at random, `drawn/*`, or are groups of 64 that take turns, `in_order/*`: 272 steps are 16 passes
