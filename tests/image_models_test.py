@@ -49,6 +49,7 @@ def size(tree):
         ("resnet_50", LARGE, 1000, 25_549_352),  # Kolesnikov et al.: 25.5 M
         ("efficientnet_b0", LARGE, 1000, 5_288_548),  # of the batch-normalised one too
         ("wrn_16_4", COLOUR, 10, 2_748_890),  # De et al.: 2.7 M
+        ("vit_digits", (8, 8, 1), 10, 26_538),  # summed by hand
         ("vit_small_16", LARGE, 1000, 22_050_664),  # Dosovitskiy et al.: 22 M
     ],
 )

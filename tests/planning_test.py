@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.training.config import TrainConfig, load_config
+from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
@@ -87,6 +87,17 @@ def test_a_paper_is_planned_without_its_data(capsys):
     assert "1,000 expected of 60,000" in out
     assert "1,500 of 1,500, 25 epochs" in out
     assert "ε           8 at" in out or "ε           7.99" in out
+
+
+def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
+    rows = load_configs(CONFIGS / "transformer.py")
+    in_order = {name: row for name, row in rows.items() if row.sampling == "in_order"}
+    assert sorted(in_order) == [name for name in sorted(rows) if name.startswith("in_order/")]
+    for row in rows.values():
+        # Given, not calibrated: the accounting of each row is not what is asked here.
+        noise = {"noise_multiplier": 9.0, "epsilon": None} if row.method.private else {}
+        cost = plan_run(dataclasses.replace(row, accountant="rdp", **noise), count_flops=False)
+        assert (cost.num_params, cost.dataset_size, cost.steps) == (26_538, 1_438, row.steps)
 
 
 def test_several_runs_are_a_table(tmp_path, capsys):

@@ -50,8 +50,9 @@ class TrainConfig:
     None: features are not normalised."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
-    resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_tiny, vit_small, vit_small_16,
-    vit_small_published; roberta_base, roberta_large for sentences; gpt2 for generation."""
+    resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_digits, vit_tiny, vit_small,
+    vit_small_16, vit_small_published; roberta_base, roberta_large for sentences; gpt2 for
+    generation."""
     pretrained: Path | None = field(None, Role.KEPT)
     """Directory of a published model, with config.json, model.safetensors and, for texts, the
     tokenizer's files; training starts from its weights. The last four models need one."""

@@ -1,0 +1,81 @@
+r"""A small vision transformer on the handwritten digits: `FILE:NAME` is one run of a table.
+
+    dpoptax compare "configs/transformer.py:drawn/*" --trial-seeds 1 \
+      --factors 0.125 0.25 0.5 1 2 4 --workdir runs/transformer
+
+    dpoptax compare "configs/transformer.py:in_order/*" --trial-seeds 1 \
+      --factors 0.015625 0.03125 0.0625 0.125 0.25 0.5 1 2 --workdir runs/transformer-in-order
+
+Two blocks of width 32 on 16 patches of 2x2 and a class token, 26,538 parameters. Batches are drawn
+at random, `drawn/*`, or are groups of 64 that take turns, `in_order/*`: 272 steps are 16 passes
+over the four fifths of the examples that trials train on, and no more than 13 over all of them.
+Hyper-parameters are each method's defaults; `--factors` multiplies its rate.
+"""
+
+import dataclasses
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import (
+    DPSGD,
+    PMLF,
+    AdamBC,
+    AdaptiveKalman,
+    CorrelatedNoise,
+    Disk,
+    Doppler,
+    LPAdam,
+    Method,
+    Muon,
+    NonPrivate,
+    ScaleThenPrivatize,
+)
+
+RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
+"""What `--factors` multiplies, by optimizer."""
+
+BANDS = 17
+"""Steps of a pass over the four fifths: so long does an example take part but once."""
+
+DRAWN: dict[str, tuple[Method, str]] = {
+    "dp_sgd": (DPSGD(), "sgd"),
+    "momentum": (DPSGD(), "momentum"),
+    "adam": (DPSGD(), "adam"),
+    "doppler": (Doppler(), "sgd"),
+    "disk": (Disk(kappa=0.7, gamma=None), "sgd"),
+    "pmlf": (PMLF(), "sgd"),
+    "adaptive_kalman": (AdaptiveKalman(), "sgd"),
+    "lp_adam": (LPAdam(), "adam"),
+    "adam_bc": (AdamBC(), "adam"),
+    "scale_then_privatize": (ScaleThenPrivatize(each="entry"), "adam"),
+    "muon": (Muon(), "muon"),
+    "non_private": (NonPrivate(), "adam"),
+}
+"""Method, and whose rate it has."""
+
+IN_ORDER: dict[str, tuple[Method, str]] = {
+    "momentum": (DPSGD(), "momentum"),
+    "adam": (DPSGD(), "adam"),
+    "correlated_momentum": (CorrelatedNoise(bands=BANDS), "momentum"),
+    "correlated_filtered": (CorrelatedNoise(preset="momentum", bands=BANDS), "sgd"),
+    "correlated_adam": (CorrelatedNoise(bands=BANDS), "adam"),
+    "non_private": (NonPrivate(), "adam"),
+}
+"""The same, of batches that take turns."""
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """All of both tables, at ε = 3."""
+    drawn = TrainConfig(model="vit_digits", steps=120, batch_size=256, microbatch_size=64)
+    in_order = TrainConfig(model="vit_digits", steps=272, batch_size=64, sampling="in_order")
+    tables = (("drawn", drawn, DRAWN), ("in_order", in_order, IN_ORDER))
+    return {
+        f"{table}/{name}": dataclasses.replace(
+            base,
+            method=method,
+            # A method with a direction of its own takes no other.
+            optimizer="sgd" if optimizer == "muon" else optimizer,
+            learning_rate=RATES[optimizer],
+        )
+        for table, base, rows in tables
+        for name, (method, optimizer) in rows.items()
+    }
