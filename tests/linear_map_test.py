@@ -80,7 +80,7 @@ def _brute_force(loss, params, factors, batch, clip_norm):
 
 @pytest.mark.parametrize("kind", slow_but(("side", "matrix"), KINDS))
 def test_the_sum_is_of_clipped_mapped_gradients_and_comes_back(kind):
-    params, batch = mlp_params(jax.random.key(0)), mlp_batch(0, 6)
+    params, batch = mlp_params(0), mlp_batch(0, 6)
     factors = _factors(kind, params)
     points = dpoptax.gradient_points(_state(factors, params), params)
     for method in ("auto", "vmap"):
@@ -146,7 +146,7 @@ def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
 
 def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
     """θ = s ⊙ θ′: the gradient by θ′ is s ⊙ ∇ℓ(θ)."""
-    params, batch = mlp_params(jax.random.key(1)), mlp_batch(1, 5)
+    params, batch = mlp_params(1), mlp_batch(1, 5)
     scales = jax.tree.map(
         lambda p: 1.0 + jnp.abs(jnp.sin(jnp.arange(p.size))).reshape(p.shape), params
     )
@@ -183,7 +183,7 @@ def _noise(clip, sigma=0.0, batch_size=5):
 @pytest.mark.parametrize("name", slow_but(("adaptive", "hyperspherical"), CLIPS))
 def test_every_geometry_acts_on_the_mapped_gradient(name):
     """One example: what is released is its mapped gradient, clipped, and mapped back."""
-    clip, params, batch = CLIPS[name], mlp_params(jax.random.key(0)), mlp_batch(0, 1)
+    clip, params, batch = CLIPS[name], mlp_params(0), mlp_batch(0, 1)
     tx = optax.chain(_noise(clip, batch_size=1), dpoptax.linear_map(_factors("side", params)))
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
@@ -199,7 +199,7 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
 
 
 def test_a_reference_is_mapped_like_the_gradients_that_it_is_compared_with():
-    clip, params, batch = CLIPS["hyperspherical"], mlp_params(jax.random.key(0)), mlp_batch(0, 1)
+    clip, params, batch = CLIPS["hyperspherical"], mlp_params(0), mlp_batch(0, 1)
     tx = optax.chain(
         _noise(clip, batch_size=1), dpoptax.linear_map(_factors("entry", params)),
         dpoptax.track_reference(),
@@ -326,7 +326,7 @@ def test_the_audits_search_finds_nothing_above_the_bound_either():
 @pytest.mark.parametrize("value", slow_but((np.inf,), [np.inf, np.nan, 1e30]))
 def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
     """Such a map is refused where it is made; one that was put in by hand is no hole either."""
-    params, batch = mlp_params(jax.random.key(0)), mlp_batch(0, 4)
+    params, batch = mlp_params(0), mlp_batch(0, 4)
     leaves = len(jax.tree.leaves(params))
     hostile = dpoptax.LinearMap((dpoptax.Diagonal((jnp.float32(value),) * 2),) * leaves)
     points = dpoptax.GradientPoints((params,), (1.0,), linear_map=hostile)
@@ -400,7 +400,7 @@ def test_a_map_of_the_parameters_follows_them_while_it_can_be_taken_back():
 
 
 def test_explain_says_which_maps_need_per_example_gradients():
-    params = mlp_params(jax.random.key(0), (5, 40, 30))
+    params = mlp_params(0, (5, 40, 30))
     example = jax.tree.map(lambda x: x[0], mlp_batch(0, 1, (5, 40, 30)))
     formed = {}
     for kind in KINDS:
@@ -412,7 +412,7 @@ def test_explain_says_which_maps_need_per_example_gradients():
 
 
 def test_microbatches_and_narrow_factors_see_the_same_map():
-    params, batch = mlp_params(jax.random.key(0)), mlp_batch(0, 6)
+    params, batch = mlp_params(0), mlp_batch(0, 6)
     points = dpoptax.gradient_points(_state(_factors("side", params), params), params)
     clip = dpoptax.l2_clip(0.5)
     want = dpoptax.clipped_grad(mlp_loss, clip)(points, batch).sum

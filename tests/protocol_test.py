@@ -12,6 +12,7 @@ import pytest
 
 import dpoptax
 from dpoptax._noise.selecting import of_release
+from tests.helpers import floats
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -87,7 +88,10 @@ def name(request):
 
 
 def _params(dtype=jnp.float32):
-    return {"w": jnp.linspace(-1.0, 1.0, 6, dtype=dtype).reshape(3, 2), "b": [jnp.ones(2, dtype)]}
+    return {
+        "w": floats(np.linspace(-1.0, 1.0, 6).reshape(3, 2), dtype),
+        "b": [floats(np.ones(2), dtype)],
+    }
 
 
 def _inputs(name, params, step):
@@ -136,7 +140,9 @@ def test_the_state_is_stable_under_scan(name, dtype):
         return (optax.apply_updates(params, out), state), None
 
     state = tx.init(params)
-    (_, last), _ = jax.lax.scan(body, (params, state), jnp.arange(3, dtype=jnp.float32))
+    # Of shapes and types alone, so that nothing need be compiled.
+    steps = jax.ShapeDtypeStruct((3,), jnp.float32)
+    (_, last), _ = jax.eval_shape(lambda *of: jax.lax.scan(body, *of), (params, state), steps)
     chex.assert_trees_all_equal_shapes_and_dtypes(last, state)
     assert jax.tree.structure(last) == jax.tree.structure(state)
 
