@@ -19,7 +19,11 @@ SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # What these have of rules and structure, others have too that are quick tests.
-COVERED = {"cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"}
+COVERED = {
+    *("cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
+    *("transformer", "tied_embeddings"),  # in microbatches and inside shard_map, below
+    *("lstm", "resnet"),  # by nested_scans, weight_standardisation and shared_layers's like
+}
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
