@@ -22,7 +22,7 @@ FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 COVERED = {
     *("cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
     *("transformer", "tied_embeddings"),  # in microbatches and inside shard_map, below
-    *("lstm", "resnet"),  # by nested_scans, weight_standardisation and shared_layers's like
+    "lstm",  # whose step nested_scans takes
 }
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

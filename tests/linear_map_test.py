@@ -14,7 +14,7 @@ from dpoptax.auditing import _search as adversary
 from dpoptax.auditing import worst_example
 from tests import adversary_test as programs
 from tests.bookkeeping_test import both, close, points_of
-from tests.helpers import mlp_batch, mlp_loss, mlp_params, slow_but
+from tests.helpers import floats, mlp_batch, mlp_loss, mlp_params, normal, slow_but
 from tests.networks import NETWORKS
 
 KINDS = ("side", "entry", "matrix", "leaf")
@@ -24,10 +24,10 @@ def _factor(kind, shape, seed, spread=2.0):
     rng = np.random.default_rng(seed)
 
     def scale(*shape):
-        return jnp.asarray(spread ** rng.uniform(-1, 1, shape), jnp.float32)
+        return floats(spread ** rng.uniform(-1, 1, shape))
 
     def matrix(n):
-        return jnp.asarray(np.eye(n) + 0.5 * rng.normal(size=(n, n)) / n, jnp.float32)
+        return floats(np.eye(n) + 0.5 * rng.normal(size=(n, n)) / n)
 
     if kind == "leaf" or not shape:
         return dpoptax.Diagonal((scale(),))
@@ -65,12 +65,12 @@ def _mapped(factor, g):
 
 def _brute_force(loss, params, factors, batch, clip_norm):
     """Σ clip(T g) of formed gradients, and what T⁻¹ makes of it: Σ factor(‖T g‖) g."""
-    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, batch)
+    gradients = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
     given = jax.tree.structure(params).flatten_up_to(factors)
-    leaves, structure = jax.tree.flatten(gradients)
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.float64, gradients))
     size, mapped, plain = len(leaves[0]), 0, 0
     for i in range(size):
-        g = [np.asarray(leaf[i], np.float64) for leaf in leaves]
+        g = [leaf[i] for leaf in leaves]
         t = [_mapped(f, x) for f, x in zip(given, g, strict=True)]
         scale = min(1.0, clip_norm / np.sqrt(sum(np.sum(x**2) for x in t)))
         mapped = [scale * x + (mapped[j] if i else 0) for j, x in enumerate(t)]
@@ -83,10 +83,10 @@ def test_the_sum_is_of_clipped_mapped_gradients_and_comes_back(kind):
     params, batch = mlp_params(0), mlp_batch(0, 6)
     factors = _factors(kind, params)
     points = dpoptax.gradient_points(_state(factors, params), params)
+    mapped, plain = _brute_force(mlp_loss, params, factors, batch, 0.5)
     for method in ("auto", "vmap"):
         grad_fn = dpoptax.clipped_grad(mlp_loss, dpoptax.l2_clip(0.5), method=method)
         clipped = grad_fn(points, batch)
-        mapped, plain = _brute_force(mlp_loss, params, factors, batch, 0.5)
         for got, want in ((clipped.sum, mapped), (clipped.decode(clipped.sum), plain)):
             _all_close(got, want)
 
@@ -123,8 +123,8 @@ def _tied(lookup_first):
 @pytest.mark.parametrize(("lookup_first", "size"), [(True, 1e-20), (False, 1.0)])
 def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
     """One product has one-hot factors and others, and they share their powers of two."""
-    params, rng = size * jnp.ones((6, 4)), np.random.default_rng(0)
-    batch = jnp.arange(5), jnp.asarray(rng.normal(size=(5, 4)), jnp.float32)
+    params, rng = floats(np.full((6, 4), size)), np.random.default_rng(0)
+    batch = jax.device_put(np.arange(5)), floats(rng.normal(size=(5, 4)))
     loss, factors = _tied(lookup_first), _factor("side", (6, 4), 0, 100.0)
     points = dpoptax.gradient_points(_state(factors, params), params)
     clipped = dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5))(points, batch)
@@ -148,9 +148,9 @@ def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
     """θ = s ⊙ θ′: the gradient by θ′ is s ⊙ ∇ℓ(θ)."""
     params, batch = mlp_params(1), mlp_batch(1, 5)
     scales = jax.tree.map(
-        lambda p: 1.0 + jnp.abs(jnp.sin(jnp.arange(p.size))).reshape(p.shape), params
+        lambda p: floats(1.0 + np.abs(np.sin(np.arange(p.size))).reshape(p.shape)), params
     )
-    own = jax.tree.map(jnp.divide, params, scales)
+    own = jax.tree.map(lambda p, s: floats(np.asarray(p) / np.asarray(s)), params, scales)
 
     def loss(own, example):
         return mlp_loss(jax.tree.map(jnp.multiply, own, scales), example)
@@ -187,9 +187,12 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
     tx = optax.chain(_noise(clip, batch_size=1), dpoptax.linear_map(_factors("side", params)))
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
-    released, _ = tx.update(dpoptax.clipped_grad(mlp_loss, clip)(points, batch), state, params)
-    gradient = jax.grad(mlp_loss)(params, jax.tree.map(lambda x: x[0], batch))
-    mapped = points.linear_map.forward(gradient)
+    clipped = dpoptax.clipped_grad(mlp_loss, clip)(points, batch)
+    released, _ = jax.jit(tx.update)(clipped, state, params)
+    gradient = jax.grad(mlp_loss)
+    mapped = jax.jit(lambda *of: points.linear_map.forward(gradient(*of)))(
+        params, jax.tree.map(lambda x: np.asarray(x)[0], batch)
+    )
     own = points.__class__(points.points, points.weights, reference=points.reference)
     # The same geometry on the mapped gradient, which is the gradient of a linear loss.
     linear = lambda p, _: optax.tree.vdot(p, mapped)  # noqa: E731
@@ -317,7 +320,7 @@ def test_the_audits_search_finds_nothing_above_the_bound_either():
     params = {"kernel": jnp.zeros((4, 4))}
     scale = jnp.geomspace(1e-6, 1e6, 4)
     state = _state({"kernel": dpoptax.Diagonal((scale[:, None], 1 / scale))}, params)
-    batch = tuple(jax.random.normal(jax.random.key(i), (6, 16, 4)) for i in range(2))
+    batch = tuple(normal(i, (6, 16, 4)) for i in range(2))
     grad_fn = dpoptax.clipped_grad(adversary.regression_loss, dpoptax.l2_clip(0.1))
     points = dpoptax.gradient_points(state, params)
     assert worst_example(grad_fn, points, batch, starts=14, steps=10).ratio <= 1 + 1e-4
