@@ -13,7 +13,7 @@ from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting
-from dpoptax._privacy import events, pricing, renyi
+from dpoptax._privacy import events, one_step, pricing, renyi
 from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 DELTA = 1e-5
@@ -309,6 +309,39 @@ class TestSeriesOfRenyiDivergences:
                 accountant="rdp",
             )
         assert len(computed) == 1
+
+
+class TestOneStep:
+    """Sampled Gaussian releases, of which one step is built for all numbers of steps."""
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(6.7654)),
+            dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 130, 6.7654),
+        ],
+    )
+    def test_it_is_built_once_and_the_price_is_dp_accounting_s(self, event):
+        built = one_step.loss_of.cache_info().misses
+        for steps in (3, 20):
+            whole = dpa.SelfComposedDpEvent(event, steps)
+            found = accounting.event_epsilon(whole, DELTA, accountant="pld")
+            theirs = dpa.pld.PLDAccountant(value_discretization_interval=pricing.DISCRETIZATION)
+            assert found == theirs.compose(whole).get_epsilon(DELTA)
+        assert one_step.loss_of.cache_info().misses == built + 1
+
+    @pytest.mark.parametrize(
+        ("event", "expected"),
+        [
+            (dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(0.0)), math.inf),
+            (dpa.PoissonSampledDpEvent(0.0, dpa.GaussianDpEvent(1.0)), 0.0),
+            (dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 130, 0.0), math.inf),
+            (dpa.TruncatedSubsampledGaussianDpEvent(1000, 0.1, 0, 1.0), 0.0),
+        ],
+    )
+    def test_without_noise_or_draws_there_is_none(self, event, expected):
+        whole = dpa.SelfComposedDpEvent(event, 3)
+        assert accounting.event_epsilon(whole, DELTA, accountant="pld") == expected
 
 
 class TestTruncation:

@@ -26,6 +26,7 @@ from dpoptax.training.loop import train
 from dpoptax.training.methods import CorrelatedNoise
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
+from tests.helpers import slow_but
 
 DELTA = 1e-5
 
@@ -483,7 +484,9 @@ class TestTrainer:
         with pytest.raises(ConfigError, match="steps=5 at batch_size=719 .* give steps=4 or 6"):
             make_plan(config, 1438)
 
-    @pytest.mark.parametrize("sampling", ["balls_in_bins", "min_separation"])
+    @pytest.mark.parametrize(
+        "sampling", slow_but(("balls_in_bins",), ("balls_in_bins", "min_separation"))
+    )
     def test_noise_is_calibrated_where_it_is_correlated(self, sampling):
         config = dataclasses.replace(
             TINY,

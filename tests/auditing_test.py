@@ -146,7 +146,7 @@ def test_one_run_catches_a_run_without_noise():
 def examples():
     """A network, 24 examples, and a canary of the wrong label."""
     x, y = helpers.mlp_batch(0, 24)
-    return helpers.mlp_params(jax.random.key(0)), (x, (y + 1) % 3)
+    return helpers.mlp_params(0), (x, (y + 1) % 3)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
 
 
 def test_a_search_among_examples_with_labels():
-    params = helpers.mlp_params(jax.random.key(0))
+    params = helpers.mlp_params(0)
     points, batch = dpoptax.gradient_points((), params), helpers.mlp_batch(0, 6)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, games.CLIP)
     found = auditing.worst_example(grad_fn, points, batch, np.arange(6) % 2 == 0, starts=7, steps=3)

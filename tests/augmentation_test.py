@@ -28,7 +28,7 @@ def _jitter(example, key):
     ],
 )
 def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
-    params, batch = helpers.mlp_params(KEY), helpers.mlp_batch(0, 6)
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
     clip = dpoptax.l2_clip(0.2)
     grad_fn = dpoptax.clipped_grad(
         dpoptax.augmented(helpers.mlp_loss, _jitter, 3),
@@ -49,7 +49,7 @@ def test_the_copies_are_averaged_before_the_clip(method, microbatch_size):
 
 
 def test_more_copies_leave_less_variance_and_the_same_sensitivity():
-    params, batch = helpers.mlp_params(KEY), helpers.mlp_batch(0, 4)
+    params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 4)
     points = dpoptax.gradient_points((), params)
 
     def variance(multiplicity):

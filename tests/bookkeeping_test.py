@@ -12,14 +12,18 @@ from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._clipped_grad.by_examples import per_example_sum
-from tests.helpers import slow_but
+from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
 SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # What these have of rules and structure, others have too that are quick tests.
-COVERED = {"cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"}
+COVERED = {
+    *("cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
+    *("transformer", "tied_embeddings"),  # in microbatches and inside shard_map, below
+    "lstm",  # whose step nested_scans takes
+}
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -35,7 +39,7 @@ def _compiled(method, loss, clip):
 
 def clipped_sum(method, network, clip, points, batch, mask=None):
     """The sum by `bookkept_sum` or by `per_example_sum`."""
-    mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
+    mask = np.ones(len(jax.tree.leaves(batch)[0]), bool) if mask is None else mask
     keys = jax.random.split(jax.random.key(7), len(mask)) if network.keyed else None
     return _compiled(method, network.loss, clip)(points, batch, mask, keys)
 
@@ -50,10 +54,10 @@ def points_of(network, count, tangent=False):
     params, other = network.params(0), network.params(1)
 
     def near(p, q, j):
-        return jnp.asarray(np.asarray(p) + np.float32(0.1 * j) * np.asarray(q))
+        return floats(np.asarray(p) + np.float32(0.1 * j) * np.asarray(q))
 
     points = [jax.tree.map(functools.partial(near, j=j), params, other) for j in range(count)]
-    two = tuple(map(jnp.asarray, np.array([3.0, -2.0])))
+    two = tuple(map(floats, (3.0, -2.0)))
     weights = {1: (1.0,), 2: two, 4: (0.4, 0.3, 0.2, 0.1)}[count]
     return dpoptax.GradientPoints(tuple(points), weights, other if tangent else None)
 
@@ -143,13 +147,14 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
     points = points_of(network, 2)
     x, y = _batch(network, 6)
     clip = dpoptax.l2_clip(0.3)
-    mask = jnp.array([True, True, False, True, True, False])
-    bad = x.at[1].set(jnp.nan).at[2].set(jnp.inf).at[4, 0, 0, 0].set(-jnp.inf)
+    mask = np.array([True, True, False, True, True, False])
+    bad = np.array(x)
+    bad[1], bad[2], bad[4, 0, 0, 0] = np.nan, np.inf, -np.inf
     got, want = both(network, clip, points, (bad, y), mask)
     close(got, want)
-    good = (x[jnp.array([0, 3])], y[jnp.array([0, 3])])
+    good = (np.array(x)[[0, 3]], np.array(y)[[0, 3]])
     close(got, clipped_sum(bookkept_sum, network, clip, points, good))
-    nothing = clipped_sum(bookkept_sum, network, clip, points, (bad, y), jnp.zeros(6, bool))
+    nothing = clipped_sum(bookkept_sum, network, clip, points, (bad, y), np.zeros(6, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
@@ -166,7 +171,7 @@ def _scaled(params, example):
 def test_gradients_of_any_magnitude(size, clip):
     network = NETWORKS["tied_embeddings"]
     # As data, so that all sizes share what is compiled.
-    batch = (_batch(network), jnp.full(SIZE, size))
+    batch = (_batch(network), floats(np.full(SIZE, size)))
     close(*both(network._replace(loss=_scaled), clip, points_of(network, 1), batch))
 
 
@@ -182,19 +187,17 @@ def _one_position(params, example):
     "clip", [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.l2_clip(0.3), CLIPS["per layer"]]
 )
 def test_factors_of_one_position_of_any_magnitude(clip):
-    keys = jax.random.split(jax.random.key(3), 5)
+    rng = np.random.default_rng(3)
     shapes = {"stack": (3, 4, 5), "scaled": (15, 2), "table": (7, 3)}
-    params = {
-        name: jax.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=False)
-    }
+    params = {name: floats(rng.normal(size=shape)) for name, shape in shapes.items()}
     network = NETWORKS["mlp"]._replace(loss=_one_position)
     points = dpoptax.GradientPoints((params,), (1.0,))
-    size = jnp.array([1.0, 1e-30, 1e30, 1e20, 1e-20, jnp.nan, jnp.inf, 0.0, 1.0])
-    x = jax.random.normal(keys[3], (9, 3, 4)).at[3].multiply(1e-15).at[4, 0].multiply(1e15)
-    token = jax.random.randint(keys[4], (9,), 0, 7)
-    mask = jnp.arange(9) < 8
-    close(*both(network, clip, points, (x, token, size), mask))
+    size = floats([1.0, 1e-30, 1e30, 1e20, 1e-20, np.nan, np.inf, 0.0, 1.0])
+    x = rng.normal(size=(9, 3, 4))
+    x[3] *= 1e-15
+    x[4, 0] *= 1e15
+    token = jax.device_put(rng.integers(0, 7, 9))
+    close(*both(network, clip, points, (floats(x), token, size), np.arange(9) < 8))
 
 
 def test_a_gradient_of_one_position_is_never_formed():
@@ -221,12 +224,12 @@ def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
         x, c = example
         return jnp.sum((x @ params["w"]) * c)
 
-    key = jax.random.key(0)
-    x = 1.0 + 1e-4 * jax.random.normal(key, (1, 6, 8))
-    c = jax.random.normal(jax.random.key(1), (1, 6, 9))
-    c = c - c.mean(1, keepdims=True)
+    rng = np.random.default_rng(0)
+    x = floats(1.0 + 1e-4 * rng.normal(size=(1, 6, 8)))
+    c = rng.normal(size=(1, 6, 9)).astype(np.float32)
+    c = floats(c - c.mean(1, keepdims=True))
     network = NETWORKS["mlp"]._replace(loss=loss)
-    points = dpoptax.GradientPoints(({"w": jnp.zeros((8, 9))},), (1.0,))
+    points = dpoptax.GradientPoints(({"w": floats(np.zeros((8, 9)))},), (1.0,))
     got, want = both(network, dpoptax.normalized_clip(1e-6), points, (x, c))
     lengths = [np.linalg.norm(total["w"]) for total in (got, want)]
     assert 0 < lengths[0] < 0.2 * lengths[1] < 0.2
@@ -236,8 +239,8 @@ def test_a_gradient_that_is_what_is_left_of_large_terms_is_clipped_more():
 def test_large_weights_that_cancel():
     network = NETWORKS["cnn"]
     params = network.params(0)
-    near = jax.tree.map(lambda p: p * (1 + 1e-3), params)
-    points = dpoptax.GradientPoints((params, near), tuple(jnp.array([400.0, -399.0])))
+    near = jax.tree.map(lambda p: floats(np.asarray(p) * np.float32(1 + 1e-3)), params)
+    points = dpoptax.GradientPoints((params, near), tuple(map(floats, (400.0, -399.0))))
     close(*both(network, dpoptax.normalized_clip(1.0), points, _batch(network)), tolerance=1e-3)
 
 
@@ -245,7 +248,7 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
     rng = np.random.default_rng(0)
 
     def array(*shape):
-        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        return floats(rng.standard_normal(shape))
 
     segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
     want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
@@ -259,7 +262,7 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
 def test_low_precision_parameters():
     network = NETWORKS["transformer"]
     points = points_of(network, 1)
-    low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), points.points)
+    low = jax.tree.map(lambda p: floats(p, jnp.bfloat16), points.points)
     points = dpoptax.GradientPoints(low, (1.0,))
     got, want = both(network, dpoptax.l2_clip(0.3), points, _batch(network))
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(got))
@@ -270,10 +273,10 @@ def test_double_precision():
     with jax.enable_x64(True):
         network = NETWORKS["vit"]
         points = points_of(network, 2)
-        double = jax.tree.map(lambda p: p.astype(jnp.float64), points.points)
+        double = jax.tree.map(lambda p: floats(p, jnp.float64), points.points)
         points = dpoptax.GradientPoints(double, points.weights)
         x, y = _batch(network)
-        close(*both(network, dpoptax.l2_clip(0.3), points, (x.astype(jnp.float64), y)))
+        close(*both(network, dpoptax.l2_clip(0.3), points, (floats(x, jnp.float64), y)))
 
 
 def test_auxiliary_outputs_and_microbatches():

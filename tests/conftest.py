@@ -49,6 +49,24 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["XLA_FLAGS"] = f"{given} {flags}".strip()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing of what is imported and collected is garbage to look for meanwhile."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that are marked `optimized` come first: what is compiled is dropped between kinds.
+
+    In this order they are given to the workers, and not by their numbers of tests.
+    """
+    items.sort(key=lambda item: not any(item.getparent(pytest.Module).iter_markers("optimized")))
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not look at it again and again."""
     gc.freeze()

@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
+# Prices by Monte Carlo, and two trainings of a table of many rows.
+LONG = ("privacy/support.md", "guides/tables.md")
 MODULES = (
     "dpoptax",
     "dpoptax.accounting",
@@ -53,7 +55,14 @@ def _run(text, name):
             printed = out.getvalue()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.relative_to(DOCS).as_posix() in LONG))
+        for path in PAGES
+    ],
+    ids=lambda path: path.relative_to(DOCS).as_posix(),
+)
 def test_the_code_of_the_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _run(path.read_text("utf-8"), path.name)

@@ -31,7 +31,7 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
         dpoptax.geodp(beta, noise_multiplier=sigma, batch_size=size, key=KEY), optax.sgd(eta)
     )
     grad_fn = dpoptax.clipped_grad(problem.loss_fn, dpoptax.l2_clip(clip))
-    x = jnp.asarray(np.random.default_rng(0).normal(size=8), jnp.float32)
+    x = helpers.normal(0, (8,))
     expected = np.asarray(x, np.float64)
     state = tx.init(x)
 
@@ -109,8 +109,9 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
         return jnp.abs(mean[0]) > jnp.abs(mean[1])
 
     batches = neighbours()
+    releases = jax.jit(jax.vmap(release, in_axes=(None, 0)))
     guesses = [
-        jax.vmap(release, in_axes=(None, 0))(batch.sum(axis=0), jax.random.split(key, trials))
+        releases(batch.sum(axis=0), jax.random.split(key, trials))
         for batch, key in zip((batches[0], batches[2]), jax.random.split(KEY), strict=True)
     ]
     assert guesses[0].all()
@@ -200,7 +201,7 @@ def extreme_gradients(d):
 @pytest.mark.parametrize("name", CLIPS)
 @pytest.mark.parametrize(("d", "follow"), [(2, False), (3, True), (50, False), (50, True)])
 def test_every_encoding_has_norm_at_most_one(name, d, follow):
-    reference = jnp.asarray(-np.abs(np.random.default_rng(1).normal(size=d)), jnp.float32)
+    reference = helpers.floats(-np.abs(np.random.default_rng(1).normal(size=d)))
     encode = jax.jit(lambda g: CLIPS[name].encode(g, reference if follow else None))
     norms = np.linalg.norm(np.asarray(encode(extreme_gradients(d)), np.float64), axis=-1)
     assert np.all(norms <= CLIPS[name].sensitivity * (1 + 1e-5))
@@ -264,7 +265,7 @@ def test_encoding_equals_the_formula(name, follow):
             offset = np.clip(offset, -half, half)
         magnitude = min(np.linalg.norm(g), clip.l2_clip_norm) / clip.l2_clip_norm
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
-    actual = sum_clipped(clip, jnp.asarray(grads, jnp.float32), None, reference)
+    actual = sum_clipped(clip, helpers.floats(grads), None, reference)
     np.testing.assert_allclose(actual, expected, atol=2e-5)
 
 
@@ -281,9 +282,10 @@ def test_decoding_undoes_the_encoding_around_a_reference():
     clip = dpoptax.hyperspherical_clip(5.0, angle_norm=10.0)
     grads = np.random.default_rng(4).normal(size=(3, 7)).astype(np.float32)
     reference = jnp.arange(-3.0, 4.0)
-    encoded = clip.encode(grads, reference)
-    for row, gradient in zip(encoded, grads, strict=True):
-        np.testing.assert_allclose(clip.decode(row, reference), gradient, atol=2e-5)
+    encoded = jax.jit(lambda grads: clip.encode(grads, reference))(grads)
+    decode = jax.jit(lambda row: clip.decode(row, reference))
+    for row, gradient in zip(np.asarray(encoded), grads, strict=True):
+        np.testing.assert_allclose(decode(row), gradient, atol=2e-5)
 
 
 def test_long_gradients_come_back_with_the_clip_norm():
@@ -313,7 +315,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
     def release(key):
         return tx.update(dpoptax.assert_clipped(total, clip), with_key(state, key))[0]
 
-    x = np.asarray(jax.vmap(release)(jax.random.split(KEY, 4000)), np.float64)
+    x = np.asarray(jax.jit(jax.vmap(release))(jax.random.split(KEY, 4000)), np.float64)
     norm = np.linalg.norm(x, axis=1)
     elevation, azimuth = np.arcsin(x[:, 0] / norm), np.arctan2(x[:, 2], x[:, 1])
     for values, mean, stddev in (
@@ -332,13 +334,14 @@ def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
 
 def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
     clip = CLIPS["l2"]
-    params = helpers.mlp_params(jax.random.key(0))
+    params = helpers.mlp_params(0)
     batch = helpers.mlp_batch(0, 10)
-    mask = jnp.arange(10) < 7
-    reference = jax.tree.map(lambda p: p + 0.1, params)
+    mask = np.arange(10) < 7
+    reference = jax.tree.map(lambda p: helpers.floats(np.asarray(p) + 0.1), params)
     points = dpoptax.GradientPoints((params,), (1.0,), reference=reference)
-    grads = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, batch)
-    expected = sum_clipped(clip, jax.tree.map(lambda g: g[:7], grads), None, reference)
+    grads = jax.jit(jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0)))(params, batch)
+    grads = jax.tree.map(lambda g: np.asarray(g)[:7], grads)
+    expected = sum_clipped(clip, grads, None, reference)
     for size in (None, 4):
         grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, clip, microbatch_size=size)
         clipped = jax.jit(grad_fn)(points, batch, mask)

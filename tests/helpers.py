@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 
-def mlp_params(key, sizes=(5, 4, 3), dtype=jnp.float32):
+def floats(values, dtype=jnp.float32):
+    """NumPy's numbers for JAX, which would compile a conversion for every shape."""
+    return jax.device_put(np.asarray(values, dtype))
+
+
+def normal(seed, shape, dtype=jnp.float32):
+    """Standard normal numbers, of NumPy: JAX would compile a generator for every shape."""
+    return floats(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def mlp_params(seed, sizes=(5, 4, 3), dtype=jnp.float32):
     """Random parameters of a small tanh network, as a list of dicts."""
-    keys = jax.random.split(key, len(sizes) - 1)
+    rng = np.random.default_rng(seed)
     return [
-        {"w": jax.random.normal(k, (m, n), dtype) / m**0.5, "b": jnp.zeros(n, dtype)}
-        for k, m, n in zip(keys, sizes[:-1], sizes[1:], strict=True)
+        {"w": floats(rng.normal(size=(m, n)) / m**0.5, dtype), "b": floats(np.zeros(n), dtype)}
+        for m, n in zip(sizes[:-1], sizes[1:], strict=True)
     ]
 
 
@@ -27,8 +37,8 @@ def mlp_loss(params, example):
 def mlp_batch(seed, size, sizes=(5, 4, 3)):
     """A random batch for `mlp_loss`."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(size, sizes[0])).astype(np.float32)
-    return jnp.asarray(x), jnp.asarray(rng.integers(sizes[-1], size=size))
+    x = rng.normal(size=(size, sizes[0]))
+    return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
 
 
 def global_norm(tree):

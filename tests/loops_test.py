@@ -39,7 +39,7 @@ def _step(tx, params, state):
 @pytest.fixture(scope="module")
 def reference():
     """Parameters and state after four steps of the plain loop, not compiled."""
-    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    tx, params = _chain(), helpers.mlp_params(0)
     state = tx.init(params)
     for _ in range(4):
         params, state = _step(tx, params, state)
@@ -52,7 +52,7 @@ def _close(params, reference):
 
 
 def test_plain_loop_compiled_and_donated(reference):
-    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    tx, params = _chain(), helpers.mlp_params(0)
     state = tx.init(params)
     step = jax.jit(lambda p, s: _step(tx, p, s), donate_argnums=(0, 1))
     for _ in range(4):
@@ -62,7 +62,7 @@ def test_plain_loop_compiled_and_donated(reference):
 
 
 def test_scan(reference):
-    tx, params = _chain(), helpers.mlp_params(jax.random.key(0))
+    tx, params = _chain(), helpers.mlp_params(0)
     (params, state), _ = jax.lax.scan(
         lambda carry, _: (_step(tx, *carry), None), (params, tx.init(params)), length=4
     )
@@ -73,7 +73,7 @@ def test_scan(reference):
 def test_inject_hyperparams(reference):
     tx, params = (
         optax.inject_hyperparams(_chain)(learning_rate=0.5),
-        helpers.mlp_params(jax.random.key(0)),
+        helpers.mlp_params(0),
     )
     state = tx.init(params)
     step = jax.jit(lambda p, s: _step(tx, p, s))
@@ -158,7 +158,7 @@ def test_nnx_optimizer():
 
 
 def test_plain_optax_form_equals_clipped_grad():
-    params = helpers.mlp_params(jax.random.key(0))
+    params = helpers.mlp_params(0)
     arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
     plain = dpoptax.clip_and_noise(dpoptax.l2_clip(1.0), **arguments)
     per_example = jax.vmap(jax.grad(helpers.mlp_loss), in_axes=(None, 0))(params, BATCH)

@@ -34,11 +34,13 @@ def _float64():
         yield
 
 
+_gradient = jax.jit(jax.grad(_loss))
+
+
 def _oracle_arguments(problem):
     x0, u, v, noise = problem
-    gradient = jax.jit(jax.grad(_loss))
     batches = [[(u[t, i], v[t, i]) for i in range(BATCH)] for t in range(STEPS)]
-    return (x0, batches, lambda x, e: np.asarray(gradient(x, e))), noise
+    return (x0, batches, lambda x, e: np.asarray(_gradient(x, e))), noise
 
 
 def _injected_noise(noise):
@@ -178,8 +180,22 @@ def test_disk_that_looks_back_is_storm(problem):
     _same(_run(_noiseless(problem), dpoptax.disk(0.6, -1.0), clip=1e6), want)
 
 
-@pytest.mark.parametrize(("length", "beta"), [(1, 0.5), (2, 0.1), (4, 0.9), (3, 1.0), (5, 0.0)])
-@pytest.mark.parametrize("name", ["none", "pmlf-cifar", "doppler-second-order"])
+PMLF = [(1, 0.5), (2, 0.1), (4, 0.9), (3, 1.0), (5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("length", "beta", "name"),
+    [
+        *((*window, "doppler-second-order") for window in PMLF),
+        *((*PMLF[2], name) for name in ("none", "pmlf-cifar")),
+        *(
+            pytest.param(*window, name, marks=pytest.mark.slow)
+            for window in PMLF
+            for name in ("none", "pmlf-cifar")
+            if window != PMLF[2]
+        ),
+    ],
+)
 def test_pmlf(problem, length, beta, name):
     filt = dpoptax.filters.preset(name)
     arguments, noise = _oracle_arguments(problem)
@@ -211,13 +227,12 @@ def test_pmlf_ablations_are_the_other_methods(problem):
 def test_inner_outer_normalises_nothing(problem):
     x0, u, v, noise = problem
     k, beta, momentum = 3, 0.5, 0.8
-    gradient = jax.jit(jax.grad(_loss))
     x, outer, window, want = x0, 0.0, [x0] * k, [x0]
     for t in range(STEPS):
         total = np.zeros(DIM)
         for i in range(BATCH):
             example = (u[t, i], v[t, i])
-            inner = sum(beta**j * np.asarray(gradient(y, example)) for j, y in enumerate(window))
+            inner = sum(beta**j * np.asarray(_gradient(y, example)) for j, y in enumerate(window))
             total += inner * min(1.0, CLIP / np.linalg.norm(inner))
         outer = momentum * outer + total / BATCH + noise[t]
         x = x - 0.05 * outer

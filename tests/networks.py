@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tests.helpers import floats
+
 
 class Network(NamedTuple):
     """A loss of one example, parameters of a seed, a batch of a seed, and whether it uses keys.
@@ -38,7 +40,7 @@ def _network(params, batch, keyed=False):
 
 
 def _floats(rng, shape, scale=1.0):
-    return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+    return floats(scale * rng.normal(size=shape))
 
 
 def _normal(**shapes):
@@ -59,14 +61,14 @@ def _vectors(*shape):
 def _labelled(*shape, classes=3):
     def make(seed, n):
         rng = np.random.default_rng(seed)
-        return _floats(rng, (n, *shape)), jnp.asarray(rng.integers(0, classes, n))
+        return _floats(rng, (n, *shape)), jax.device_put(rng.integers(0, classes, n))
 
     return make
 
 
 def _tokens(length, vocabulary):
     def make(seed, n):
-        return jnp.asarray(np.random.default_rng(seed).integers(0, vocabulary, (n, length)))
+        return jax.device_put(np.random.default_rng(seed).integers(0, vocabulary, (n, length)))
 
     return make
 

@@ -64,7 +64,7 @@ def test_no_two_of_a_million_steps_have_a_key_in_common():
 
 def _train_with_key_checker(tx):
     """Three steps, donated as in training; JAX's checker raises where a key is used twice."""
-    params, batch = helpers.mlp_params(jax.random.key(1)), helpers.mlp_batch(0, 4)
+    params, batch = helpers.mlp_params(1), helpers.mlp_batch(0, 4)
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
 
     def step(params, opt_state):

@@ -24,7 +24,6 @@ from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.step import Loaded, build_step
-from tests.helpers import slow_but
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
@@ -149,18 +148,18 @@ COMBINATIONS = {
 """A row for each combination of what makes the step another program, its numbers aside."""
 
 
-OF_IMAGES = {
-    name.split(":")[0]
-    for name in SHORT.values()
-    if FILE_DATASETS[ROWS[name].dataset].kind == "images"
-}
+OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")
 
 
-@pytest.mark.parametrize(
-    "file", slow_but(OF_IMAGES, sorted({name.split(":")[0] for name in SHORT.values()}))
-)
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_every_combination_has_a_step(name, data_dir):
+    trace(shortened(ROWS[name], data_dir, model="linear"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted({name.split(":")[0] for name in SHORT.values()}))
 def test_every_row_has_a_step(file, data_dir):
-    for name in SHORT.values():
+    for name in set(SHORT.values()) - set(OF_IMAGES):
         if name.startswith(f"{file}:"):
             trace(shortened(ROWS[name], data_dir, model="linear"))
 

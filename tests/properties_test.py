@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -67,14 +66,14 @@ def _values(shapes, dtype, draw):
             flat = leaves[index].reshape(EXAMPLES, -1)
             if flat.shape[1]:
                 flat[example, rng.integers(flat.shape[1])] = np.float32(value)
-    return [jnp.asarray(leaf) for leaf in leaves]
+    return leaves
 
 
 def _moved(total, mask, index):
     """How far example `index` moves the sum over the others that `mask` holds, in float64."""
     with_it, without = mask.copy(), mask.copy()
     with_it[index], without[index] = True, False
-    sums = [jax.tree.leaves(total(jnp.asarray(m))) for m in (with_it, without)]
+    sums = [jax.tree.leaves(total(m)) for m in (with_it, without)]
     for leaf in sums[0] + sums[1]:
         assert np.isfinite(np.asarray(leaf)).all()
     pairs = zip(*sums, strict=True)
@@ -117,7 +116,7 @@ def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, k
     """Next to a large layer, one whose entries are 1e-19 times as large."""
     layer = np.full((1, 10_000), 1.07e-19)
     layer[0, 0] = 1.26e-19
-    grads = [jnp.full((1, 1), large), jnp.asarray((large * layer).astype(np.float32))]
+    grads = [helpers.floats([[large]]), helpers.floats(large * layer)]
     total = sum_clipped(dpoptax.per_layer_clip([kind(1.0), kind(small)]), grads)
     assert helpers.global_norm(total[1]) <= small * (1 + 1e-5)
 
@@ -127,14 +126,14 @@ def test_a_layer_whose_squares_underflow_in_part_keeps_its_bound(small, large, k
 @given(shapes=st.sampled_from(SHAPES), draw=st.tuples(exponents, spreads, specials, seeds))
 def test_what_is_masked_adds_nothing(name, shapes, draw):
     grads = _values(shapes, np.float32, draw)
-    nothing = _summed(name)(grads, jnp.zeros(EXAMPLES, bool))
-    assert all((leaf == 0).all() for leaf in nothing)
+    nothing = _summed(name)(grads, np.zeros(EXAMPLES, bool))
+    assert all((np.asarray(leaf) == 0).all() for leaf in nothing)
 
 
 def _point_sets(params, other):
     """The points of every method at parameters that moved from `other` to `params`."""
-    minus = jax.tree.map(jnp.subtract, params, other)
-    ahead = jax.tree.map(lambda p, d: p + 0.1 * d, params, minus)
+    minus = jax.tree.map(np.subtract, params, other)
+    ahead = jax.tree.map(lambda p, d: p + np.float32(0.1) * d, params, minus)
     return {
         "DP-SGD": dpoptax.GradientPoints((params,), (1.0,)),
         "DiSK": dpoptax.GradientPoints((params, ahead), (-3.29, 4.29)),
@@ -185,11 +184,11 @@ def test_every_path_and_every_methods_points_keep_the_bound(
     points, method, microbatch_size, clip, draw, sizes, mask, index
 ):
     params, other = (
-        jax.tree.map(lambda p, s=s: p * 10.0**s, helpers.mlp_params(jax.random.key(i)))
+        jax.tree.map(lambda p, s=s: np.float32(10.0**s) * np.asarray(p), helpers.mlp_params(i))
         for i, s in enumerate(sizes)
     )
     x, _, _ = _values([(5,), (), ()], np.float32, draw)
-    batch = x, jnp.arange(EXAMPLES) % 3
+    batch = x, np.arange(EXAMPLES) % 3
     grad_fn = _paths(method, microbatch_size, WHOLE_PATHS[clip])
     where = _point_sets(params, other)[points]
     moved = _moved(lambda m: grad_fn(where, batch, m).sum, np.array(mask), index)

@@ -1,6 +1,7 @@
 """What every transform promises: jit equals eager, dtypes, scan, donation, checkpoints, masks."""
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax._noise.selecting import of_release
+from tests.helpers import floats
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(1.0)
@@ -87,7 +89,10 @@ def name(request):
 
 
 def _params(dtype=jnp.float32):
-    return {"w": jnp.linspace(-1.0, 1.0, 6, dtype=dtype).reshape(3, 2), "b": [jnp.ones(2, dtype)]}
+    return {
+        "w": floats(np.linspace(-1.0, 1.0, 6).reshape(3, 2), dtype),
+        "b": [floats(np.ones(2), dtype)],
+    }
 
 
 def _inputs(name, params, step):
@@ -112,18 +117,25 @@ def _run(name, update, params, steps=4):
     return params, state
 
 
+@functools.cache
+def _compiled(name):
+    return jax.jit(ALL[name]().update)
+
+
 def test_jit_equals_eager(name):
-    tx = ALL[name]()
-    eager = _run(name, tx.update, _params())
-    compiled = _run(name, jax.jit(tx.update), _params())
+    eager = _run(name, ALL[name]().update, _params())
+    compiled = _run(name, _compiled(name), _params())
     chex.assert_trees_all_close(eager[0], compiled[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_dtypes_and_shapes_are_kept(name, dtype):
     tx, params = ALL[name](), _params(dtype)
-    out, _ = tx.update(_inputs(name, params, 0), tx.init(params), params)
-    chex.assert_trees_all_equal_shapes_and_dtypes(out, params)
+
+    def first(params):
+        return tx.update(_inputs(name, params, 0), tx.init(params), params)[0]
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(first, params), params)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -136,7 +148,9 @@ def test_the_state_is_stable_under_scan(name, dtype):
         return (optax.apply_updates(params, out), state), None
 
     state = tx.init(params)
-    (_, last), _ = jax.lax.scan(body, (params, state), jnp.arange(3, dtype=jnp.float32))
+    # Of shapes and types alone, so that nothing need be compiled.
+    steps = jax.ShapeDtypeStruct((3,), jnp.float32)
+    (_, last), _ = jax.eval_shape(lambda *of: jax.lax.scan(body, *of), (params, state), steps)
     chex.assert_trees_all_equal_shapes_and_dtypes(last, state)
     assert jax.tree.structure(last) == jax.tree.structure(state)
 
@@ -156,8 +170,7 @@ def test_extra_arguments_pass_through_a_chain(name):
 
 
 def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
-    tx, params = ALL[name](), _params()
-    update = jax.jit(tx.update)
+    tx, params, update = ALL[name](), _params(), _compiled(name)
     middle, state = _run(name, update, params, steps=2)
     checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(tmp_path / "state", {"state": state, "params": middle})

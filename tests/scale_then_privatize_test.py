@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import dpoptax
+from tests.helpers import floats
 from tests.oracles import problem
 from tests.oracles import scale_then_privatize as oracle
 
@@ -31,10 +32,15 @@ def _run(options, each, shape, loss, clip_norm):
         optax.adam(0.05, b2=0.95),
     )
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(clip_norm))
-    zero, silent, drawn = jnp.zeros(shape), noise.init(x0), []
+
+    @jax.jit
+    def draw(silent):
+        nothing = dpoptax.assert_clipped(jnp.zeros(shape), dpoptax.l2_clip(clip_norm))
+        return noise.update(nothing, silent)
+
+    silent, drawn = noise.init(x0), []
     for _ in range(STEPS):
-        nothing = dpoptax.assert_clipped(zero, dpoptax.l2_clip(clip_norm))
-        z, silent = noise.update(nothing, silent)
+        z, silent = draw(silent)
         drawn.append(np.asarray(z, np.float64))
 
     @jax.jit
@@ -44,7 +50,7 @@ def _run(options, each, shape, loss, clip_norm):
         return optax.apply_updates(params, updates), state
 
     batches = problem.batches(1, steps=STEPS, batch_size=SIZE)
-    params, state, iterates = jnp.asarray(x0), tx.init(jnp.asarray(x0)), [x0]
+    params, state, iterates = floats(x0), tx.init(floats(x0)), [x0]
     for batch in batches:
         params, state = step(params, state, problem.as_arrays(batch))
         iterates.append(np.asarray(params))
@@ -84,9 +90,9 @@ def test_scales_of_sides_are_adafactors():
 
 
 def _scales(tx, releases, params):
-    state = tx.init(params)
+    state, update = tx.init(params), jax.jit(tx.update)
     for release in releases:
-        updates, state = tx.update(release, state, params)
+        updates, state = update(release, state, params)
         jax.tree.map(np.testing.assert_array_equal, updates, release)  # they pass through
     ones = jax.tree.map(jnp.ones_like, params)
     return dpoptax.gradient_points(state, params).linear_map.forward(ones)
@@ -98,10 +104,7 @@ PARAMS = {"a": jnp.zeros((4, 6)), "b": jnp.zeros(6), "c": jnp.zeros((2, 3, 5))}
 def _releases(seed, count, strengths):
     rng = np.random.default_rng(seed)
     return [
-        {
-            k: jnp.asarray(strengths[k] * rng.normal(size=p.shape), jnp.float32)
-            for k, p in PARAMS.items()
-        }
+        {k: floats(strengths[k] * rng.normal(size=p.shape)) for k, p in PARAMS.items()}
         for _ in range(count)
     ]
 
@@ -149,9 +152,9 @@ def test_layers_get_signals_of_one_size_where_the_noise_is_known():
 
 def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
     tx = dpoptax.scale_then_privatize()
+    update = jax.jit(lambda release: tx.update(release, tx.init(PARAMS), PARAMS)[1])
     for value in (0.0, np.nan, np.inf):
-        release = jax.tree.map(lambda p, v=value: jnp.full(p.shape, v), PARAMS)
-        state = tx.update(release, tx.init(PARAMS), PARAMS)[1]
+        state = update(jax.tree.map(lambda p, v=value: floats(np.full(p.shape, v)), PARAMS))
         ones = jax.tree.map(jnp.ones_like, PARAMS)
         scales = dpoptax.gradient_points(state, PARAMS).linear_map.forward(ones)
         jax.tree.map(np.testing.assert_array_equal, scales, ones)

@@ -22,7 +22,7 @@ import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
 
-from dpoptax._privacy import allocation, importance, monte_carlo, renyi
+from dpoptax._privacy import allocation, importance, monte_carlo, one_step, renyi
 from dpoptax._privacy.events import (
     ParticipationDpEvent,
     RandomAllocationDpEvent,
@@ -215,7 +215,7 @@ class _RdpAccountant(rdp.RdpAccountant):
 
 
 class _PldAccountant(pld.PLDAccountant):
-    """dp_accounting's, with random allocation."""
+    """dp_accounting's, with random allocation, and with one step built once."""
 
     _pld: pld.privacy_loss_distribution.PrivacyLossDistribution
 
@@ -223,7 +223,12 @@ class _PldAccountant(pld.PLDAccountant):
         self, event: Event, count: int, do_compose: bool
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
         if not isinstance(event, RandomAllocationDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
+            if not (do_compose and one_step.is_sampled_gaussian(event)):
+                return super()._maybe_compose(event, count, do_compose)
+            interval = self._value_discretization_interval
+            step = one_step.loss_of(event, self._neighboring_relation, interval)
+            self._pld = self._pld.compose(step.self_compose(count))
+            return None
         refused = _refused_allocation(event, self._neighboring_relation)
         if do_compose and refused is None:
             interval = self._value_discretization_interval

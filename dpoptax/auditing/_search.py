@@ -192,7 +192,12 @@ def moved(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None)
 
 
 def _planted(batch: Any, example: Any) -> Any:
-    return jax.tree.map(lambda x, e: x.at[-1].set(jnp.asarray(e, x.dtype)), batch, example)
+    return _put_last(batch, jax.tree.map(lambda x, e: np.asarray(e, x.dtype), batch, example))
+
+
+@jax.jit
+def _put_last(batch: Any, example: Any) -> Any:
+    return jax.tree.map(lambda x, e: jnp.asarray(x).at[-1].set(e), batch, example)
 
 
 FAMILIES = 7

@@ -113,13 +113,13 @@ def audit_config(
         "key": jax.random.key(seed),
     }
     runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
-    releases = {
-        "one full-batch release": _full_batch(run),
-        "one full-batch release, worst example found": _worst_example(run),
+    releases = {  # made when it is their turn: what cannot be audited is refused before a search
+        "one full-batch release": _full_batch,
+        "one full-batch release, worst example found": _worst_example,
     }
     rows = [
-        Audited(config.method.name, name, auditing.audit(game, trials=10 * trials, **settings))
-        for name, game in releases.items()
+        Audited(config.method.name, name, auditing.audit(make(run), trials=10 * trials, **settings))
+        for name, make in releases.items()
     ]
     views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
         ("white-box", chain.release),

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from tests.helpers import floats
 
 CLIP = dpoptax.l2_clip(0.3)
 KINDS = (AxisType.Auto, AxisType.Explicit)
@@ -30,7 +31,7 @@ def make_params(seed=0):
         "bias": (4,),
     }
     rng = np.random.default_rng(seed)
-    return {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+    return {k: floats(rng.normal(size=s)) for k, s in shapes.items()}
 
 
 def make_batch(seed, size):

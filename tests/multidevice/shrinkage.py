@@ -3,13 +3,13 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
+from tests.helpers import floats
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 METHODS = {
@@ -34,7 +34,10 @@ QUICK = set(zip(KINDS, SPECS, strict=True))
 @pytest.mark.parametrize("name", METHODS)
 def test_a_split_kernel_is_shrunk_as_a_whole_one(name, kind, spec):
     tx = METHODS[name]()
-    g = {"w": 3.0 * jax.random.normal(jax.random.key(0), (16, 24)), "b": jnp.arange(8.0)}
+    g = {
+        "w": floats(3.0 * np.random.default_rng(0).normal(size=(16, 24))),
+        "b": floats(np.arange(8)),
+    }
     want, _ = jax.jit(tx.update)(g, tx.init(g), g)
     mesh = make_mesh((8,), ("data",), kind)
     with jax.set_mesh(mesh):

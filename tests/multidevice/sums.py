@@ -14,6 +14,7 @@ import dpoptax
 from dpoptax._clipped_grad.by_examples import per_example_sum
 from dpoptax._clips.clipped_sum import is_intact
 from dpoptax.auditing import _search as adversary
+from tests.helpers import floats
 from tests.multidevice.problem import (
     CLIP,
     FSDP,
@@ -273,14 +274,12 @@ def test_collectives_of_the_compiled_sum(split_params, batch):
 def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
     """Terms that cancel in the gradient, beside others; see tests/adversary_test.py."""
     mesh = make_mesh((devices,), ("data",), KINDS[0])
-    params = jnp.zeros((4, 4))
+    params = floats(np.zeros((4, 4)))
     grad_fn = dpoptax.clipped_grad(
         lambda w, example: 0.5 * jnp.sum((example[0] @ w - example[1]) ** 2), CLIP, mesh=mesh
     )
     points = dpoptax.gradient_points((), params)
     total = jax.jit(lambda batch, mask: grad_fn(points, batch, mask).sum)
-    shapes = [(16, 4), (16, 4)]
-    keys = jax.random.split(KEY)
-    others = tuple(jax.random.normal(k, (16, *s)) for k, s in zip(keys, shapes, strict=True))
+    others = tuple(np.random.default_rng(1).normal(size=(2, 16, 16, 4)).astype(np.float32))
     found, _ = adversary.climb(total, others, seed=0, starts=2 * adversary.FAMILIES, steps=5)
     assert found <= CLIP.sensitivity * (1 + 1e-4)

@@ -1,0 +1,44 @@
+"""The privacy loss of one sampled Gaussian release, built once for all numbers of steps."""
+
+import functools
+
+import dp_accounting as dpa
+from dp_accounting import DpEvent as Event
+from dp_accounting.pld import privacy_loss_distribution
+
+
+# Two, as a fine one takes up to some ten megabytes.
+@functools.lru_cache(maxsize=2)
+def loss_of(
+    event: Event, relation: dpa.NeighboringRelation, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy loss of one sampled Gaussian release, as dp_accounting would compose it.
+
+    Most of a price is building it, and a curve or a budget asks for many numbers of steps.
+    """
+    common = {"value_discretization_interval": interval, "neighboring_relation": relation}
+    if isinstance(event, dpa.PoissonSampledDpEvent):
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=event.event.noise_multiplier,
+            sampling_prob=event.sampling_probability,
+            **common,
+        )
+    return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        dataset_size=event.dataset_size,
+        sampling_probability=event.sampling_probability,
+        truncated_batch_size=event.truncated_batch_size,
+        noise_multiplier=event.noise_multiplier,
+        **common,
+    )
+
+
+def is_sampled_gaussian(event: Event) -> bool:
+    """Whether `loss_of` has one for it: not where nothing is drawn, or nothing is hidden."""
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
+        return event.sampling_probability > 0 and all(size > 0 for size in sizes)
+    if not isinstance(event, dpa.PoissonSampledDpEvent):
+        return False
+    inner = event.event
+    gaussian = isinstance(inner, dpa.GaussianDpEvent) and inner.noise_multiplier > 0
+    return gaussian and event.sampling_probability > 0
