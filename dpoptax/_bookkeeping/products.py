@@ -22,7 +22,7 @@ from dpoptax._clips.bounds import Size, gamma, upper_square
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
 # A number written to memory and read back twice takes the time of so many multiply-adds,
-_MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 120
+_MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 60
 # one that is read back once this share of it,
 _SHARE_READ_ONCE = 0.75
 # and gradients of so many entries, all examples together, stay in a cache and are always kept.
