@@ -191,8 +191,8 @@ def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
 def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
     """Terms that cancel in the norm, and not in the sum, which is another contraction."""
 
-    def unproven(gradient, *args, **kwargs):
-        square = bounds.upper_square(gradient)
+    def unproven(segments, sizes):
+        square = bounds.upper_square(products.form(segments, sizes))
         return square, jnp.sqrt(square)
 
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "form")

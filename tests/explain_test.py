@@ -42,7 +42,7 @@ def test_what_falls_back(name):
 def test_uses_are_counted_and_rules_named():
     rows = {row.parameter: row for row in _explain(NETWORKS["shared_layers"]).rows}
     assert rows["['w']"].uses == "6 × dot_general"
-    assert rows["['w']"].rule == "inner products"
+    assert rows["['w']"].rule == "formed and kept"
     assert rows["['v']"].rule == "product of two norms"
     assert (rows["['b']"].rule, rows["['b']"].why) == ("elementwise", "")
     rows = {row.parameter: row for row in _explain(NETWORKS["cnn"]).rows}

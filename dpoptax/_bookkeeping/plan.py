@@ -165,7 +165,7 @@ def make_plan(
             formed.setdefault(leaf, "its uses overlap in different layouts")
         else:
             joined[leaf] = found
-    _keep(program, joined, formed)
+    _keep(program, joined, formed, mapped)
     fallen = _beside(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_beside(program, set(formed)), "")
@@ -174,14 +174,20 @@ def make_plan(
     return Plan(tuple(products), formed, tuple(rest))
 
 
-def _keep(program: Program, joined: dict[int, list[Product]], formed: dict[int, str]) -> None:
+def _keep(
+    program: Program,
+    joined: dict[int, list[Product]],
+    formed: dict[int, str],
+    mapped: set[int],
+) -> None:
     """Has gradients formed and kept where that was chosen: those of the parameter itself.
 
-    It takes all of its products, and what it is used with is formed then, too: where that is
-    larger, they are formed and not kept, or with terms beside them not formed.
+    It takes all of its products, and what it is used with is formed then, too. Where that is
+    larger, or a linear map goes on the sides, they are formed and not kept; with terms, neither.
     """
     sizes = [p.size for p in program.parameters]
-    kept = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
+    chosen = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
+    kept = chosen - mapped
     for leaf, found in joined.items():
         beside = _beside(program, {leaf}) - kept
         if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:

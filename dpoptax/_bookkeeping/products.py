@@ -22,9 +22,11 @@ from dpoptax._clips.bounds import Size, gamma, upper_square
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
 # A number written to memory and read back twice takes the time of so many multiply-adds,
-_MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 60
+_MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 120
 # one that is read back once this share of it,
 _SHARE_READ_ONCE = 0.75
+# a number of a factor, which is measured and divided where no gradient is kept, of so many,
+_MULTIPLY_ADDS_OF_A_FACTORS_ENTRY = 40
 # and gradients of so many entries, all examples together, stay in a cache and are always kept.
 _ENTRIES_IN_CACHE = 2**16
 # Of several points, the products of each with the fixed arrays of each take the square of their
@@ -89,9 +91,10 @@ def choose(
     size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = _MULTIPLY_ADDS_OF_A_KEPT_ENTRY * size
-    cost = {"gram": pairs * (rows + columns) + (1 + fixed) * work}
+    factors = _MULTIPLY_ADDS_OF_A_FACTORS_ENTRY * positions * (rows + columns)
+    cost = {"gram": factors + pairs * (rows + columns) + (1 + fixed) * work}
     if not fixed:
-        cost["form"] = 2 * work + _SHARE_READ_ONCE * memory
+        cost["form"] = factors + 2 * work + _SHARE_READ_ONCE * memory
     kept = work + formed * memory
     small = formed * size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE
     if small or (fixed > 1 and cost["gram"] > _TIMES_WORTH_MEMORY * kept):
