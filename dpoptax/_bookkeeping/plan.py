@@ -118,7 +118,7 @@ class Plan:
     Attributes:
       products: gradients that stay products of factors.
       formed: parameters whose per-example gradients are formed, and why; empty where that is
-        cheaper than to pull back what is not, for the parameter or one that it is used with.
+        cheaper, for the parameter or for one that it is used with.
       uses: the uses that reach formed parameters.
     """
 
