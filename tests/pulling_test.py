@@ -213,9 +213,11 @@ UNPULLED = {
 }
 
 
+@pytest.mark.parametrize("points", [1, 2])
 @pytest.mark.parametrize("name", UNPULLED)
-def test_what_is_computed_otherwise_falls_back(name):
-    (row,) = dpoptax.explain(_loss(UNPULLED[name]), [_normal(4, 5)], _DATA[0]).rows
+def test_what_is_computed_otherwise_falls_back(name, points):
+    loss = _loss(UNPULLED[name])
+    (row,) = dpoptax.explain(loss, [_normal(4, 5)], _DATA[0], points=points).rows
     assert row.why == "computed on before it meets data in dot_general"
 
 

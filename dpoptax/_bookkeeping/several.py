@@ -65,6 +65,8 @@ def pull_back_all(
         pull_back(use.value, leaf, Outer(segment, use.layout, shape), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
+    for gradients in found:  # before scales go into the factors
+        check(gradients.outers, gradients.terms)
     by_outer = list(zip(*(g.outers for g in found), strict=True))
     by_term = list(zip(*(g.terms for g in found), strict=True))
     if len(found) > 1 and (differences or not use.operand_varies):
@@ -96,7 +98,6 @@ def foresee(
         fixed = [FixedArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
             outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
-            check(outers, terms)
             positions = {x.segment.rows.shape[2] for x in outers}
             if len(positions) > 1:
                 raise NotFactoredError
