@@ -186,8 +186,9 @@ def _keep(
     larger, or a linear map goes on the sides, they are formed and not kept; with terms, neither.
     """
     sizes = [p.size for p in program.parameters]
-    chosen = {leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)}
-    kept = chosen - mapped
+    kept = {
+        leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
+    } - mapped
     for leaf, found in joined.items():
         beside = _beside(program, {leaf}) - kept
         if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
