@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._methods.kalman import corrected
 from dpoptax._points import track_iterates
 from dpoptax._trees import PyTree
 
@@ -137,11 +138,7 @@ def _filter(
         del params
         now = gain(state.count) if callable(gain) else gain
         kappa = jnp.where(state.count == 0, 1.0, now)
-
-        def mix(e: jax.Array, g: jax.Array) -> jax.Array:
-            return ((1.0 - kappa) * e + kappa * g.astype(e.dtype)).astype(e.dtype)
-
-        estimate = jax.tree.map(mix, state.estimate, updates)
+        estimate = jax.tree.map(lambda e, g: corrected(e, g, kappa), state.estimate, updates)
         out = jax.tree.map(lambda e, g: e.astype(g.dtype), estimate, updates)
         return out, DiskFilterState(optax.safe_increment(state.count), estimate)
 

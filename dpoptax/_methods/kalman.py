@@ -206,8 +206,7 @@ def adaptive_kalman(
         )
         gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
         estimates = [
-            (e + k * (g.astype(e.dtype) - e)).astype(e.dtype)
-            for e, g, k in zip(estimates, gradients, gains, strict=True)
+            corrected(e, g, k) for e, g, k in zip(estimates, gradients, gains, strict=True)
         ]
         out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
         count = optax.safe_increment(state.count)
@@ -217,6 +216,11 @@ def adaptive_kalman(
         )
 
     return optax.GradientTransformation(init_fn, update_fn)
+
+
+def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
+    """Kalman's correction (1 − k) e + k g of the estimate e by the gradient g, in e's dtype."""
+    return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)
 
 
 def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:
