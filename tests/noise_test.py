@@ -142,6 +142,17 @@ def test_bad_arguments(change, error, message):
         dpoptax.clip_and_noise(CLIP, **{**good, **change})
 
 
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point):
+    clip = dpoptax.l2_clip(2e-38)
+    total = dpoptax.assert_clipped(jnp.array([2e-38, 0.0]), clip)
+    tx = dpoptax.gaussian_noise(
+        noise_multiplier=0.25, batch_size=1, key=jax.random.key(0), fixed_point=fixed_point
+    )
+    with pytest.raises(ValueError, match=r"noise_multiplier=0\.25 times.*2e-38.*flushed to zero"):
+        tx.update(total, tx.init(jnp.zeros(2)))
+
+
 def test_the_key_is_required():
     with pytest.raises(TypeError, match="key"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8)

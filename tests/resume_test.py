@@ -116,6 +116,13 @@ def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, fie
         run(undisturbed[1], **{field: value})
 
 
+def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, schedule="linear")
+    with pytest.raises(ConfigError, match=r"^steps=8 differs from 6"):
+        run(tmp_path, schedule="linear", steps=8)
+
+
 def test_a_record_from_before_a_field_was_there_has_its_default(undisturbed, monkeypatch):
     read = Checkpoints._read_record
 

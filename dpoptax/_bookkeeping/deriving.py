@@ -55,11 +55,11 @@ def _nonlinear(eqn: JaxprEqn) -> str:
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
     if few or any(rules.is_narrow(type_of(v).dtype) for v in eqn.outvars):
         return f"{name} to few bits"
-    inner = [e for jaxpr in _inside(eqn.params) for e in jaxpr.eqns]
+    inner = [e for jaxpr in inside(eqn.params) for e in jaxpr.eqns]
     return next(filter(None, map(_nonlinear, inner)), "")
 
 
-def _inside(params: Mapping[str, PyTree]) -> list[Jaxpr]:
+def inside(params: Mapping[str, PyTree]) -> list[Jaxpr]:
     """The programs among the parameters of an operation."""
 
     def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:

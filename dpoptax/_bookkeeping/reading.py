@@ -30,6 +30,7 @@ from dpoptax._bookkeeping.program import (
     Value,
     type_of,
 )
+from dpoptax._bookkeeping.separation import check_separate
 from dpoptax._bookkeeping.uses import Finder
 from dpoptax._bookkeeping.views import View
 from dpoptax._trees import PyTree
@@ -169,6 +170,7 @@ def read_program(
         )
     leaves = jax.tree.leaves(params)
     count = len(leaves)
+    check_separate(closed, [i >= count for i in range(len(closed.jaxpr.invars))])
     args: list[Value] = []
     for i, var in enumerate(closed.jaxpr.invars):
         if i < count:

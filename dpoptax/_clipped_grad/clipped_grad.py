@@ -13,7 +13,13 @@ from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
 from dpoptax._bookkeeping.reading import check_parameters
 from dpoptax._clipped_grad.by_examples import per_example_sum
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
-from dpoptax._clipped_grad.sharding import Sums, check_one_device, make_layout, sum_over_devices
+from dpoptax._clipped_grad.sharding import (
+    Sums,
+    check_one_device,
+    check_same_axes,
+    make_layout,
+    sum_over_devices,
+)
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
 from dpoptax._clips.grid import check_capacity
@@ -98,8 +104,10 @@ def clipped_grad(
       one, and clipped as one vector. Two sums would move by C each.
 
     Raises:
-      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`, or
-        parameters that are integers, complex, or floats of fewer than 16 bits.
+      TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`,
+        parameters that are integers, complex, or floats of fewer than 16 bits, or a loss that may
+        mix the examples it is mapped over: one with a collective over devices, a vmap rule of its
+        own, a callback for a whole batch, or random numbers by the generator "rbg".
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
         `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
@@ -181,6 +189,8 @@ def clipped_grad(
                 "dpoptax.gradient_points(opt_state, params)"
             )
         check_parameters(points.points[0])
+        for point in points.points:
+            check_same_axes(point, batch)
         if layout is None:
             check_one_device(batch)
         which = _check_mask(mask, batch_axis(batch))

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -152,6 +153,30 @@ def check_one_device(batch: PyTree) -> None:
                 "dpoptax.clipped_grad(..., mesh=mesh, axis_name=...). Without it the compiler "
                 "splits the work, and gets per-example gradients of convolutions wrong"
             )
+
+
+def check_same_axes(params: PyTree, batch: PyTree) -> None:
+    """Raises where inside `shard_map` the examples vary over devices and a parameter does not.
+
+    The derivative by such a parameter is the sum over devices: see `sum_over_devices`.
+    """
+    of_batch = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if missing := of_batch - _varying(leaf):
+            name = jax.tree_util.keystr(path) or "the parameter"
+            raise ValueError(
+                f"inside jax.shard_map the batch varies over {sorted(missing)} and {name} does "
+                "not: the derivative by it is the sum over devices, taken before the clip, which "
+                "would bound sums of several examples. Give the mesh to "
+                "dpoptax.clipped_grad(..., mesh=mesh, axis_name=...) and call it outside"
+            )
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    """The manual axes that an array varies over, where `shard_map` keeps account of them."""
+    kind: Any = jax.typeof(x)
+    # Before jax 0.10 under another name.
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def _spec_of_type(leaf: jax.Array) -> P:

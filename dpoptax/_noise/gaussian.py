@@ -22,6 +22,7 @@ from dpoptax._noise.ledger import (
     after_release,
     begin,
     check_mechanism,
+    check_scale,
     check_state,
     refusals,
 )
@@ -94,6 +95,7 @@ def release(
             "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
             "with that same row_selecting_clip; no other stage prices both"
         )
+    check_scale(mechanism, clipped.clip.sensitivity)
     check_state(state, mechanism)
     intact = is_intact(clipped)
     if belongs is not None:
@@ -165,7 +167,7 @@ def gaussian_noise(
 
     Raises:
       ValueError: a negative or non-finite multiplier, a batch size that is not positive, an unknown
-        generator, or "fast" in fixed point.
+        generator, or "fast" in fixed point; at `update`, noise too small for float32 (σC < 2⁻¹⁰⁰).
       TypeError: a traced multiplier or batch size, or a key that is none, or none of threefry for
         "fast"; at `update`, gradients that are not a `ClippedSum`, or one without a seal or visibly
         changed, or of float64 with "fast".

@@ -17,6 +17,9 @@ from dpoptax._serialization import serializable
 if TYPE_CHECKING:
     from dpoptax._strategies import Strategy
 
+# Below it noise, or what it is made of, may be less than the smallest normal float32: flushed to
+# zero it leaves a sum that is not.
+_LEAST_STDDEV = 2.0**-100
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
 
@@ -192,6 +195,17 @@ def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, 
             "above 0"
         )
     return float(noise_multiplier), batch_size
+
+
+def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
+    """Raises where the noise on a sum is too small for float32."""
+    stddev = mechanism.noise_multiplier * sensitivity
+    if 0.0 < stddev < _LEAST_STDDEV:
+        raise ValueError(
+            f"noise_multiplier={mechanism.noise_multiplier} times the sum's sensitivity, "
+            f"{sensitivity}, is {stddev:.3g}: noise as small as that may be flushed to zero where "
+            f"the sum is not. Want at least {_LEAST_STDDEV:.3g}: scale the loss and the clip bound"
+        )
 
 
 def _copy_key(key: jax.Array) -> jax.Array:

@@ -283,3 +283,34 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
     others = tuple(np.random.default_rng(1).normal(size=(2, 16, 16, 4)).astype(np.float32))
     found, _ = adversary.climb(total, others, seed=0, starts=2 * adversary.FAMILIES, steps=5)
     assert found <= CLIP.sensitivity * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_loss_that_communicates_over_the_axis_of_the_examples_is_refused(method, batch):
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+    mixing = lambda params, example: lax.pmean(conv_loss(params, example), "data")  # noqa: E731
+    with pytest.raises(TypeError, match="over the axis 'data'"):
+        dpoptax.clipped_grad(mixing, CLIP, method=method, mesh=mesh)(points, batch)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_parameters_whose_derivatives_are_summed_over_devices_before_the_clip_are_refused(
+    method, batch
+):
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    points = dpoptax.gradient_points((), conv_params())
+    grad_fn = dpoptax.clipped_grad(conv_loss, CLIP, method=method)
+
+    def inside(check_vma):
+        return jax.shard_map(
+            lambda points, batch: grad_fn(points, batch).sum,
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+
+    with pytest.raises(ValueError, match=r"varies over \['data'\].*mesh=mesh"):
+        jax.eval_shape(inside(check_vma=True), points, batch)
+    jax.eval_shape(inside(check_vma=False), points, batch)

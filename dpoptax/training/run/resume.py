@@ -39,6 +39,9 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
     # A field that the record has not came later: its default is what was done before.
     defaults = _json(TrainConfig().to_dict())
     old = {name: defaults[name] for name in new if name in defaults} | record["run"]
+    if "steps" not in record["run"]:  # of a version that let them change with any schedule
+        new.pop("steps", None)
+        old.pop("steps", None)
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:
@@ -85,10 +88,20 @@ def _identity(run: Run) -> dict[str, Any]:
             "method": fields.pop("method"),
             "noise_multiplier": plan.noise_multiplier,
             **{name: fields[name] for name in fields_with(config, Role.KEPT) if name in fields},
-            # A record has room for so many, and correlated noise was made for so many.
-            **({"steps": config.steps} if config.record or plan.strategy is not None else {}),
+            **({"steps": config.steps} if _made_for_its_steps(run) else {}),
         }
     )
+
+
+def _made_for_its_steps(run: Run) -> bool:
+    """Whether another number of steps would be another run.
+
+    A record has room for so many, and correlated noise was made for so many. A schedule for more
+    would take steps that are run again, after a stop, to other parameters: the same noise, already
+    shown, would be added to the gradients there.
+    """
+    config = run.config
+    return bool(config.record) or run.plan.strategy is not None or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:
