@@ -87,6 +87,12 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
 
 
+@pytest.mark.parametrize("clip", [dpoptax.psac_clip(1.0, r=1e-42), dpoptax.normalized_clip(1e-42)])
+def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
+    grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0, where numbers below 2⁻¹²⁶ are zero
+    np.testing.assert_allclose(sum_clipped(clip, grads), [0.6, 0.8], rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", FLAT)
 def test_factor_times_norm_is_bounded_over_all_norms(name):
     norms = helpers.floats(np.geomspace(1e-38, 1e35, 4001)[:, None])

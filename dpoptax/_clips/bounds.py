@@ -207,5 +207,6 @@ def coefficients(
     scale = power(jnp.clip(largest, *_EXPONENTS))
     factors = clip.factors((norms * scale).T).T  # (groups, B)
     ratio = jnp.minimum(1.0, LARGEST_RATIO * norms / jnp.where(absolute > 0, absolute, 1.0))
-    factors = jnp.where(used & jnp.isfinite(norms), factors * ratio * scale, 0.0)
+    sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)  # 0/0 is one of a tiny bound
+    factors = jnp.where(sound, factors * ratio * scale, 0.0)
     return factors[np.array(groups)] * relative, norms[0] * scale[0], used
