@@ -288,6 +288,41 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
         assert found <= clip.sensitivity * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("microbatch_size", [None, 64])
+@pytest.mark.parametrize("size", [256, 1024, 4096])
+def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(size, microbatch_size):
+    """What docs/bound.md calls a bound on paper is not far from what there is."""
+    total = _total(_vector, [_zeros(8)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size)
+    found = max(_rounded_moves(total, size, microbatch_size or 1))
+    print(f"{size} examples, microbatch_size={microbatch_size}: moved by {found:.5f} C")
+    terms = size if microbatch_size is None else microbatch_size + size // microbatch_size
+    assert found <= 1 + 1e-6 + 2 * bounds.gamma(terms) * size
+
+
+def _vector(params, example):
+    return jnp.sum(params[0] * example[0])
+
+
+def _rounded_moves(total, size, part):
+    """How far an example takes a sum that stands above a power of two, beside small ones behind.
+
+    Above it what they add is lost; below it, rounded up. Parts are every n-th example of n parts.
+    """
+    above = 2.0 ** math.ceil(math.log2(size / 2) - 1)
+    place = above * 2.0**-24  # of numbers below the power of two
+    first, parts = math.ceil(1.02 * above / part), size // part
+    others = np.arange(size) != first
+    for over in (2, 8, 16, 32, 64):
+        for share in (0.55, 0.75, 0.95):
+            x = np.zeros((part, parts, 8), np.float32)
+            x[:, :first, 0] = (above + over * place) / (first * part)
+            x[0, first, 0] = -10.0
+            x[0, first + 1 :, 0] = -share * place
+            batch = (x.reshape(size, 8),)
+            with_it, without = total(batch, others | True), total(batch, others)
+            yield float(np.linalg.norm(np.float64(with_it[0]) - np.float64(without[0])))
+
+
 @pytest.mark.parametrize("clip", [dpoptax.l2_clip(1e-3), CLIPS["AUTO-V"]])
 @pytest.mark.parametrize("program", ["depthwise", "batched", "scanned"])
 def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip):

@@ -197,6 +197,13 @@ def test_another_clip_than_the_one_that_clipped_is_refused():
     assert_refused(*released(kind))
 
 
+def test_another_clip_under_the_very_arrays_is_refused():
+    clipped = dpoptax.assert_clipped(PARAMS, CLIP)
+    assert is_intact(clipped)
+    object.__setattr__(clipped, "clip", dpoptax.l2_clip(0.1))
+    assert not is_intact(clipped)
+
+
 def test_another_grid_is_refused():
     """The integers count steps of it: twice the grid is twice the sum."""
     mechanism = {"noise_multiplier": 1.0, "batch_size": 4}

@@ -53,9 +53,10 @@ def clipped_grad(
     Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
     data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero.
     Each summand is bounded for the numbers as the machine computes them; the rounding of the sum
-    over examples is measured, not proved, but with `grid` (docs/bound.md). The sum is private until
-    `dpoptax.gaussian_noise` made it public, and so are the auxiliary outputs, which nothing here
-    protects.
+    over examples is measured, not proved, but with `grid`: beside others that were chosen for it
+    it counts where thousands are summed in one piece, and little in microbatches (docs/bound.md).
+    The sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary
+    outputs, which nothing here protects.
 
     Args:
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned

@@ -210,7 +210,8 @@ def as_made(clipped: ClippedSum) -> ClippedSum:
     """
     leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
     if all(isinstance(leaf, jax.Array) for leaf in leaves):  # NumPy's can be written to
-        object.__setattr__(clipped, _ARRAYS, (leaves, structure))
+        made = structure, clipped.clip, clipped.grid
+        object.__setattr__(clipped, _ARRAYS, (leaves, made))
     return clipped
 
 
@@ -223,7 +224,8 @@ def is_intact(clipped: ClippedSum) -> jax.Array:
     """
     leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
     noted = getattr(clipped, _ARRAYS, None)
-    if noted and structure == noted[1] and all(map(operator.is_, leaves, noted[0])):
+    made = structure, clipped.clip, clipped.grid
+    if noted and made == noted[1] and all(map(operator.is_, leaves, noted[0])):
         return jnp.bool_(True)
     found = checksum(clipped.sum, clipped.clip, _public(clipped), clipped.grid)
     return jnp.equal(jnp.asarray(clipped.seal), found)
