@@ -3,6 +3,7 @@
 import math
 
 import chex
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import draws, normal
+from dpoptax._noise import box_muller, draws, normal
 from dpoptax._noise import fixed_point as _fixed_point
 from tests import helpers
 
@@ -49,6 +50,48 @@ def test_tails_to_five_standard_deviations(stage):
             assert tail.pvalue > 1e-5, (edge, count)
     wrong = stats.binomtest(int(np.sum(draws > 4.0)), DRAWS, stats.norm.sf(4.0 * 0.95))
     assert wrong.pvalue < 1e-5
+
+
+def _values_of_the_default():
+    """All 2²³ values that a float32 normal of JAX has, each as likely."""
+    bits = np.arange(2**23, dtype=np.uint32) | np.uint32(0x3F800000)
+    uniform, low = bits.view(np.float32) - np.float32(1), np.nextafter(np.float32(-1), 0)
+    uniform = np.maximum(low, uniform * (np.float32(1) - low) + low)
+    return np.asarray(jax.jit(lambda u: np.float32(math.sqrt(2)) * jax.lax.erf_inv(u))(uniform))
+
+
+def _tail_of_fast(edges):
+    """P[x > edge] for the radii that there are and an angle that is even, for edges from 4 on."""
+    first = np.arange(int(2**31 * math.exp(-8.0)) + 1, dtype=np.uint32) << 1
+    radii = math.sqrt(2) * np.float64(box_muller._polar(first, first)[0])
+    angles = (np.arccos(edge / radii[radii > edge]).sum() for edge in edges)
+    return np.array([angle / (math.pi * 2**31) for angle in angles])
+
+
+def _delta(mass, width, sigma, delta):
+    """δ of one release at the ε that goes with `delta`, as bins of the noise tell it."""
+    epsilon = dpoptax.accounting.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
+    moved = np.roll(mass, round(1 / (sigma * width)))
+    return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
+
+
+def test_gaps_in_the_tails_of_the_default_generator_show_in_delta_and_of_fast_do_not():
+    """To who sees a fiftieth of a standard deviation, and one coordinate that an example moves."""
+    width = 0.02
+    edges = np.arange(-500, 501) * width
+    default = np.histogram(_values_of_the_default(), edges)[0] / 2**23
+    tail = stats.norm.sf(edges)
+    tail[edges > 4] = _tail_of_fast(edges[edges > 4])
+    fast = np.where(edges[1:] > 0, tail[:-1] - tail[1:], 0.0)
+    fast = fast + fast[::-1]
+    for sigma, least in ((0.5, 1e-3), (1.0, 5e-5), (2.0, 1.2e-5)):
+        found = {
+            name: _delta(x, width, sigma, 1e-5)
+            for name, x in (("default", default), ("fast", fast))
+        }
+        print(f"sigma={sigma}, delta=1e-5: " + ", ".join(f"{n} {d:.2g}" for n, d in found.items()))
+        assert found["fast"] < 1.02e-5
+        assert found["default"] > least  # else PRIVACY.md and gaussian_noise say too much of it
 
 
 def test_no_two_of_a_million_steps_have_a_key_in_common():

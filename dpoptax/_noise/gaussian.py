@@ -139,10 +139,12 @@ def gaussian_noise(
     would get the same noise, whose differences have none, which nothing sees: give `clipped_grad`
     the mesh, and put this stage outside, under `jit`, which splits the noise like the sum.
 
-    That is so for real numbers. A float32 normal has only 2²³ values, and the last bits of sum plus
+    That is so for real numbers. A float32 normal of the default generator has only 2²³ values, with
+    gaps in its tails that show to who sees hundredths of a standard deviation: a δ of 1e-5 is more
+    then (PRIVACY.md has numbers); "fast" has no such gaps. And the last bits of sum plus
     noise tell which sum they were added to: to who sees every bit of a release, or of parameters
-    that were made of it, the noise is no protection (Mironov 2012). `fixed_point` answers that
-    threat. Sum and noise become whole multiples of a public power of two g, are added as integers,
+    that were made of it, the noise is no protection (Mironov 2012). `fixed_point` answers both
+    threats. Sum and noise become whole multiples of a public power of two g, are added as integers,
     and the noise is the sum of four draws, so that all sums have the same possible releases. The
     sum is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
     parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It draws four normals where one
@@ -159,8 +161,8 @@ def gaussian_noise(
       fixed_point: whether the release is safe to show with all its bits; see above.
       generator: "default" has the values of `jax.random.normal`; "fast" hashes the key by the same
         20 rounds of threefry and uses both words of each hash, for two numbers by Box and Muller:
-        about half the price on CPU, for one more array of the largest leaf's size. A run stays with
-        one of them.
+        about half the price on CPU, for one more array of the largest leaf's size, and tails
+        without gaps, out to 6.66 standard deviations for 5.4. A run stays with one of them.
 
     Returns:
       An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
