@@ -9,7 +9,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._maps import LinearMapState, identity, resolve, sound, where
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, no_params
 
 
 class FollowedMapState(NamedTuple):
@@ -102,7 +102,7 @@ def linear_map(
         if isinstance(state, LinearMapState):
             return updates, state
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise no_params("linear_map")
         count, before = optax.safe_increment(state.count), state.state.factors
 
         def again() -> PyTree:
