@@ -142,6 +142,16 @@ def check_parameters(params: PyTree) -> None:
         raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
 
 
+def _of_one(example: PyTree) -> str:
+    """What to know where a loss fails that was written for a batch."""
+    shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
+    return (
+        "dpoptax: loss_fn got one example, the arrays of a batch without their first axis, of "
+        f"shapes {shapes}. A model that wants a batch gets one of a single example by "
+        "jax.tree.map(lambda x: x[None], example)"
+    )
+
+
 def read_program(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
@@ -158,7 +168,11 @@ def read_program(
     extra = () if key is None else (key,)
 
     def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
-        out = loss_fn(params, example, *key)
+        try:
+            out = loss_fn(params, example, *key)
+        except Exception as error:
+            error.add_note(_of_one(example))
+            raise
         return out if has_aux else (out, None)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
