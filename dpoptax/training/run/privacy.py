@@ -138,7 +138,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling == "shuffled":
         raise ConfigError(
-            "sampling='shuffled' has no privacy guarantee: the batches of a shuffled epoch depend on "
+            "sampling='shuffled' has no privacy guarantee: batches of a shuffled epoch depend on "
             "each other, and ε of Poisson samples would be too small for them; give "
             "sampling='poisson', or sampling='balls_in_bins' for each example once an epoch"
         )
