@@ -305,7 +305,7 @@ def table(results: ComparisonResult) -> str:
         if method.test_accuracy_std is not None:
             accuracy += f" ± {100 * method.test_accuracy_std:.2f}"
         epsilon = "none proven" if method.unproven else "∞ (not private)"
-        if method.private:
+        if method.epsilon is not None:
             epsilon = records.epsilon_text(method.epsilon)
         seconds = f"{method.seconds_per_run:.2f}"
         rows.append((method.name, epsilon, f"{method.learning_rate:g}", accuracy, seconds))

@@ -141,7 +141,7 @@ def price(
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
     """What is promised of the result, and what of it may be published."""
-    if cost.epsilon is None:
+    if cost.epsilon is None or cost.of_one_trial is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
         f"The result is ({records.epsilon_text(cost.epsilon)}, {cost.delta:g})-differentially "
