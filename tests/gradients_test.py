@@ -217,4 +217,5 @@ def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got():
         grad_fn(dpoptax.gradient_points((), jnp.ones(6)), batch)
     (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
     assert "one example" in note
+    assert "ids=indices" in note  # a loss may miss its key, too
     assert "{'x': (2, 3)}" in note

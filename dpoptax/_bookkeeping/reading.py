@@ -142,14 +142,17 @@ def check_parameters(params: PyTree) -> None:
         raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
 
 
-def _of_one(example: PyTree) -> str:
-    """What to know where a loss fails that was written for a batch."""
+def _of_one(example: PyTree, keyed: bool) -> str:
+    """What to know where a loss fails: that it was perhaps written for a batch, or wants a key."""
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
-    return (
+    note = (
         "dpoptax: loss_fn got one example, the arrays of a batch without their first axis, of "
         f"shapes {shapes}. A model that wants a batch gets one of a single example by "
         "jax.tree.map(lambda x: x[None], example)"
     )
+    if keyed:
+        return note
+    return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
 
 
 def read_program(
@@ -171,7 +174,7 @@ def read_program(
         try:
             out = loss_fn(params, example, *key)
         except Exception as error:
-            error.add_note(_of_one(example))
+            error.add_note(_of_one(example, bool(key)))
             raise
         return out if has_aux else (out, None)
 

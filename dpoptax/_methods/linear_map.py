@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import LinearMapState, identity, resolve, sound, where
 from dpoptax._trees import PyTree, no_params
 
@@ -113,9 +113,3 @@ def linear_map(
         return updates, FollowedMapState(count, LinearMapState(found, back))
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def check_released(name: str, updates: PyTree) -> None:
-    """Raises where what arrives at a transform is private."""
-    if isinstance(updates, ClippedSum):
-        raise TypeError(f"{name} got a ClippedSum, which is private: put it behind the noise stage")
