@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._maps import LinearMap, LinearMapState
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree, find_state, is_masked
+from dpoptax._trees import PyTree, find_state, is_masked, no_params
 
 # A fixed weight or several, or a function of the step count that returns them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
@@ -162,7 +162,7 @@ def track_iterates(
         updates: PyTree, state: TrackIteratesState, params: PyTree = None
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise no_params("track_iterates")
         count = optax.safe_increment(state.count)
         state = dataclasses.replace(
             state,

@@ -31,6 +31,13 @@ def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
     return found[0][1] if found else None
 
 
+def no_params(stage: str) -> ValueError:
+    """The error of a stage whose `update` needs the parameters and got none."""
+    return ValueError(
+        f"params=None, and {stage} reads the parameters: call tx.update(grads, opt_state, params)"
+    )
+
+
 def is_masked(x: object) -> bool:
     """Whether `x` is what `optax.masked` leaves in place of a parameter."""
     return isinstance(x, optax.MaskedNode)

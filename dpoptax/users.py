@@ -284,7 +284,10 @@ def _checked_user(user: tuple[PyTree, ArrayLike]) -> tuple[PyTree, jax.Array]:
     if mask.ndim != 1:
         raise ValueError(f"a user's mask has shape {mask.shape}: want (R,), one for each record")
     if mask.dtype != bool:
-        raise TypeError(f"a user's mask is {mask.dtype}: want bool, True for the user's records")
+        raise TypeError(
+            f"a user's mask is {mask.dtype}: want bool, True for the user's records, as the second "
+            "of the pair (records, mask)"
+        )
     for leaf in jax.tree.leaves(records):
         if jnp.shape(leaf)[:1] != mask.shape:
             raise ValueError(

@@ -733,3 +733,13 @@ class TestPricing:
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.5, **run)
         monkeypatch.setattr(pricing, "_pld_epsilon", None)
         assert accounting.epsilon(noise_multiplier=sigma, **run) <= 2.5
+
+
+@pytest.mark.parametrize("wrong", [1e-5, PoissonSampler])
+def test_what_is_no_sampler_is_refused_as_such(wrong):
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
+    run = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 3}
+    with pytest.raises(TypeError, match="want the sampler that draws the batches"):
+        accounting.epsilon_spent(tx.init(jnp.zeros(2)), wrong, 1e-5)
+    with pytest.raises(TypeError, match="want the sampler that draws the batches"):
+        accounting.epsilon(sampler=wrong, **run)

@@ -107,9 +107,10 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--delta", "0"], "delta=0"),
         (["--seed", "-1"], "seed=-1"),
         (["--dataset", "mnits"], "dataset='mnits' is unknown; available: "),
+        (["--dataset", "mnits"], "Did you mean 'mnist'?"),
         (["--model", "resnet-9000"], "model='resnet-9000' is unknown; available: "),
         (["--optimizer", "adm"], "optimizer='adm' is unknown; available: "),
-        (["--sampling", "shuffled"], "huffle"),
+        (["--sampling", "shuffled"], "give sampling='poisson'"),
     ],
 )
 def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, message):
@@ -173,7 +174,9 @@ def test_help_version_and_unknown_commands(config, capsys):
     assert capsys.readouterr().out == f"dpoptax {dpoptax.__version__}\n"
     for arguments, code in ((["--help"], 0), ([], 2), (["train", "--help"], 0), (["train"], 2)):
         assert main(arguments) == code
-        assert "compare CONFIG" in capsys.readouterr().out
+        shown = capsys.readouterr()
+        assert "compare CONFIG" in shown.out
+        assert ("train needs the path of a config" in shown.err) == (arguments == ["train"])
     for arguments in (["train", config(), "--help"], ["compare", "--help"]):
         with pytest.raises(SystemExit) as exit_info:
             main(arguments)

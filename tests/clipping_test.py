@@ -133,3 +133,23 @@ def test_clipped_sum_is_a_pytree_with_a_static_clip():
     assert len(jax.tree.leaves(clipped)) == 2  # the sum and its seal
     assert "w" in clipped
     assert "v" not in clipped
+
+
+@pytest.mark.parametrize("params", [jnp.ones((4, 2)), {"w": jnp.ones((4, 2)), "b": jnp.ones(4)}])
+def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(params):
+    tx = dpoptax.clip_and_noise(
+        dpoptax.l2_clip(1.0), noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
+    )
+    with pytest.raises(ValueError, match=r"a gradient for each of B examples"):
+        tx.update(params, tx.init(params), params)
+    per_example = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
+    released, _ = tx.update(per_example, tx.init(params), params)
+    assert jax.tree.map(jnp.shape, released) == jax.tree.map(jnp.shape, params)
+
+
+def test_an_error_about_axes_lists_a_few_leaves_of_many():
+    points = dpoptax.gradient_points((), jnp.ones(2))
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w), dpoptax.l2_clip(1.0))
+    with pytest.raises(ValueError, match=r"leading axis, of one length; got .*…$") as raised:
+        grad_fn(points, [[1.0] * 2] * 500)
+    assert len(str(raised.value)) < 300

@@ -1,5 +1,7 @@
 """The clip geometries: each one's curve, its bound for any input, and per layer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,6 +93,32 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
 def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
     grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0, where numbers below 2⁻¹²⁶ are zero
     np.testing.assert_allclose(sum_clipped(clip, grads), [0.6, 0.8], rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dividing(dpoptax.Clip):
+    """C tanh(‖g‖/C)/‖g‖, as one writes it down: 0/0 at a gradient of zero."""
+
+    sensitivity = 1.0
+
+    def factors(self, norms):
+        return jnp.tanh(norms) / norms
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_factor_that_is_not_finite_adds_zero_and_changes_no_other_example(method, layers):
+    clip = _Dividing()
+    if layers:
+        clip = dpoptax.per_layer_clip({"w": clip, "b": clip})
+    examples = jnp.array([[3.0, 4.0], [0.0, 0.0], [0.3, 0.0]])
+    points = dpoptax.gradient_points((), {"w": jnp.ones(2), "b": jnp.ones(())})
+    loss_fn = lambda p, x: jnp.vdot(p["w"], x) + p["b"] * x[1]  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(loss_fn, clip, method=method)
+    whole = grad_fn(points, examples).sum
+    without = grad_fn(points, examples[::2]).sum
+    jax.tree.map(np.testing.assert_array_equal, whole, without)
+    assert float(whole["w"][0]) > 0.3
 
 
 @pytest.mark.parametrize("name", FLAT)

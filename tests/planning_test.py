@@ -86,7 +86,7 @@ def test_a_paper_is_planned_without_its_data(capsys):
     out = capsys.readouterr().out
     assert "1,000 expected of 60,000" in out
     assert "1,500 of 1,500, 25 epochs" in out
-    assert "ε           8 at" in out or "ε           7.99" in out
+    assert "ε           8.000 at" in out or "ε           7.99" in out
 
 
 def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():

@@ -107,3 +107,18 @@ def test_state_is_stable_under_scan_and_does_not_alias_params():
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         dpoptax.track_iterates(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        dpoptax.disk(kappa=0.7, gamma=0.5),
+        dpoptax.pmlf(2, 0.1, [1.0]),
+        dpoptax.track_iterates([(1.0, 0.0)], [1.0]),
+    ],
+    ids=["disk", "pmlf", "track_iterates"],
+)
+def test_an_update_without_parameters_says_what_to_call(stage):
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
+        stage.update(params, stage.init(params))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 import warnings
 
 import jax
@@ -259,3 +260,15 @@ def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
         with pytest.raises(CheckpointError, match=r"No space left.*goes on from step 2"):
             run(tmp_path)
     assert outcome(run(tmp_path)) == outcome(undisturbed[0])
+
+
+def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    with Checkpoints(tmp_path / "fresh"):
+        begun = [t.name for t in set(threading.enumerate()) - before]
+        assert not any("_target_setting_result" in name for name in begun)
+    left = tmp_path / "killed" / "2.orbax-checkpoint-tmp"
+    left.mkdir(parents=True)
+    with Checkpoints(tmp_path / "killed") as checkpoints:
+        checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
+    assert not left.exists()

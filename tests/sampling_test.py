@@ -5,6 +5,7 @@ import pickle
 import tracemalloc
 
 import dp_accounting as dpa
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -345,3 +346,9 @@ def test_largest_draws_are_the_quantiles_of_scipy(size):
         assert stats.binom.sf(rare, size, probability) <= 1e-18
         if rare > size * probability + 1:
             assert stats.binom.sf(rare - 1, size, probability) > 1e-18
+
+
+def test_a_draw_inside_of_jit_says_where_draws_are_made():
+    sampler = PoissonSampler(dataset_size=100, batch_size=10, seed=0)
+    with pytest.raises(ValueError, match=r"drawn outside of jit, ahead of a scan by samples"):
+        jax.jit(sampler.sample)(0)

@@ -143,6 +143,20 @@ def test_what_cannot_stand_around_the_noise_stage_says_so_and_what_to_do(name):
         jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
 
 
+FILTERS = {
+    "low_pass": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
+    "adaptive_fir": dpoptax.adaptive_fir(3, 0.1),
+    "adaptive_kalman": dpoptax.adaptive_kalman(0.1),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_in_front_of_the_noise_stage_is_told_its_place(name):
+    tx = optax.chain(FILTERS[name], noise())
+    with pytest.raises(TypeError, match=f"{name} got a ClippedSum, .*put it behind the noise"):
+        jax.eval_shape(lambda s: tx.update(s, tx.init(PARAMS), PARAMS), clipped_sum())
+
+
 @pytest.mark.parametrize("jit", [True, False])
 def test_the_very_arrays_that_were_made_need_no_checksum(jit, monkeypatch):
     """Nothing is computed for them; what comes out of any transform is compared by its bits."""

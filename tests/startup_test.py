@@ -148,7 +148,7 @@ class TestForesight:
             ({"batch_size": 5000}, "^batch_size=5000 exceeds"),
             ({"model": "lineer", "sampling": "posson"}, "^sampling"),
             ({"model": "lineer", "optimizer": "sdg"}, "^model"),
-            ({"sampling": "shuffled"}, "no privacy event"),
+            ({"sampling": "shuffled"}, "no privacy guarantee"),
         ],
     )
     def test_errors_come_in_the_order_of_the_run(self, tmp_path, changes, message):

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import math
+import re
 
 import jax
 import numpy as np
 import pytest
 from flax import serialization
+from tqdm import tqdm
 
 from dpoptax import accounting
+from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.errors import ConfigError
@@ -18,7 +21,7 @@ from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import step
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.records import params_sha256, to_json
+from dpoptax.training.run.records import epsilon_text, params_sha256, to_json
 
 TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
 SUMMARY_FIELDS = {
@@ -93,6 +96,54 @@ def test_metrics_file_has_a_line_for_each_evaluation(finished):
     assert 0 < lines[1]["epsilon"] < lines[2]["epsilon"]
     assert lines[2]["epsilon"] == pytest.approx(result.summary["epsilon"])
     assert lines[2].keys() == {"step", "epsilon", "test_loss", "test_accuracy", "seconds"}
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The progress bar after each step: how many are done, and the text beside it."""
+    shown = []
+
+    class Bar(tqdm):
+        def update(self, n=1):
+            super().update(n)
+            shown.append((self.n, self.postfix))
+
+    monkeypatch.setattr(loop, "tqdm", Bar)
+    return shown
+
+
+def test_a_progress_bar_never_shows_less_than_what_was_spent(bars):
+    config = tiny(steps=5, eval_every=3)
+    dataset = data.load_dataset(config.dataset)
+    plan = make_plan(config, dataset.train_size)
+    train(config, dataset, plan, progress=True)
+    assert [done for done, _ in bars] == [1, 2, 3, 4, 5]
+    for done, text in bars:
+        step, bound, until = re.fullmatch(
+            r"step (\d+): loss=\S+, accuracy=\S+; ε ≤ (\S+) to step (\d+)", text
+        ).groups()
+        assert int(step) < done <= int(until)
+        assert plan.epsilon(done) <= float(bound) <= plan.epsilon(int(until)) + 1e-3
+        assert float(bound) >= plan.epsilon(int(until))
+
+
+def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_path):
+    config = tiny(method=NonPrivate(), steps=2, eval_every=5)
+    train_and_evaluate(config, tmp_path, progress=False)
+    train_and_evaluate(dataclasses.replace(config, steps=4), tmp_path)
+    shown = [text for done, text in bars if done]
+    assert len(shown) == 2
+    assert all(re.fullmatch(r"step 2: .*; not private", text) for text in shown)
+
+
+def test_an_epsilon_is_rounded_up_where_it_is_shown():
+    assert [epsilon_text(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
+        "2.729",
+        "2.728",
+        "3.000",
+        "0.000",
+    ]
+    assert epsilon_text(2.7201, 2) == "2.73"
 
 
 def test_saved_parameters_are_those_of_the_hash(finished):

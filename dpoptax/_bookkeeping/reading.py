@@ -143,6 +143,19 @@ def check_parameters(params: PyTree) -> None:
         raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
 
 
+def _of_one(example: PyTree, keyed: bool) -> str:
+    """What to know where a loss fails: that it was perhaps written for a batch, or wants a key."""
+    shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
+    note = (
+        "dpoptax: loss_fn got one example, the arrays of a batch without their first axis, of "
+        f"shapes {shapes}. A model that wants a batch gets one of a single example by "
+        "jax.tree.map(lambda x: x[None], example)"
+    )
+    if keyed:
+        return note
+    return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
+
+
 def read_program(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
@@ -159,7 +172,11 @@ def read_program(
     extra = () if key is None else (key,)
 
     def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
-        out = loss_fn(params, example, *key)
+        try:
+            out = loss_fn(params, example, *key)
+        except Exception as error:
+            error.add_note(_of_one(example, bool(key)))
+            raise
         return out if has_aux else (out, None)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)

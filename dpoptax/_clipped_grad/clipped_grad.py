@@ -92,7 +92,8 @@ def clipped_grad(
       `grad_fn(points, batch, mask=None, *, key=None, ids=None)`, with `points` from
       `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding. It
       returns a `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …),
-      taken at the first point.
+      taken at the first point. Without a mask every row is an example, once: a sampler's draw is
+      padded with repetitions of a record, which its mask, and nothing else, leaves out.
 
       `key` is for losses with randomness, and `ids`, (B,), integers, says which record each example
       is: the sampler's indices. Record i gets `fold_in(key, i)`, wherever it stands in the batch.

@@ -51,7 +51,8 @@ class Clip(abc.ABC):
         """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
 
         For every t ≥ 0, t · factor(t) is at most the group's bound: an example is scaled by the
-        factor of a number that its norm does not exceed, and so stays below the bound too.
+        factor of a number that its norm does not exceed, and so stays below the bound too. Where
+        the factor is not finite, as C/t at 0, the group adds zero.
         """
 
     def groups(self, tree: PyTree) -> list[int]:

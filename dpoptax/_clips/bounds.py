@@ -207,6 +207,7 @@ def coefficients(
     scale = power(jnp.clip(largest, *_EXPONENTS))
     factors = clip.factors((norms * scale).T).T  # (groups, B)
     ratio = jnp.minimum(1.0, LARGEST_RATIO * norms / jnp.where(absolute > 0, absolute, 1.0))
-    sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)  # 0/0 is one of a tiny bound
+    # A geometry that divides by the norm has no factor for a gradient of zero: that adds zero too.
+    sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * ratio * scale, 0.0)
     return factors[np.array(groups)] * relative, norms[0] * scale[0], used

@@ -202,6 +202,12 @@ def check_clipped_sum(updates: object) -> ClippedSum:
     return updates
 
 
+def check_released(name: str, updates: PyTree) -> None:
+    """Raises where what arrives at a transform is private."""
+    if isinstance(updates, ClippedSum):
+        raise TypeError(f"{name} got a ClippedSum, which is private: put it behind the noise stage")
+
+
 def as_made(clipped: ClippedSum) -> ClippedSum:
     """Notes on the object which arrays its sum and reference are, for `is_intact`.
 

@@ -11,6 +11,9 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
 from dpoptax._trees import PyTree, held
 
+# Leaves that an error lists; a list of numbers in place of an array has thousands.
+_SHOWN = 8
+
 
 def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
@@ -27,7 +30,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     Raises:
       TypeError: `clip` is no geometry.
       ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
-        leaves whose leading axes, the examples, disagree.
+        leaves whose leading axes, the examples, disagree, or that are not those of `params`, where
+        `update` gets them, with such an axis in front.
 
     >>> import dpoptax, jax.numpy as jnp
     >>> tx = clip_per_example(dpoptax.l2_clip(1.0))
@@ -49,7 +53,7 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     def update_fn(
         updates: PyTree, state: optax.EmptyState, params: PyTree = None
     ) -> tuple[ClippedSum, optax.EmptyState]:
-        del params
+        _check_axis(updates, params)
         return assert_clipped(sum_clipped(clip, updates), clip), state
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -128,13 +132,35 @@ def check_real(tree: PyTree) -> None:
             )
 
 
+def _check_axis(grads: PyTree, params: PyTree) -> None:
+    """Raises where gradients are no per-example gradients of the parameters.
+
+    The gradient of a mean has an axis in front, too, which is none of examples: it would be clipped
+    by its rows, which bounds no example.
+    """
+    wanted, given = map(dict, map(jax.tree_util.tree_leaves_with_path, (params, grads)))
+    if wanted.keys() != given.keys():
+        return  # such as None
+    for path, param in wanted.items():
+        grad = given[path]
+        if jnp.shape(grad)[1:] != jnp.shape(param):
+            want = ", ".join(["B", *map(str, jnp.shape(param))])
+            raise ValueError(
+                f"gradient{jax.tree_util.keystr(path)} has shape {jnp.shape(grad)}: want ({want}), "
+                "a gradient for each of B examples, such as "
+                "jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))(params, batch) gives. The gradient "
+                "of a whole batch cannot be made private"
+            )
+
+
 def batch_axis(tree: PyTree) -> int:
     """The length of the leading axis that all leaves share; raises where they do not."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
     if len(set(sizes.values())) != 1 or () in sizes.values():
+        shown = [f"{name or 'leaf'}: {size}" for name, size in sizes.items()]
         raise ValueError(
             "every leaf must have the examples as its leading axis, of one length; got "
-            + ", ".join(f"{name or 'leaf'}: {size}" for name, size in sizes.items())
+            + ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN))
         )
     return next(iter(sizes.values()))[0]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._trees import PyTree
 
 
@@ -97,6 +98,7 @@ def adaptive_fir(
         updates: PyTree, state: AdaptiveFirState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveFirState]:
         del params
+        check_released("adaptive_fir", updates)
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         square = _inner(updates, updates) - size * noise
         inner = jnp.stack([_inner(updates, g) for g in state.past])

@@ -10,6 +10,7 @@ import optax
 from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._trees import PyTree
 
 
@@ -190,6 +191,7 @@ def adaptive_kalman(
         updates: PyTree, state: AdaptiveKalmanState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveKalmanState]:
         del params
+        check_released("adaptive_kalman", updates)
         gradients, treedef = jax.tree.flatten(updates)
         estimates = jax.tree.leaves(state.estimate)
         squares = [

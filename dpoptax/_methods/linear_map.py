@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import LinearMapState, identity, resolve, sound, where
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, no_params
 
 
 class FollowedMapState(NamedTuple):
@@ -102,7 +102,7 @@ def linear_map(
         if isinstance(state, LinearMapState):
             return updates, state
         if params is None:
-            raise ValueError(optax.NO_PARAMS_MSG)
+            raise no_params("linear_map")
         count, before = optax.safe_increment(state.count), state.state.factors
 
         def again() -> PyTree:
@@ -113,9 +113,3 @@ def linear_map(
         return updates, FollowedMapState(count, LinearMapState(found, back))
 
     return optax.GradientTransformation(init_fn, update_fn)
-
-
-def check_released(name: str, updates: PyTree) -> None:
-    """Raises where what arrives at a transform is private."""
-    if isinstance(updates, ClippedSum):
-        raise TypeError(f"{name} got a ClippedSum, which is private: put it behind the noise stage")

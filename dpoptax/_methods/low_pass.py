@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._coefficients import validate
 from dpoptax._trees import PyTree
 
@@ -98,6 +99,7 @@ def low_pass(
         updates: PyTree, state: LowPassState, params: PyTree = None
     ) -> tuple[PyTree, LowPassState]:
         del params
+        check_released("low_pass", updates)
         correction, corrections = step(jnp.ones([], jnp.float32), list(state.correction))
         first = state.count == 0
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import Diagonal, LinearMapState
-from dpoptax._methods.linear_map import check_released
 from dpoptax._methods.singular_values import is_kernel
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree

@@ -28,6 +28,15 @@ class Design:
     dataset_size: int | None = None
 
 
+def check_sampler(sampler: object) -> None:
+    """Raises where something else stands in the place of a sampler."""
+    if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
+        raise TypeError(
+            f"sampler={sampler!r}: want the sampler that draws the batches, such as "
+            "dpoptax.sampling.PoissonSampler(dataset_size=..., batch_size=..., seed=...)"
+        )
+
+
 def make_design(sampling_probability: float | None, sampler: "Sampler | None") -> Design:
     """The design from whichever of the two was given."""
     if (sampling_probability is None) == (sampler is None):
@@ -35,6 +44,7 @@ def make_design(sampling_probability: float | None, sampler: "Sampler | None") -
             f"sampling_probability={sampling_probability} and sampler={sampler}: pass exactly one"
         )
     if sampler is not None:
+        check_sampler(sampler)
         sampler.dp_event(1.0, 0)  # One that has no event says why here, whatever comes first.
         return Design(sampler.dp_event, sampler.neighbouring_relation, sampler.dataset_size)
     probability = number("sampling_probability", sampling_probability)

@@ -8,6 +8,7 @@ import dp_accounting as dpa
 
 from dpoptax._privacy.checks import Accountant, check_delta
 from dpoptax._privacy.events import with_others
+from dpoptax.accounting._design import check_sampler
 from dpoptax.accounting._epsilon import event_epsilon
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: A
 
 def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1.0) -> dpa.DpEvent:
     """What the releases of several ledgers on the same batches reveal."""
+    check_sampler(sampler)
     for mechanism in (ledger.mechanism for ledger in found):
         if mechanism.unproven is not None:
             raise ValueError(

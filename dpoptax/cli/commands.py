@@ -20,6 +20,7 @@ from dpoptax.training.errors import ConfigError
 
 def _train(arguments: list[str]) -> int:
     from dpoptax.training.loop import train_and_evaluate
+    from dpoptax.training.run import records
 
     path, config = _config_of("train", arguments)
     given = tyro.cli(
@@ -38,7 +39,8 @@ def _train(arguments: list[str]) -> int:
         )
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
-        spent = f"({summary['epsilon']:.3f}, {summary['delta']:g})-differentially private"
+        epsilon = records.epsilon_text(summary["epsilon"])
+        spent = f"({epsilon}, {summary['delta']:g})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:

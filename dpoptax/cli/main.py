@@ -90,7 +90,14 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
-        return _usage(rest)
+        code = _usage(rest)
+        if not rest:
+            print(
+                f"dpoptax: error: {command} needs the path of a config, a Python file with "
+                f"get_config(): dpoptax {command} CONFIG",
+                file=sys.stderr,
+            )
+        return code
     try:
         from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
 

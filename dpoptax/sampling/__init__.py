@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dpoptax._privacy.checks import integer
 from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAllocationSampler
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
+from dpoptax.sampling._base import checked_step
 from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
 from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
 
@@ -178,7 +178,7 @@ class ShuffledSampler(Sampler):
 
     def sample(self, step: int) -> Sample:
         """The records at the step's place in its epoch's order."""
-        step = integer("step", step, 0, "steps are counted from 0")
+        step = checked_step(step)
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._base import ChainSampler, Sample
+from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import checked_largest, permuted
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RandomAllocationSampler(ChainSampler):
         multinomial number, follow on those with less. The batch are those with one step to go
         where it ends; then back up, from places in groups to records.
         """
-        step = integer("step", step, 0, "steps are counted from 0")
+        step = checked_step(step)
         index, place = divmod(step, self.period)
         low, high = 0, self.period
         sizes = {self.participations: self.dataset_size}

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import dp_accounting as dpa
 
 
+def checked_step(step: int) -> int:
+    """The number of a step, as an int."""
+    remedy = "steps are counted from 0, and drawn outside of jit, ahead of a scan by samples(0, T)"
+    return integer("step", step, 0, remedy)
+
+
 class Sample(NamedTuple):
     """The records of one step.
 
@@ -103,7 +109,7 @@ class Sampler(abc.ABC):
     def _generator(self, step: int) -> np.random.Generator:
         # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
         # The class is part of it, so that two kinds of sampler with one seed are independent.
-        step = integer("step", step, 0, "steps are counted from 0")
+        step = checked_step(step)
         key = (*type(self).__name__.encode(), step)
         return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpoptax._privacy.chains import SeparatedChain
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._base import ChainSampler, Sample
+from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import checked_largest, permuted_within
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class MinSeparationSampler(ChainSampler):
         state b in the middle, a multinomial number, follow each other. The batch are those that
         end the step in state 0; then back up, from places in groups to records.
         """
-        step = integer("step", step, 0, "steps are counted from 0")
+        step = checked_step(step)
         if step >= 2**_LEVELS:
             raise ValueError(f"step={step} is beyond the {2**_LEVELS} steps that there are")
         sizes = _sizes(self, 0, step)

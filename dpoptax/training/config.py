@@ -299,8 +299,8 @@ def load_config(path: str | Path) -> TrainConfig:
     configs = load_configs(path)
     if len(configs) > 1:
         raise ConfigError(
-            f"config {path} names {len(configs)} runs; give one as FILE:NAME, of "
-            f"{', '.join(configs)}"
+            f"config {path} names {len(configs)} runs; give one as FILE:NAME, such as "
+            f"{path}:{next(iter(configs))}. dpoptax plan {path} lists them"
         )
     return next(iter(configs.values()))
 

@@ -1,5 +1,6 @@
 """The errors that a user can mend; the command line prints them without a traceback."""
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -9,4 +10,7 @@ class ConfigError(ValueError):
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
     """The error for a name that no registry holds: it lists those that it does hold."""
-    return ConfigError(f"{field}={value!r} is unknown; available: {', '.join(sorted(available))}")
+    names = sorted(available)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    meant = f". Did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"{field}={value!r} is unknown; available: {', '.join(names)}{meant}")

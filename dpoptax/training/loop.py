@@ -15,13 +15,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.run import devices, outputs, recording, records, resume
-from dpoptax.training.run.advancing import (
-    Record,
-    State,
-    States,
-    Surroundings,
-    progress_text,
-)
+from dpoptax.training.run.advancing import Record, State, States, Surroundings
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.foresight import preparing
@@ -206,7 +200,7 @@ def _advanced(ready: Ready) -> States:
     ) as bar:
         if not states[0].history:
             states = course.evaluated(states)
-            bar.set_postfix_str(progress_text(states[0].history[-1]))
+        bar.set_postfix_str(course.progress(states))
         for batch in streaming.prefetch(ready.feed, steps):
             states = course.advance(states, batch)
             if course.confirmation is not None:
@@ -217,7 +211,7 @@ def _advanced(ready: Ready) -> States:
             if course.evaluates(done):
                 states = course.evaluated(states)
                 with course.around.phases("telemetry"):
-                    bar.set_postfix_str(progress_text(states[0].history[-1]))
+                    bar.set_postfix_str(course.progress(states))
             if course.saves(done):
                 course.save(states, wait=done == course.last)
     if course.confirmation is not None:

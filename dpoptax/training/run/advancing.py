@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from dpoptax.training.run import resume
+from dpoptax.training.run import records, resume
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.devices import Devices
@@ -134,6 +134,21 @@ class Course:
             for state, entry in zip(states, entries, strict=True)
         )
 
+    def progress(self, states: States) -> str:
+        """The newest record in short, for a bar that moves on until there is another.
+
+        Its metrics are named with their step. The bound on ε is that of the next evaluation, and so
+        of every step until then: a bar that was not drawn anew shows no less than has been spent.
+        """
+        done, entry = states[0].done, states[0].history[-1]
+        until = min((step for step in self.bounds if step > done), default=done)
+        bound = self.bounds[until]
+        spent = "not private"
+        if bound is not None:
+            spent = f"ε ≤ {records.epsilon_text(bound)} to step {until}"
+        loss, accuracy = entry["test_loss"], entry["test_accuracy"]
+        return f"step {entry['step']}: loss={loss:.3f}, accuracy={accuracy:.3f}; {spent}"
+
     def save(self, states: States, *, wait: bool = False) -> None:
         """Writes a checkpoint, of a run alone; `wait` returns only when it is complete."""
         checkpoints = self.around.checkpoints
@@ -148,9 +163,3 @@ class Course:
                 {**described, "history": list(state.history)},
                 wait=wait,
             )
-
-
-def progress_text(entry: Record) -> str:
-    """A record in short, for a progress bar."""
-    epsilon = "not private" if entry["epsilon"] is None else f"ε ≤ {entry['epsilon']:.3f}"
-    return f"loss={entry['test_loss']:.3f}, accuracy={entry['test_accuracy']:.3f}, {epsilon}"

@@ -53,7 +53,10 @@ class Checkpoints:
             self.directory,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policies.LatestN(keep),
-                cleanup_tmp_directories=True,  # what a killed run was about to write
+                # What a killed run was about to write. Orbax removes it in a thread that nothing
+                # waits for before a save: a command that ends at once for a mistake in its config
+                # would end with that thread's traceback. All hosts have to do the same.
+                cleanup_tmp_directories=jax.process_count() > 1 or any(self.directory.iterdir()),
             ),
         )
 

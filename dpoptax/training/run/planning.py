@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.run import records
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import Run, resolve
@@ -184,7 +185,7 @@ def table(configs: dict[str, TrainConfig], *, progress: bool = False) -> str:
                 f"{cost.steps:,}",
                 f"{cost.sampling_probability:.4g}" if private else "",
                 f"{cost.noise_multiplier:.4g}" if private else "",
-                epsilon if cost.epsilon is None else f"{cost.epsilon:.4g}",
+                epsilon if cost.epsilon is None else records.epsilon_text(cost.epsilon),
                 f"{cost.num_params:,}",
                 _size(cost.state_bytes),
             )
@@ -240,8 +241,8 @@ def _epsilon(cost: RunCost) -> str:
     if cost.epsilon is None:
         return f"none: {cost.promise}" if cost.noise_multiplier else "none: no noise"
     return (
-        f"{cost.epsilon:.4g} at δ = {cost.config.delta:.3g} ({cost.config.accountant}, "
-        f"{cost.promise}, {cost.config.sampling} sampling)"
+        f"{records.epsilon_text(cost.epsilon)} at δ = {cost.config.delta:.3g} "
+        f"({cost.config.accountant}, {cost.promise}, {cost.config.sampling} sampling)"
     )
 
 

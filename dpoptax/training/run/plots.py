@@ -6,6 +6,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpoptax.training.run.records import epsilon_text
+
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
@@ -26,7 +28,7 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     guarantee = "no guarantee"
     if private:
         delta = scientific(summary["delta"])
-        guarantee = f"ε = {summary['epsilon']:.2f} at δ = {delta}"
+        guarantee = f"ε = {epsilon_text(summary['epsilon'], 2)} at δ = {delta}"
         spent = rest[0]
         spent.plot(
             steps, [record["epsilon"] for record in history], color=COLOURS[2], label="spent"

@@ -136,6 +136,12 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         return PrivacyPlan(
             sampler, config.noise_multiplier, config.steps, None, config.accountant, unproven
         )
+    if config.sampling == "shuffled":
+        raise ConfigError(
+            "sampling='shuffled' has no privacy guarantee: batches of a shuffled epoch depend on "
+            "each other, and ε of Poisson samples would be too small for them; give "
+            "sampling='poisson', or sampling='balls_in_bins' for each example once an epoch"
+        )
     strategy = config.method.strategy(config.steps)
     priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
     noise_multiplier, permitted = _noise_and_steps(

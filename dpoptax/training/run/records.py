@@ -1,6 +1,7 @@
 """What a run leaves behind: strict JSON, tables, the hash of the parameters, versions."""
 
 import dataclasses
+import decimal
 import functools
 import hashlib
 import importlib.metadata
@@ -39,6 +40,12 @@ def _plain(value: Any) -> Any:
         return str(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def epsilon_text(epsilon: float, decimals: int = 3) -> str:
+    """ε to show, rounded up: what is stated is never less than what was spent."""
+    with decimal.localcontext(rounding=decimal.ROUND_CEILING):
+        return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 
 def write_json(path: Path, value: Any) -> None:

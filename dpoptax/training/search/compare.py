@@ -305,8 +305,8 @@ def table(results: ComparisonResult) -> str:
         if method.test_accuracy_std is not None:
             accuracy += f" ± {100 * method.test_accuracy_std:.2f}"
         epsilon = "none proven" if method.unproven else "∞ (not private)"
-        if method.private:
-            epsilon = f"{method.epsilon:.3f}"
+        if method.epsilon is not None:
+            epsilon = records.epsilon_text(method.epsilon)
         seconds = f"{method.seconds_per_run:.2f}"
         rows.append((method.name, epsilon, f"{method.learning_rate:g}", accuracy, seconds))
     lines = records.markdown_table(rows[0], rows[1:])

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpoptax.training.run.plots import COLOURS, label, scientific, signed
+from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.search.results import ComparisonResult, MethodResult, SweepResult
 
 # Places on the x axis, and an accuracy for each seed and place.
@@ -252,7 +253,9 @@ def plot_sweep(results: SweepResult, path: Path) -> None:
         axes.set_visible(False)
     panels[0].legend(frameon=False)
     epsilon = results.price.epsilon
-    privacy = "no ε is stated" if epsilon is None else f"ε = {epsilon:.2f}, selection included"
+    privacy = "no ε is stated"
+    if epsilon is not None:
+        privacy = f"ε = {epsilon_text(epsilon, 2)}, selection included"
     figure.suptitle(f"{len(rows)} trials; {privacy}", fontsize="large")
     figure.savefig(path, dpi=200)
 

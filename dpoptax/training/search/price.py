@@ -141,11 +141,12 @@ def price(
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
     """What is promised of the result, and what of it may be published."""
-    if cost.epsilon is None:
+    if cost.epsilon is None or cost.of_one_trial is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({cost.epsilon:.3f}, {cost.delta:g})-differentially private, its selection "
-        f"included; one trial alone is ε = {cost.of_one_trial:.3f}."
+        f"The result is ({records.epsilon_text(cost.epsilon)}, {cost.delta:g})-differentially "
+        "private, its selection included; one trial alone is ε = "
+        f"{records.epsilon_text(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":
         said.append(
