@@ -1,19 +1,34 @@
-"""Correlated noise with examples drawn by chance, on the digits: `FILE:NAME` is one of them."""
+"""Examples drawn by chance, with independent and with correlated noise, on the handwritten digits.
+
+`FILE:SAMPLER/METHOD` is one of them. Batch and steps are those of `configs/in_order.py`, where the
+same methods have batches in a fixed order.
+"""
 
 import dataclasses
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import CorrelatedNoise
+from dpoptax.training.methods import DPSGD, CorrelatedNoise
 
 
 def get_configs() -> dict[str, TrainConfig]:
-    """In groups that take turns, and two ways that Monte Carlo prices; a low-pass behind each."""
-    turns = TrainConfig(
-        method=CorrelatedNoise(preset="momentum"), learning_rate=1.5, sampling="cyclic"
-    )
-    drawn = dataclasses.replace(turns, accountant="monte_carlo")
+    """DP-SGD where its price is that of PLD; correlated noise in groups, or by Monte Carlo."""
+    base = TrainConfig(method=DPSGD(), batch_size=64, steps=68, learning_rate=1.0)
+    momentum = dataclasses.replace(base, optimizer="momentum", learning_rate=0.1)
+    independent = {"dp_sgd": base, "momentum": momentum}
+    correlated = {
+        "correlated": dataclasses.replace(base, method=CorrelatedNoise()),
+        "correlated_momentum": dataclasses.replace(momentum, method=CorrelatedNoise()),
+        "correlated_filtered": dataclasses.replace(base, method=CorrelatedNoise(preset="momentum")),
+    }
+    drawn = [
+        ("poisson", "pld", independent),
+        ("balls_in_bins", "pld", independent),
+        ("cyclic", "pld", correlated),
+        ("balls_in_bins", "monte_carlo", correlated),
+        ("min_separation", "monte_carlo", correlated),
+    ]
     return {
-        "turns": turns,
-        "balls_in_bins": dataclasses.replace(drawn, sampling="balls_in_bins"),
-        "min_separation": dataclasses.replace(drawn, sampling="min_separation"),
+        f"{sampling}/{name}": dataclasses.replace(config, sampling=sampling, accountant=accountant)
+        for sampling, accountant, methods in drawn
+        for name, config in methods.items()
     }
