@@ -129,7 +129,7 @@ CLIPS = {
 )
 def test_every_clip(name):
     network = NETWORKS["mlp"]
-    close(*both(network, CLIPS[name], points_of(network, 2), _batch(network)))
+    close(*both(network, CLIPS[name], points_of(network, 1), _batch(network)))
 
 
 @pytest.mark.parametrize("name", slow_but(("odd_convolutions",), FEW[1:3]))
@@ -288,7 +288,7 @@ def test_auxiliary_outputs_and_microbatches():
         value = network.loss(params, example)
         return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
 
-    points, batch = points_of(network, 2), _batch(network, 7)
+    points, batch = points_of(network, 1), _batch(network, 7)
     options = {"has_aux": True, "microbatch_size": 3}
     (got, got_aux), (want, want_aux) = (
         jax.jit(

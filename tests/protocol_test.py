@@ -169,10 +169,15 @@ def test_extra_arguments_pass_through_a_chain(name):
     tx.update(_inputs(name, params, 0), tx.init(params), params, value=1.0)
 
 
-def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
+@pytest.fixture(scope="module")
+def checkpointer():
+    with ocp.StandardCheckpointer() as checkpointer:
+        yield checkpointer
+
+
+def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path, checkpointer):
     tx, params, update = ALL[name](), _params(), _compiled(name)
     middle, state = _run(name, update, params, steps=2)
-    checkpointer = ocp.StandardCheckpointer()
     checkpointer.save(tmp_path / "state", {"state": state, "params": middle})
     checkpointer.wait_until_finished()
     target = {"state": tx.init(params), "params": params}
