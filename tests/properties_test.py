@@ -85,8 +85,12 @@ def _summed(name):
     return jax.jit(lambda grads, mask: sum_clipped(CLIPS[name], grads, mask))
 
 
-# Shapes are compiled one by one: each geometry has one list of them, and each list five geometries.
-QUICK = [(name, "float32", [SHAPES[i % 3]]) for i, name in enumerate(CLIPS)]
+# Shapes are compiled one by one, so each geometry has one list of them. Layers fill their bound in
+# the first two lists alone, as the third has an empty one.
+LAYERED = [name for name in CLIPS if "per " in name] + ["of each kind"]
+QUICK = [(name, "float32", [SHAPES[i % 2]]) for i, name in enumerate(LAYERED)]
+FLAT = [name for name in CLIPS if name not in LAYERED]
+QUICK += [(name, "float32", [SHAPES[i % 3]]) for i, name in enumerate(FLAT)]
 QUICK += [("l2", "bfloat16", [SHAPES[1]]), ("l2", "float16", [SHAPES[2]])]
 
 
