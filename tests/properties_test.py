@@ -88,18 +88,22 @@ def _summed(name):
 # Shapes are compiled one by one, so each geometry has one list of them. Layers fill their bound in
 # the first two lists alone, as the third has an empty one.
 LAYERED = [name for name in CLIPS if "per " in name] + ["of each kind"]
-QUICK = [(name, "float32", [SHAPES[i % 2]]) for i, name in enumerate(LAYERED)]
 FLAT = [name for name in CLIPS if name not in LAYERED]
-QUICK += [(name, "float32", [SHAPES[i % 3]]) for i, name in enumerate(FLAT)]
-QUICK += [("l2", "bfloat16", [SHAPES[1]]), ("l2", "float16", [SHAPES[2]])]
+QUICK = {(name, "float32"): SHAPES[i % 2] for i, name in enumerate(LAYERED)}
+QUICK |= {(name, "float32"): SHAPES[i % 3] for i, name in enumerate(FLAT)}
+QUICK |= {("l2", "bfloat16"): SHAPES[1], ("l2", "float16"): SHAPES[2]}
+
+
+def _others(*case):
+    return [shapes for shapes in SHAPES if shapes is not QUICK.get(case)]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "lists"),
     [
-        *QUICK,
+        *[(*case, [shapes]) for case, shapes in QUICK.items()],
         *[
-            pytest.param(name, dtype, SHAPES, marks=pytest.mark.slow)
+            pytest.param(name, dtype, _others(name, dtype), marks=pytest.mark.slow)
             for name in CLIPS
             for dtype in DTYPES
         ],
@@ -107,7 +111,7 @@ QUICK += [("l2", "bfloat16", [SHAPES[1]]), ("l2", "float16", [SHAPES[2]])]
 )
 @hostile
 @given(
-    which=st.integers(0, 2),
+    which=st.integers(0, 5),
     draw=st.tuples(exponents, spreads, specials, seeds),
     mask=masks,
     index=st.integers(0, EXAMPLES - 1),
