@@ -20,8 +20,8 @@ SIZE = 5
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 # What these have of rules and structure, others have too that are quick tests.
 COVERED = {
-    *("cnn", "parts_added", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
-    *("transformer", "tied_embeddings"),  # in microbatches and inside shard_map, below
+    *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
+    *("transformer", "tied_embeddings"),  # in microbatches and at any magnitude, below
     "lstm",  # whose step nested_scans takes
 }
 # Compiling is what these tests wait for.
@@ -129,7 +129,7 @@ CLIPS = {
 )
 def test_every_clip(name):
     network = NETWORKS["mlp"]
-    close(*both(network, CLIPS[name], points_of(network, 2), _batch(network)))
+    close(*both(network, CLIPS[name], points_of(network, 1), _batch(network)))
 
 
 @pytest.mark.parametrize("name", slow_but(("odd_convolutions",), FEW[1:3]))
@@ -259,8 +259,9 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
     assert products._joined(small) is small
 
 
-def test_low_precision_parameters():
-    network = NETWORKS["transformer"]
+@pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "transformer")))
+def test_low_precision_parameters(name):
+    network = NETWORKS[name]
     points = points_of(network, 1)
     low = jax.tree.map(lambda p: floats(p, jnp.bfloat16), points.points)
     points = dpoptax.GradientPoints(low, (1.0,))
@@ -269,9 +270,10 @@ def test_low_precision_parameters():
     close(got, want, tolerance=3e-2)
 
 
-def test_double_precision():
+@pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "vit")))
+def test_double_precision(name):
     with jax.enable_x64(True):
-        network = NETWORKS["vit"]
+        network = NETWORKS[name]
         points = points_of(network, 2)
         double = jax.tree.map(lambda p: floats(p, jnp.float64), points.points)
         points = dpoptax.GradientPoints(double, points.weights)
@@ -286,7 +288,7 @@ def test_auxiliary_outputs_and_microbatches():
         value = network.loss(params, example)
         return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
 
-    points, batch = points_of(network, 2), _batch(network, 7)
+    points, batch = points_of(network, 1), _batch(network, 7)
     options = {"has_aux": True, "microbatch_size": 3}
     (got, got_aux), (want, want_aux) = (
         jax.jit(
@@ -299,14 +301,15 @@ def test_auxiliary_outputs_and_microbatches():
     close(got_aux, want_aux)
 
 
-def test_inside_shard_map():
-    network = NETWORKS["tied_embeddings"]
+@pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "tied_embeddings")))
+def test_inside_shard_map(name):
+    network = NETWORKS[name]
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     points, batch = points_of(network, 2), _batch(network)
     spec = jax.sharding.PartitionSpec
 
     def total(points, batch):
-        ones = jnp.ones(len(batch), bool)
+        ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
         own, _ = bookkept_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")

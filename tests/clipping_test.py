@@ -62,8 +62,9 @@ def test_equals_optax_contrib_and_jax_privacy():
         l2_clip_norm=0.3,
         batch_argnums=1,
         keep_batch_dim=True,
-    )(params, batch)
-    ours = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.3))
+    )
+    theirs = jax.jit(theirs)(params, batch)
+    ours = jax.jit(dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(0.3)))
     ours = ours(dpoptax.gradient_points((), params), batch).sum
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), ours, theirs)
 

@@ -1,6 +1,7 @@
 """The clip geometries: each one's curve, its bound for any input, and per layer."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,15 @@ LAYERED = {
 }
 
 
+@functools.cache
+def _summed(name):
+    return jax.jit(functools.partial(sum_clipped, {**FLAT, **LAYERED}[name]))
+
+
+def _alone(clip, grads):
+    return jax.jit(functools.partial(sum_clipped, clip))(grads)
+
+
 def _grads(seed, batch=5, scale=1.0):
     rng = np.random.default_rng(seed)
     make = lambda *shape: helpers.floats(scale * rng.normal(size=(batch, *shape)))  # noqa: E731
@@ -53,7 +63,7 @@ def test_flat_geometries_follow_their_curves(name, scale):
         g = jax.tree.map(lambda x, i=i: np.asarray(x, np.float64)[i], grads)
         factor = CURVES[name](helpers.global_norm(g))
         want = jax.tree.map(lambda w, x, f=factor: w + f * x, want, g)
-    got = sum_clipped(FLAT[name], grads)
+    got = _summed(name)(grads)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6), got, want)
 
 
@@ -83,9 +93,9 @@ def test_no_example_adds_more_than_the_sensitivity(name):
 @pytest.mark.parametrize("name", [*FLAT, *LAYERED])
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
 def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
-    grads = {"a": np.full((2, 3), bad), "b": {"c": np.full((2, 2), bad), "d": np.zeros(2)}}
-    grads = jax.tree.map(helpers.floats, grads)
-    total = sum_clipped({**FLAT, **LAYERED}[name], grads)
+    grads = jax.tree.map(lambda g: np.full(g.shape, bad, np.float32), _grads(0))
+    grads["b"]["d"][:] = 0.0
+    total = _summed(name)(grads)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
 
 
@@ -129,8 +139,9 @@ def test_factor_times_norm_is_bounded_over_all_norms(name):
 
 
 def test_auto_s_keeps_short_gradients_short_and_psac_shorter_than_auto_v():
-    short = {"w": jnp.array([[1e-4, 0.0]])}
-    length = {name: float(sum_clipped(clip, short)["w"][0]) for name, clip in FLAT.items()}
+    short = jax.tree.map(lambda g: np.zeros(g.shape, np.float32), _grads(0))
+    short["a"][0, 0, 0] = 1e-4
+    length = {name: float(np.asarray(_summed(name)(short)["a"])[0, 0]) for name in FLAT}
     np.testing.assert_allclose(length["auto-v"], 0.7, rtol=1e-5)
     np.testing.assert_allclose(length["auto-s"], 0.7 * 1e-4 / 1.01e-2, rtol=1e-5)
     np.testing.assert_allclose(length["psac"], 0.7 * 1e-4, rtol=1e-2)
@@ -138,19 +149,19 @@ def test_auto_s_keeps_short_gradients_short_and_psac_shorter_than_auto_v():
 
 def test_normalized_is_l2_in_units_of_the_bound():
     grads = _grads(2)
-    ours = sum_clipped(dpoptax.normalized_clip(0.3), grads)
-    want = jax.tree.map(lambda x: x / 0.3, sum_clipped(dpoptax.l2_clip(0.3), grads))
+    ours = _alone(dpoptax.normalized_clip(0.3), grads)
+    want = jax.tree.map(lambda x: x / 0.3, _alone(dpoptax.l2_clip(0.3), grads))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), ours, want)
 
 
 def test_layers_are_clipped_by_themselves():
     grads = _grads(3)
-    total = sum_clipped(LAYERED["two"], grads)
+    total = _summed("two")(grads)
     for name, bound in (("a", 0.5), ("b", 1.2)):
-        alone = sum_clipped(dpoptax.l2_clip(bound), grads[name])
+        alone = _alone(dpoptax.l2_clip(bound), grads[name])
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
-    total = sum_clipped(LAYERED["whole"], grads)
-    alone = sum_clipped(dpoptax.l2_clip(0.7 / 3**0.5), grads["a"])
+    total = _summed("whole")(grads)
+    alone = _alone(dpoptax.l2_clip(0.7 / 3**0.5), grads["a"])
     np.testing.assert_allclose(total["a"], alone, rtol=1e-5)
     np.testing.assert_allclose(dpoptax.per_layer_clip([3.0, 4.0]).sensitivity, 5.0)
     np.testing.assert_allclose(LAYERED["whole"].sensitivity, 0.7)
@@ -160,9 +171,9 @@ def test_layers_are_clipped_by_themselves():
 def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
     grads = _grads(4)
     clip = dpoptax.per_layer_clip(make(0.7))
-    total = sum_clipped(clip, grads)
+    total = _alone(clip, grads)
     # Three leaves, with a bound of 0.7/√3 each; γ and r are as they were.
-    alone = [sum_clipped(make(0.7 / 3**0.5), leaf) for leaf in jax.tree.leaves(grads)]
+    alone = [_alone(make(0.7 / 3**0.5), leaf) for leaf in jax.tree.leaves(grads)]
     for got, want in zip(jax.tree.leaves(total), alone, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
     assert clip.sensitivity == 0.7
@@ -170,16 +181,17 @@ def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
 
 def test_layers_can_have_geometries_of_their_own():
     grads = _grads(5)
-    total = sum_clipped(LAYERED["named"], grads)
+    total = _summed("named")(grads)
     for name, clip in (("a", FLAT["auto-s"]), ("b", FLAT["normalized"])):
-        alone = sum_clipped(clip, grads[name])
+        alone = _alone(clip, grads[name])
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), total[name], alone)
     np.testing.assert_allclose(LAYERED["named"].sensitivity, (0.7**2 + 1.0) ** 0.5)
 
 
 def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
-    grads = jax.tree.map(lambda g: np.asarray(g)[:1] * np.float32(1e-6), _grads(6))
-    total = sum_clipped(LAYERED["auto-v each"], grads)
+    # One short example; the others add nothing.
+    first = np.array([1e-6, 0, 0, 0, 0], np.float32)
+    total = _summed("auto-v each")(jax.tree.map(lambda g: (np.asarray(g).T * first).T, _grads(6)))
     for leaf in jax.tree.leaves(total):
         np.testing.assert_allclose(np.linalg.norm(leaf), 0.7 / 3**0.5, rtol=1e-5)
 
@@ -274,8 +286,8 @@ def test_a_bound_that_bounds_nothing_names_the_geometry_that_is_meant(name, boun
 
 def test_the_geometry_meant_by_a_bound_of_zero_is_the_limit_of_small_ones():
     grads = _grads(7)
-    meant = sum_clipped(dpoptax.automatic_clip(1.0, gamma=0.0), grads)
-    limit = sum_clipped(dpoptax.normalized_clip(1e-6), grads)
+    meant = _alone(dpoptax.automatic_clip(1.0, gamma=0.0), grads)
+    limit = _alone(dpoptax.normalized_clip(1e-6), grads)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), meant, limit)
 
 

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Prices by Monte Carlo, and two trainings of a table of many rows.
-LONG = ("privacy/support.md", "guides/tables.md")
+# Prices by Monte Carlo, two trainings of a table of many rows, and all kinds of maps call by call.
+LONG = ("privacy/support.md", "guides/tables.md", "guides/maps.md")
 MODULES = (
     "dpoptax",
     "dpoptax.accounting",

@@ -86,7 +86,7 @@ def test_the_sum_is_of_clipped_mapped_gradients_and_comes_back(kind):
     mapped, plain = _brute_force(mlp_loss, params, factors, batch, 0.5)
     for method in ("auto", "vmap"):
         grad_fn = dpoptax.clipped_grad(mlp_loss, dpoptax.l2_clip(0.5), method=method)
-        clipped = grad_fn(points, batch)
+        clipped = jax.jit(grad_fn)(points, batch)
         for got, want in ((clipped.sum, mapped), (clipped.decode(clipped.sum), plain)):
             _all_close(got, want)
 
@@ -127,7 +127,7 @@ def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
     batch = jax.device_put(np.arange(5)), floats(rng.normal(size=(5, 4)))
     loss, factors = _tied(lookup_first), _factor("side", (6, 4), 0, 100.0)
     points = dpoptax.gradient_points(_state(factors, params), params)
-    clipped = dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5))(points, batch)
+    clipped = jax.jit(dpoptax.clipped_grad(loss, dpoptax.l2_clip(0.5)))(points, batch)
     _all_close(clipped.sum, _brute_force(loss, params, factors, batch, 0.5)[0])
     explained = dpoptax.explain(loss, params, (0, batch[1][0]), linear_map=points.linear_map)
     assert not explained.fallbacks
@@ -157,8 +157,8 @@ def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
 
     points = dpoptax.gradient_points(_state(scales, params), params)
     clip = dpoptax.l2_clip(0.7)
-    got = dpoptax.clipped_grad(mlp_loss, clip)(points, batch)
-    want = dpoptax.clipped_grad(loss, clip)(dpoptax.gradient_points((), own), batch)
+    got = jax.jit(dpoptax.clipped_grad(mlp_loss, clip))(points, batch)
+    want = jax.jit(dpoptax.clipped_grad(loss, clip))(dpoptax.gradient_points((), own), batch)
     close(got.sum, want.sum, tolerance=1e-4)
 
 
@@ -187,7 +187,7 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
     tx = optax.chain(_noise(clip, batch_size=1), dpoptax.linear_map(_factors("side", params)))
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
-    clipped = dpoptax.clipped_grad(mlp_loss, clip)(points, batch)
+    clipped = jax.jit(dpoptax.clipped_grad(mlp_loss, clip))(points, batch)
     released, _ = jax.jit(tx.update)(clipped, state, params)
     gradient = jax.grad(mlp_loss)
     mapped = jax.jit(lambda *of: points.linear_map.forward(gradient(*of)))(
@@ -196,7 +196,7 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
     own = points.__class__(points.points, points.weights, reference=points.reference)
     # The same geometry on the mapped gradient, which is the gradient of a linear loss.
     linear = lambda p, _: optax.tree.vdot(p, mapped)  # noqa: E731
-    encoded = dpoptax.clipped_grad(linear, clip)(own, jnp.zeros(1))
+    encoded = jax.jit(dpoptax.clipped_grad(linear, clip))(own, np.zeros(1, np.float32))
     want = points.linear_map.returned(encoded.decode(encoded.sum))
     close(released, want, tolerance=1e-3)
 

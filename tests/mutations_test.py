@@ -229,7 +229,7 @@ def test_poisson_accounting_over_shuffled_batches_is_caught():
 
 def _turned_around(transform):
     """Two neighbours whose mean gradients are small and orthogonal; the attacker reads angles."""
-    dimension, records = 20, 256
+    dimension, records = 20, 64
     sampler = games.poisson(records)
     rows = jnp.zeros((records, dimension))
     rows = rows.at[0, 0].set(0.7).at[-1, 0].set(-0.7).at[-1, 1].set(0.7)

@@ -286,10 +286,14 @@ def test_the_bound_of_a_norm_is_above_the_norm():
     exact = exact + basis.astype(np.float64) * weights
     absolute = (np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)).sum((1, 2))
     absolute += np.sqrt(np.sum((basis.astype(np.float64) * weights) ** 2, axis=(1, 2, 3)))
-    outer = Outer(products.Segment(*map(jnp.asarray, (rows, columns))), _LAYOUT, (4, 4))
-    term = Term(jnp.asarray(basis[0]), jnp.asarray(weights[:, 0]))
-    held, exponent, finite = assemble([outer], [term], None)
-    square, found = measure_terms(held, (1, 4, 4))
+
+    @jax.jit
+    def measured(rows, columns, basis, weights):
+        outer = Outer(products.Segment(rows, columns), _LAYOUT, (4, 4))
+        held, *scale = assemble([outer], [Term(basis, weights)], None)
+        return *scale, *measure_terms(held, (1, 4, 4))
+
+    exponent, finite, square, found = measured(rows, columns, basis[0], weights[:, 0])
     assert finite.all()
     unit = 2.0 ** np.asarray(exponent, np.float64)
     assert (np.asarray(square, np.float64) * unit**2 >= np.sum(exact**2, axis=(1, 2, 3))).all()

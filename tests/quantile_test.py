@@ -78,7 +78,8 @@ def test_the_threshold_finds_its_quantile_from_anywhere(quantile, start):
 def test_noise_has_the_scales_of_the_paper():
     sigma, share, batch_size, threshold = 1.5, 0.04, 10, 0.3
     clip = dpoptax.adaptive_clip(threshold, count_share=share, learning_rate=1e-3)
-    empty = _sum(clip, jnp.zeros((1, 20_000)), threshold, jnp.zeros(1, bool))
+    rows, nobody = np.zeros((1, 20_000), np.float32), np.zeros(1, bool)
+    empty = jax.jit(lambda rows, mask: _sum(clip, rows, threshold, mask))(rows, nobody)
 
     @jax.jit
     @jax.vmap
@@ -235,8 +236,8 @@ def test_per_example_stages_refuse_a_threshold_that_they_cannot_know():
 def test_bfloat16_parameters_get_bfloat16_updates():
     clip = dpoptax.adaptive_clip(0.1)
     params = jnp.zeros(3, jnp.bfloat16)
-    tx = _stage(clip)
-    mean, _ = tx.update(_sum(clip, jnp.ones((2, 3), jnp.bfloat16), 0.1), tx.init(params), params)
+    tx, rows = _stage(clip), jnp.ones((2, 3), jnp.bfloat16)
+    mean, _ = jax.jit(lambda rows: tx.update(_sum(clip, rows, 0.1), tx.init(params), params))(rows)
     assert mean.dtype == jnp.bfloat16
 
 

@@ -204,7 +204,7 @@ def check(layers, *, length=3, count=1, tangent=False, seed=0):
         assert not any(np.any(leaf) for leaf in got)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(**_programs)
 def test_random_programs(**program):
     check(**program)
