@@ -22,7 +22,7 @@ from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, norma
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.pulling import Cotangent
 from dpoptax._bookkeeping.rules import Layout
-from dpoptax._clips import bounds
+from dpoptax._clips import bounds, sums
 from dpoptax._clips.bounds import Size
 from dpoptax._trees import held
 
@@ -266,5 +266,5 @@ def sum_terms(factored: Factored, weights: jax.Array, sizes: tuple[int, int, int
     """Σ_i weights[i] G_i, (K, R, C), of gradients with terms."""
     total = products.weighted_sum(factored.segments, weights, sizes)
     for term in factored.terms:
-        total += term.basis * products.contract("b,b...->...", weights, term.weights)
+        total += term.basis * sums.weighted(weights, term.weights)
     return total

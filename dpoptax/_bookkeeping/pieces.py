@@ -20,7 +20,7 @@ from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.pulling import FixedArrays
 from dpoptax._bookkeeping.running import use_layout
 from dpoptax._bookkeeping.several import pull_back_all
-from dpoptax._clips import bounds
+from dpoptax._clips import bounds, sums
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._maps import forward
 from dpoptax._points import weigh
@@ -264,12 +264,8 @@ def sum_pieces(start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array) -> S
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
-        vectors[i] += _weighted(of_pieces[len(plan.products) + i], gradient)
+        vectors[i] += sums.weighted(of_pieces[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
-
-
-def _weighted(weights: jax.Array, gradients: jax.Array) -> jax.Array:
-    return _products.contract("b,b...->...", weights, gradients)
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.bounds import Size, gamma, upper_square
+from dpoptax._clips.sums import in_blocks
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -260,8 +261,15 @@ def _weighted(
     if indexed(columns):
         return _weighted(columns, rows, weights, (sizes[0], *sizes[:0:-1])).swapaxes(-1, -2)
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
-        return _outer_sums(_together(_times(rows, weights))[0], _together(columns)[0])
-    return _outer_sums(_together(rows)[0], _together(_times(columns, weights))[0])
+        rows = _times(rows, weights)
+    else:
+        columns = _times(columns, weights)
+
+    def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+        return _outer_sums(_together(rows)[0], _together(columns)[0])
+
+    # Products of matrices are computed in blocks anyway; with a vector, in one piece.
+    return in_blocks(outer_sums, rows, columns) if 1 in sizes[1:] else outer_sums(rows, columns)
 
 
 def _together(factor: jax.Array) -> jax.Array:

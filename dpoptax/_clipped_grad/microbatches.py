@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpoptax._clipped_grad.convolutions import channels_last
+from dpoptax._clips.sums import add
 from dpoptax._trees import PyTree
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
@@ -55,7 +56,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
             batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        kinds = (microbatching.AccumulationType.SUM, microbatching.AccumulationType.CONCAT)
+        kinds = (_COMPENSATED_SUM, microbatching.AccumulationType.CONCAT)
         total, aux = microbatching.microbatch(
             jax.jit(sums),  # traced for its shapes and for the loop: once, not twice
             argnums=(0, 1),
@@ -66,6 +67,30 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
         return total, jax.tree.map(lambda x: x[:examples], aux)
 
     return run
+
+
+def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
+    zeros = jax.tree.map(jnp.zeros_like, value)
+    return zeros, jax.tree.map(jnp.zeros_like, value)
+
+
+def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
+    """Carries what rounding took off beside the total: many parts round as one would."""
+    del part
+    total, lost = carry
+    leaves, structure = jax.tree.flatten(total)
+    added = map(add, leaves, jax.tree.leaves(value))
+    found, errors = zip(*added, strict=True) if leaves else ((), ())
+    total = jax.tree.unflatten(structure, found)
+    return total, jax.tree.map(jnp.add, lost, jax.tree.unflatten(structure, errors))
+
+
+_COMPENSATED_SUM = microbatching.Accumulator(
+    init=_zeros,
+    update=_add,
+    finalize=lambda carry: jax.tree.map(jnp.add, *carry),
+    aggregate=lambda values: jax.tree.map(lambda x: jnp.sum(x, axis=0), values),
+)
 
 
 def check_microbatch_size(microbatch_size: int | None) -> None:

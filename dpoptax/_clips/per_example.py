@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips import bounds
+from dpoptax._clips import bounds, sums
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
 from dpoptax._trees import PyTree, held
@@ -75,14 +75,14 @@ def sum_clipped(
 
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
         if grid is None:
-            return jnp.einsum("b,b...->...", coefficient, unit, precision=jax.lax.Precision.HIGHEST)
+            return sums.weighted(coefficient, unit)
         clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
         return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
     clipped = clip_each(clip, grads, mask)
-    sums = list(map(summed, clipped.coefficients, clipped.units))
-    return jax.tree.unflatten(jax.tree.structure(grads), sums)
+    totals = list(map(summed, clipped.coefficients, clipped.units))
+    return jax.tree.unflatten(jax.tree.structure(grads), totals)
 
 
 class ClippedUnits(NamedTuple):
