@@ -1,14 +1,20 @@
-"""Convolutions as XLA's fast kernels on CPU take them.
+"""Convolutions as XLA's fast kernels on CPU take them, and without groups of the batch.
 
 These know one order of axes, channels last. XLA writes the convolutions of a program in it, but
 not those inside of a loop: a gradient's, whose axes are in another order, take fifty times as long
-there. So they are written in it before XLA sees them; elsewhere nothing changes.
+there. So they are written in it before XLA sees them; on other platforms than CPU they stay.
+
+The gradient by the kernel of a grouped convolution has groups of the batch, and `jax.vmap` makes
+groups of examples of them. XLA computes each group with all others times zero, and what is not
+finite in one example, NaN in all: without it they would not be. So they are written as groups of
+features, which it keeps apart, on all platforms.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
@@ -22,7 +28,7 @@ def channels_last(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def run(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        if not _has_other_orders(closed.jaxpr):
+        if not _has_rewritten(closed.jaxpr):
             return traced(*args)
         results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -41,7 +47,7 @@ def _evaluate(
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        if _is_in_other_order(eqn):
+        if _is_rewritten(eqn):
             outputs: Sequence[jax.Array] = [_convolve(eqn, *operands)]
         else:
             outputs = bind(_rewritten(eqn), operands)
@@ -52,19 +58,35 @@ def _evaluate(
 def _convolve(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
     given = eqn.params["dimension_numbers"]
     last = _channels_last(images.ndim)
+    params = dict(eqn.params)
+    if (groups := params["batch_group_count"]) > 1:
+        images = _as_features(images, groups, *given.lhs_spec[:2])
+        params |= {"batch_group_count": 1, "feature_group_count": groups}
 
     def in_order(images: jax.Array, kernels: jax.Array) -> jax.Array:
         out = lax.conv_general_dilated_p.bind(
             _moved(images, given.lhs_spec, last.lhs_spec),
             _moved(kernels, given.rhs_spec, last.rhs_spec),
-            **{**eqn.params, "dimension_numbers": last},
+            **{**params, "dimension_numbers": last},
         )
         return _moved(out, last.out_spec, given.out_spec)
 
     def as_given(images: jax.Array, kernels: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated_p.bind(images, kernels, **eqn.params)
+        return lax.conv_general_dilated_p.bind(images, kernels, **params)
 
     return lax.platform_dependent(images, kernels, cpu=in_order, default=as_given)
+
+
+def _as_features(images: jax.Array, groups: int, batch: int, features: int) -> jax.Array:
+    """Images with the groups of their batch axis in the axis of features, one after the other."""
+    shape = images.shape
+    split = images.reshape(*shape[:batch], groups, shape[batch] // groups, *shape[batch + 1 :])
+    # Where the axis of features is now, that of groups taken out: before it they belong.
+    apart = jnp.moveaxis(split, batch, features)
+    return apart.reshape(
+        *(n // groups if i == batch else n * groups if i == features else n
+          for i, n in enumerate(shape))
+    )  # fmt: skip
 
 
 def _moved(x: jax.Array, source: Sequence[int], target: Sequence[int]) -> jax.Array:
@@ -78,17 +100,17 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
     return lax.ConvDimensionNumbers(images, (ndim - 1, ndim - 2, *range(ndim - 2)), images)
 
 
-def _is_in_other_order(eqn: JaxprEqn) -> bool:
-    if eqn.primitive is not lax.conv_general_dilated_p or eqn.params["batch_group_count"] != 1:
+def _is_rewritten(eqn: JaxprEqn) -> bool:
+    if eqn.primitive is not lax.conv_general_dilated_p:
         return False
     given = eqn.params["dimension_numbers"]
-    return given != _channels_last(len(given.lhs_spec))
+    return eqn.params["batch_group_count"] > 1 or given != _channels_last(len(given.lhs_spec))
 
 
-def _has_other_orders(jaxpr: Jaxpr) -> bool:
+def _has_rewritten(jaxpr: Jaxpr) -> bool:
     return any(
-        _is_in_other_order(eqn)
-        or any(map(_has_other_orders, map(_opened, _programs(list(eqn.params.values())))))
+        _is_rewritten(eqn)
+        or any(map(_has_rewritten, map(_opened, _programs(list(eqn.params.values())))))
         for eqn in jaxpr.eqns
     )
 
@@ -99,7 +121,7 @@ def _rewritten(eqn: JaxprEqn) -> JaxprEqn:
     def rewrite(param: Any) -> Any:
         if isinstance(param, (tuple, list)) and _programs(param):
             return type(param)(map(rewrite, param))
-        if not isinstance(param, (ClosedJaxpr, Jaxpr)) or not _has_other_orders(_opened(param)):
+        if not isinstance(param, (ClosedJaxpr, Jaxpr)) or not _has_rewritten(_opened(param)):
             return param
         consts = param.consts if isinstance(param, ClosedJaxpr) else []
         jaxpr = _opened(param)
