@@ -53,8 +53,8 @@ def clipped_grad(
     Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
     data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero.
     Each summand is bounded for the numbers as the machine computes them; the rounding of the sum
-    over examples is measured, not proved, but with `grid`: beside others that were chosen for it
-    it counts where thousands are summed in one piece, and little in microbatches (docs/bound.md).
+    over examples by about 1e-3 beside others that were chosen for it, proved for sums in blocks,
+    measured for products of matrices, and nothing with `grid` (docs/bound.md).
     The sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary
     outputs, which nothing here protects.
 
