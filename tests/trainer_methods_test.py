@@ -29,6 +29,7 @@ from dpoptax.training.methods import (
     JamesStein,
     LPAdam,
     Muon,
+    NonPrivate,
     ScaleThenPrivatize,
     ShrunkMuon,
     SignSGD,
@@ -361,3 +362,24 @@ def test_the_kernels_of_convolutions_are_muon_s_too():
     out, _ = direction.update(grads, direction.init(params), params)
     values = np.linalg.svd(np.asarray(out["conv"]).reshape(18, 8), compute_uv=False)
     assert np.all((values > 0.3) & (values < 1.3) | (values < 1e-3))
+
+
+def test_noise_by_another_generator_is_another_run_of_the_same_price(tmp_path):
+    config = dataclasses.replace(TINY, method=DPSGD(), noise_multiplier=2.0)
+    fast = dataclasses.replace(config, noise_generator="fast")
+    data = load_dataset("digits")
+    plans = [make_plan(c, data.train_size) for c in (config, fast)]
+    default, other = (
+        train(c, data, plan, workdir=tmp_path / c.noise_generator)
+        for c, plan in zip((config, fast), plans, strict=True)
+    )
+    assert default.summary["epsilon"] == other.summary["epsilon"]
+    assert default.summary["params_sha256"] != other.summary["params_sha256"]
+    with pytest.raises(ConfigError, match="noise_generator"):
+        train(fast, data, plans[1], workdir=tmp_path / "default")
+
+
+@pytest.mark.parametrize("method", [CorrelatedNoise(), GeoDP(), AdaptiveClip(), NonPrivate()])
+def test_a_generator_that_a_method_has_not_is_refused(method):
+    with pytest.raises(ConfigError, match=r"noise_generator='fast': the noise of .* by default"):
+        dataclasses.replace(TINY, method=method, noise_generator="fast")

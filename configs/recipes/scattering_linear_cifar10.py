@@ -2,6 +2,11 @@
 
 The authors report 67.0 % at ε = 3, δ = 1e-5, with features normalised by noisy
 statistics of the data set, a part of its ε; here each example's are normalised by themselves.
+Measured at ε = 3, one run, seed 0, on images decoded from JPEG: 62.4 % on the test split, by
+
+    dpoptax train configs/recipes/scattering_linear_cifar10.py --data-dir DIR --workdir runs/recipe
+
+The rate is the authors', and not tuned here.
 """
 
 from dpoptax.training.config import TrainConfig
