@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import accounting
+from dpoptax import accounting, sampling
 from dpoptax._clips import per_example
 from dpoptax._noise.ledger import with_key
 from tests import helpers
@@ -75,8 +75,9 @@ def test_geodp_counts_releases_that_no_accountant_accepts():
     assert ledger.releases == 2
     assert "not a mean" in ledger.mechanism.unproven
     assert not np.allclose(*releases)
+    sampler = sampling.PoissonSampler(dataset_size=100, batch_size=10, seed=0)
     with pytest.raises(ValueError, match="without a privacy proof"):
-        accounting.epsilon_spent(state, None, 1e-5)
+        accounting.epsilon_spent(state, sampler, 1e-5)
 
 
 def neighbours(d=20, batch_size=256):
