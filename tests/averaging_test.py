@@ -90,6 +90,7 @@ def test_a_run_without_privacy_can_be_averaged():
     )
 
 
+@pytest.mark.slow
 def test_another_decay_is_another_run(tmp_path):
     resume_test.run(tmp_path, parameter_ema=0.5)
     with pytest.raises(ConfigError, match=r"parameter_ema=0\.9 differs from 0\.5"):

@@ -64,6 +64,7 @@ def assert_close(actual, expected):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated")  # By jax_privacy.
 def test_private_contenders_compute_the_same_but_for_the_noise(monkeypatch):
     monkeypatch.setattr(contenders, "NOISE_MULTIPLIER", 0.0)
@@ -87,6 +88,7 @@ def test_accumulated_non_private_step_equals_the_whole():
     assert_close(one_step("non-private", microbatch_size=2), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "options", "parameters"),
     [
@@ -266,6 +268,7 @@ def test_noise_is_timed_by_generator():
         assert all(float(cell) >= 0.0 for cell in row.split("|")[2:-1]), row
 
 
+@pytest.mark.slow
 def test_runs_together_and_alone_are_timed():
     chosen = together.Together(features=8, examples=64, batch_size=16, rates=2, steps=1, rounds=1)
     header, _, *rows = together.main(chosen).splitlines()

@@ -16,8 +16,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
-# Prices by Monte Carlo, two trainings of a table of many rows, and all kinds of maps call by call.
-LONG = ("privacy/support.md", "guides/tables.md", "guides/maps.md")
+# Prices by Monte Carlo, two trainings of a table of many rows, all kinds of maps call by call, and
+# models that take long to compile.
+LONG = (
+    "privacy/support.md",
+    "guides/tables.md",
+    "guides/maps.md",
+    "guides/nnx.md",
+    "guides/linen.md",
+    "guides/norms.md",
+    "guides/gans.md",
+    "guides/shrinkage.md",
+    "guides/language.md",
+)
 MODULES = (
     "dpoptax",
     "dpoptax.accounting",

@@ -229,6 +229,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
     paths = []
     for name in ("DPSGD", "NonPrivate"):

@@ -61,6 +61,7 @@ def config_for(folder, dataset, **changes):
     )
 
 
+@pytest.mark.slow
 def test_sentences(folder, tmp_path):
     config = config_for(folder, "sst2", seed=3)
     result = train_and_evaluate(config, tmp_path, progress=False)

@@ -73,6 +73,7 @@ def padded(tokens, size):
     return [*tokens, *[END] * (size - len(tokens))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beams", "length_penalty"), [(1, 1.7), (2, 0.0), (3, 1.0), (5, 1.0)])
 def test_the_search_is_the_one_that_its_docstring_says(beams, length_penalty):
     for table, tokens, score in zip(
@@ -128,6 +129,7 @@ def generated(tiny, **options):
     return np.asarray(generate(tiny[1], rows, np.array([len(p) for p in PROMPTS]))).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
     size = 3
@@ -153,6 +155,7 @@ def test_enough_beams_find_the_best_of_all_texts(tiny, length_penalty):
         assert tokens == padded(max(scores, key=scores.get), size)
 
 
+@pytest.mark.slow
 def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
     options = {"beams": 3, "length_penalty": 1.0, "max_tokens": 7}
     for prompt, tokens in zip(PROMPTS, generated(tiny, **options), strict=True):
@@ -240,6 +243,7 @@ def test_references_are_grouped_by_their_source(folder):
             np.testing.assert_array_equal(row[:length], inputs[:start])
 
 
+@pytest.mark.slow
 def test_texts_do_not_depend_on_how_many_are_generated_at_a_time(folder):
     config = config_for(folder)
     dataset = load_dataset("e2e", folder, config.tokens)

@@ -36,6 +36,7 @@ def size(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "count"),
     [
@@ -57,6 +58,7 @@ def test_sizes(name, shape, classes, count):
     assert size(shapes(MODELS[name](classes), shape)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
 def test_every_model_takes_every_small_image(name, shape):

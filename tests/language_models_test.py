@@ -62,6 +62,7 @@ def collections(variables):
     return {name: tree for name, tree in variables._asdict().items() if tree}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_layer_is_that_of_the_reference(name, lora):

@@ -79,6 +79,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
         report.Report(flops_per_second=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "gradients"),
     [

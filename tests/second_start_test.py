@@ -53,6 +53,7 @@ MOST_PROGRAMS = 8
 CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accountant="rdp")
 
 
+@pytest.mark.slow
 def test_a_second_start_is_the_same_run_compiles_nothing_and_imports_what_it_needs(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG_FILE)
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("JAX_")}

@@ -118,6 +118,7 @@ def test_the_mean_squared_error_of_low_rank_signals_is_less(make, bound, strengt
     assert error + 5 * spread < bound * raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [0.0, 1.5, 6.0])
 def test_the_error_is_the_one_that_theory_gives_for_the_best_shrinker(strength):
     # Gavish and Donoho, section 4.1: Σ x²(1 − c²), and all of x where it is below the edge.
@@ -196,6 +197,7 @@ def test_shrunk_muon_is_its_formula(name):
         np.testing.assert_allclose(out["bias"], other["bias"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
     params = {"kernel": jnp.zeros((5, 9))}
     gradients = [
@@ -212,6 +214,7 @@ def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
     assert jnp.any(params["kernel"] != got[0]["kernel"])
 
 
+@pytest.mark.slow
 def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
     # Nearer to the signal's own polar factor than Muon's weights of 1, and than any other constant.
     stddev, shape = 1.0, (40, 60)

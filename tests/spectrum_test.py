@@ -153,6 +153,7 @@ def test_gradients_without_noise_are_not_recorded(changes):
         dataclasses.replace(RUN, **changes)
 
 
+@pytest.mark.slow
 def test_noise_on_angles_has_no_single_deviation(tmp_path):
     config = dataclasses.replace(RUN, method=GeoDP(), steps=2, record=5)
     train_and_evaluate(config, tmp_path, progress=False)

@@ -237,6 +237,7 @@ class TestCompilationCache:
         assert main(["train", str(path), "--workdir", str(workdir), *options]) == 0
         return json.loads((workdir / "summary.json").read_text())
 
+    @pytest.mark.slow
     def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
         folder = tmp_path / "kept"
         option = ("--compilation-cache", str(folder))

@@ -52,6 +52,7 @@ def test_break_even_beta_separates_who_is_better():
                 assert (errors[index] < errors[index + 1]) == geodp_wins
 
 
+@pytest.mark.slow
 def test_figure_3a_at_full_range_of_angles(figure_3):
     """GeoDP keeps directions and DP keeps values at low noise; at high noise DP keeps directions.
 
@@ -122,6 +123,7 @@ def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
     assert np.all(small.geodp_direction < small.dp_direction)
 
 
+@pytest.mark.slow
 def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
     gradients, truth = studies.heterogeneous_gradients(0)
     hyperspherical = {

@@ -18,6 +18,7 @@ def written(tmp_path_factory):
     return workdir, study.run_studies(CHEAP, workdir, seeds=2, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_study_leaves_numbers_a_figure_and_findings(written, name):
     workdir, found = written
@@ -38,6 +39,7 @@ def test_the_findings_are_those_of_the_readme(written):
     assert {finding.holds for finding in found["kalman-gain"]} == {"yes"}
 
 
+@pytest.mark.slow
 def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
     workdir, found = written
 

@@ -213,6 +213,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
+@pytest.mark.slow
 def test_disk_on_copies_that_are_the_examples_is_disk():
     config = tiny(method=Disk(), noise_multiplier=1.0, epsilon=None)
     want = run(config).params
@@ -284,6 +285,7 @@ def test_flips_are_of_every_other_copy_and_of_its_width():
     assert augment(example, jax.random.key(0))["labels"] == 3
 
 
+@pytest.mark.slow
 def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     base = {"noise_multiplier": 1.0, "epsilon": None, "learning_rate": 0.01}
     sgd, momentum, other = (
