@@ -28,7 +28,7 @@ def channels_last(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     def run(*args: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*args)
-        if not _has_rewritten(closed.jaxpr):
+        if not _any_wants_rewriting(closed.jaxpr):
             return traced(*args)
         results = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -47,7 +47,7 @@ def _evaluate(
 
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
-        if _is_rewritten(eqn):
+        if _wants_rewriting(eqn):
             outputs: Sequence[jax.Array] = [_convolve(eqn, *operands)]
         else:
             outputs = bind(_rewritten(eqn), operands)
@@ -100,17 +100,17 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
     return lax.ConvDimensionNumbers(images, (ndim - 1, ndim - 2, *range(ndim - 2)), images)
 
 
-def _is_rewritten(eqn: JaxprEqn) -> bool:
+def _wants_rewriting(eqn: JaxprEqn) -> bool:
     if eqn.primitive is not lax.conv_general_dilated_p:
         return False
     given = eqn.params["dimension_numbers"]
     return eqn.params["batch_group_count"] > 1 or given != _channels_last(len(given.lhs_spec))
 
 
-def _has_rewritten(jaxpr: Jaxpr) -> bool:
+def _any_wants_rewriting(jaxpr: Jaxpr) -> bool:
     return any(
-        _is_rewritten(eqn)
-        or any(map(_has_rewritten, map(_opened, _programs(list(eqn.params.values())))))
+        _wants_rewriting(eqn)
+        or any(map(_any_wants_rewriting, map(_opened, _programs(list(eqn.params.values())))))
         for eqn in jaxpr.eqns
     )
 
@@ -121,7 +121,7 @@ def _rewritten(eqn: JaxprEqn) -> JaxprEqn:
     def rewrite(param: Any) -> Any:
         if isinstance(param, (tuple, list)) and _programs(param):
             return type(param)(map(rewrite, param))
-        if not isinstance(param, (ClosedJaxpr, Jaxpr)) or not _has_rewritten(_opened(param)):
+        if not isinstance(param, (ClosedJaxpr, Jaxpr)) or not _any_wants_rewriting(_opened(param)):
             return param
         consts = param.consts if isinstance(param, ClosedJaxpr) else []
         jaxpr = _opened(param)
