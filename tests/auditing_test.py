@@ -80,6 +80,7 @@ def test_no_run_exceeds_its_claim(name, noise_multiplier, probability, steps, th
         assert result.epsilon_lower_bound > 0.3 * result.claimed_epsilon, result
 
 
+@pytest.mark.slow
 def test_filters_do_not_hide_the_releases():
     """A linear filter is undone: the bound is the one of the noise alone, draw for draw."""
     bounds = []

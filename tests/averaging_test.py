@@ -64,6 +64,7 @@ def test_needs_the_parameters():
         tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_and_evaluates_the_average():
     last = [run(tiny(steps=steps, **GIVEN)).params for steps in range(1, 3)]
     config = tiny(steps=2, parameter_ema=0.15, eval_every=2, **GIVEN)

@@ -22,7 +22,8 @@ FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")
 COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
     *("transformer", "tied_embeddings"),  # in microbatches and at any magnitude, below
-    "lstm",  # whose step nested_scans takes
+    *("lstm", "scanned_layers"),  # whose steps nested_scans takes
+    "lora",  # merged into a kernel in pulling_test, and in the models of language_models_test
 }
 # Compiling is what these tests wait for.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -213,6 +213,7 @@ def compared(tmp_path_factory):
     return paths, workdir / "out", compare(configs, comparison, progress=False)
 
 
+@pytest.mark.slow
 def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
     _, workdir, results = compared
     assert json.loads((workdir / "results.json").read_text())["methods"][0]["name"] == "DP-SGD"
@@ -250,6 +251,7 @@ def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     assert repeated["test_accuracy"] == reported["test_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_path, monkeypatch):
     configs = {
         rate: TrainConfig(

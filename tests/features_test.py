@@ -136,6 +136,7 @@ def test_rows_are_read_when_they_are_asked_for():
     assert odd[np.array([0])].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     """Read by rows or held in memory, held out or not."""
     found = {}

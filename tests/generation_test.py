@@ -165,6 +165,7 @@ def test_beams_keep_the_keys_and_values_of_their_own_tokens(tiny):
         assert tokens == padded(expected, 7)
 
 
+@pytest.mark.slow
 def test_a_greedy_text_is_that_of_the_whole_forward_pass(tiny):
     found = generated(tiny, beams=1, length_penalty=1.0, max_tokens=8)
     for prompt, tokens in zip(PROMPTS, found, strict=True):

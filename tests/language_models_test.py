@@ -86,6 +86,7 @@ def test_every_layer_is_that_of_the_reference(name, lora):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_lora_trains_its_corrections_and_the_head_only(name):
     model, variables, reference = start(name, lora_rank=2, lora_alpha=6.0)

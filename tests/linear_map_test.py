@@ -402,6 +402,7 @@ def test_a_map_of_the_parameters_follows_them_while_it_can_be_taken_back():
     assert seen == [1.0, 3.0, 3.0, 3.0, 3.0, 6.0]
 
 
+@pytest.mark.slow
 def test_explain_says_which_maps_need_per_example_gradients():
     params = mlp_params(0, (5, 40, 30))
     example = jax.tree.map(lambda x: x[0], mlp_batch(0, 1, (5, 40, 30)))

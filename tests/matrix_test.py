@@ -59,7 +59,10 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
     assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24)
 
 
-@pytest.mark.parametrize("strategy", [BANDED, BUFFERED, LAMBDA, BISR])
+@pytest.mark.parametrize(
+    "strategy",
+    [BANDED, LAMBDA, *(pytest.param(s, marks=pytest.mark.slow) for s in (BUFFERED, BISR))],
+)
 def test_the_factory_may_be_called_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)

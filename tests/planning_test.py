@@ -51,6 +51,7 @@ def test_flops_grow_with_the_batch_whatever_the_microbatch():
     assert 4 * 640 < per_example < 8 * 640
 
 
+@pytest.mark.slow
 def test_the_compiled_step_tells_its_working_memory():
     small, large = (
         plan_run(dataclasses.replace(TINY, batch_size=size), compiled=True).working_bytes
@@ -89,6 +90,7 @@ def test_a_paper_is_planned_without_its_data(capsys):
     assert "ε           8.000 at" in out or "ε           7.99" in out
 
 
+@pytest.mark.slow
 def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
     rows = load_configs(CONFIGS / "transformer.py")
     in_order = {name: row for name, row in rows.items() if row.sampling == "in_order"}

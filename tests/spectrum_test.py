@@ -121,6 +121,7 @@ def recorded(tmp_path_factory):
     return train_and_evaluate(RUN, workdir, progress=False), workdir
 
 
+@pytest.mark.slow
 def test_a_recording_holds_what_was_released_and_what_the_filter_made_of_it(recorded):
     result, workdir = recorded
     found = spectrum.load(workdir / "recording.npz")

@@ -131,6 +131,7 @@ class TestOnce:
 class TestForesight:
     config = dataclasses.replace(CONFIG, batch_size=24)  # that no other test compiles
 
+    @pytest.mark.slow
     def test_the_run_finds_all_that_was_prepared(self, tmp_path):
         before = step._compile.cache_info()
         inits = models.compiled_init.cache_info()
@@ -157,6 +158,7 @@ class TestForesight:
             with pytest.raises(ValueError, match=message):
                 loop.train_and_evaluate(config, tmp_path / "run", progress=False)
 
+    @pytest.mark.slow
     def test_prepared_ahead_of_published_files_or_not_the_run_is_the_same(
         self, tmp_path, monkeypatch
     ):

@@ -179,6 +179,7 @@ def test_batches_in_order_are_whole_groups_and_unamplified(method):
     assert spent == plan.epsilon(30) > alone
 
 
+@pytest.mark.slow
 def test_the_augmented_step_averages_shifted_copies_before_the_clip():
     config = tiny(
         method=Augmented(multiplicity=3, shift=1),

@@ -62,6 +62,7 @@ def trained(config, dataset, **options):
     return train(config, dataset, make_plan(config, dataset.units(config.unit)), **options)
 
 
+@pytest.mark.slow
 def test_a_run_says_users_and_goes_on_after_a_stop(owners, tmp_path):
     changes = {**OF_USERS, "steps": 4, "owners": owners}
     whole = run(tmp_path / "whole", **changes)
