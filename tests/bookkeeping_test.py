@@ -289,7 +289,7 @@ def test_auxiliary_outputs_and_microbatches():
         value = network.loss(params, example)
         return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
 
-    points, batch = points_of(network, 1), _batch(network, 7)
+    points, batch = points_of(network, 2), _batch(network, 7)
     options = {"has_aux": True, "microbatch_size": 3}
     (got, got_aux), (want, want_aux) = (
         jax.jit(
