@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._bookkeeping import rules
 from dpoptax._bookkeeping.activity import Activity
@@ -156,19 +156,21 @@ def _of_one(example: PyTree, keyed: bool) -> str:
     return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
 
 
-def read_program(
+def trace_loss(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
     example: PyTree,
     key: jax.Array | jax.ShapeDtypeStruct | None,
     *,
     has_aux: bool,
-) -> Program:
-    """Traces `loss_fn(params, example[, key])` on shapes and reads it.
+) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
+    """Traces `loss_fn(params, example[, key])` on shapes; raises where it may mix examples.
 
     The arguments are arrays or shape structs of one example; `key` is None where there is none.
+
+    Returns:
+      The program, and the shapes of its results, (loss, aux).
     """
-    check_parameters(params)
     extra = () if key is None else (key,)
 
     def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -180,14 +182,27 @@ def read_program(
         return out if has_aux else (out, None)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
+    check_separate(closed, len(jax.tree.leaves(params)))
+    return closed, shapes
+
+
+def read_program(
+    loss_fn: Callable[..., PyTree],
+    params: PyTree,
+    example: PyTree,
+    key: jax.Array | jax.ShapeDtypeStruct | None,
+    *,
+    has_aux: bool,
+) -> Program:
+    """Traces a loss, as `trace_loss` does, and reads it."""
+    check_parameters(params)
+    closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux)
     if shapes[0].shape != ():
         raise TypeError(
             f"loss_fn must return a scalar for one example, but its value has shape "
             f"{shapes[0].shape}; reduce it, or set has_aux=True if it returns (loss, aux)"
         )
-    leaves = jax.tree.leaves(params)
-    count = len(leaves)
-    check_separate(closed, [i >= count for i in range(len(closed.jaxpr.invars))])
+    count = len(jax.tree.leaves(params))
     args: list[Value] = []
     for i, var in enumerate(closed.jaxpr.invars):
         if i < count:

@@ -28,12 +28,12 @@ _REST = (
 )
 
 
-def check_separate(program: ClosedJaxpr, private: Sequence[bool]) -> None:
+def check_separate(program: ClosedJaxpr, shared: int) -> None:
     """Raises a TypeError where a loss of one example, mapped over a batch, may mix examples.
 
     Args:
       program: the traced loss.
-      private: which of its operands are of the example; the others are the same for all.
+      shared: how many of its operands, the first, are the same for all examples.
     """
     axes = sorted(str(e.name) for e in program.effects if type(e).__name__ == "NamedAxisEffect")
     if axes:
@@ -42,7 +42,7 @@ def check_separate(program: ClosedJaxpr, private: Sequence[bool]) -> None:
             "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
             "have no per-example gradient"
         )
-    _check(program.jaxpr, private)
+    _check(program.jaxpr, [i >= shared for i in range(len(program.jaxpr.invars))])
 
 
 def _check(program: Jaxpr, private: Sequence[bool]) -> None:

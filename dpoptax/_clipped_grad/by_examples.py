@@ -1,12 +1,11 @@
 """The clipped sum by per-example gradients: the reference, for any program."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._bookkeeping.separation import check_separate
+from dpoptax._bookkeeping.reading import trace_loss
 from dpoptax._clips.base import Clip
 from dpoptax._clips.per_example import sum_clipped
 from dpoptax._points import GradientPoints, weigh
@@ -28,7 +27,8 @@ def per_example_sum(
 
     Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
     """
-    _check_separate(loss_fn, points.points[0], (batch,) if keys is None else (batch, keys))
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    trace_loss(loss_fn, points.points[0], *one, has_aux=has_aux)  # for what it refuses
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)
@@ -51,13 +51,6 @@ def per_example_sum(
     if points.linear_map is not None:
         grads = jax.vmap(points.linear_map.forward)(grads)
     return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
-
-
-def _check_separate(loss_fn: Callable[..., PyTree], params: PyTree, rows: tuple[Any, ...]) -> None:
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-    program = jax.make_jaxpr(loss_fn)(params, *example)
-    count = len(jax.tree.leaves(params))
-    check_separate(program, [i >= count for i in range(len(program.jaxpr.invars))])
 
 
 def _value_and_jvp(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.running import bind
 from dpoptax._trees import PyTree
 
@@ -109,8 +110,7 @@ def _wants_rewriting(eqn: JaxprEqn) -> bool:
 
 def _any_wants_rewriting(jaxpr: Jaxpr) -> bool:
     return any(
-        _wants_rewriting(eqn)
-        or any(map(_any_wants_rewriting, map(_opened, _programs(list(eqn.params.values())))))
+        _wants_rewriting(eqn) or any(map(_any_wants_rewriting, inside(eqn.params)))
         for eqn in jaxpr.eqns
     )
 
@@ -119,12 +119,13 @@ def _rewritten(eqn: JaxprEqn) -> JaxprEqn:
     """The operation, with the programs inside it rewritten where they have convolutions."""
 
     def rewrite(param: Any) -> Any:
-        if isinstance(param, (tuple, list)) and _programs(param):
-            return type(param)(map(rewrite, param))
-        if not isinstance(param, (ClosedJaxpr, Jaxpr)) or not _any_wants_rewriting(_opened(param)):
+        programs = inside({"param": param})
+        if not any(map(_any_wants_rewriting, programs)):
             return param
+        if isinstance(param, (tuple, list)):
+            return type(param)(map(rewrite, param))
+        (jaxpr,) = programs
         consts = param.consts if isinstance(param, ClosedJaxpr) else []
-        jaxpr = _opened(param)
         made = jax.make_jaxpr(lambda *inputs: _evaluate(jaxpr, consts, inputs))(
             *(v.aval for v in jaxpr.invars)
         )
@@ -133,18 +134,3 @@ def _rewritten(eqn: JaxprEqn) -> JaxprEqn:
         return param if made.consts else made.jaxpr  # it has no room for constants
 
     return eqn.replace(params={name: rewrite(param) for name, param in eqn.params.items()})
-
-
-def _programs(params: Sequence[Any]) -> list[ClosedJaxpr | Jaxpr]:
-    """The programs among parameters, and in tuples of them."""
-    found: list[ClosedJaxpr | Jaxpr] = []
-    for param in params:
-        if isinstance(param, (ClosedJaxpr, Jaxpr)):
-            found.append(param)
-        elif isinstance(param, (tuple, list)):
-            found += _programs(param)
-    return found
-
-
-def _opened(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
-    return program.jaxpr if isinstance(program, ClosedJaxpr) else program

@@ -78,7 +78,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
 def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
     zeros = jax.tree.map(jnp.zeros_like, value)
-    return zeros, jax.tree.map(jnp.zeros_like, value)
+    return zeros, zeros
 
 
 def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:

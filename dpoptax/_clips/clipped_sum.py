@@ -214,10 +214,9 @@ def as_made(clipped: ClippedSum) -> ClippedSum:
     Only for who made the sum. The note is no part of the pytree: whatever goes through a transform
     comes out as another object, without it.
     """
-    leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
+    leaves, rest = _contents(clipped)
     if all(isinstance(leaf, jax.Array) for leaf in leaves):  # NumPy's can be written to
-        made = structure, clipped.clip, clipped.grid
-        object.__setattr__(clipped, _ARRAYS, (leaves, made))
+        object.__setattr__(clipped, _ARRAYS, (leaves, rest))
     return clipped
 
 
@@ -228,13 +227,18 @@ def is_intact(clipped: ClippedSum) -> jax.Array:
     made arrive, all is what it was, and no checksum is computed, not even in the compiled program
     for the seal. Whatever else arrives is compared by its bits.
     """
-    leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
+    leaves, rest = _contents(clipped)
     noted = getattr(clipped, _ARRAYS, None)
-    made = structure, clipped.clip, clipped.grid
-    if noted and made == noted[1] and all(map(operator.is_, leaves, noted[0])):
+    if noted and rest == noted[1] and all(map(operator.is_, leaves, noted[0])):
         return jnp.bool_(True)
     found = checksum(clipped.sum, clipped.clip, _public(clipped), clipped.grid)
     return jnp.equal(jnp.asarray(clipped.seal), found)
+
+
+def _contents(clipped: ClippedSum) -> tuple[list[jax.Array], tuple[object, ...]]:
+    """The arrays that are sealed, and what is sealed with them, which tells by equality."""
+    leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
+    return leaves, (structure, clipped.clip, clipped.grid)
 
 
 def _public(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:
