@@ -207,11 +207,12 @@ def test_bad_arguments():
         grad_fn(_points(1), helpers.mlp_batch(0, 2), jnp.ones(3, bool))
 
 
-def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got():
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got(method):
     def loss_of_batch(w, batch):
         return jnp.mean(batch["x"].reshape(batch["x"].shape[0], 6) @ w)
 
-    grad_fn = dpoptax.clipped_grad(loss_of_batch, dpoptax.l2_clip(1.0))
+    grad_fn = dpoptax.clipped_grad(loss_of_batch, dpoptax.l2_clip(1.0), method=method)
     batch = {"x": jnp.ones((4, 2, 3))}
     with pytest.raises(TypeError) as raised:
         grad_fn(dpoptax.gradient_points((), jnp.ones(6)), batch)
