@@ -45,9 +45,9 @@ def _one_by_one(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 GENERATORS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
-    'generator="default"': normal.normal,
-    'generator="fast"': box_muller.normal,
-    'generator="fast", as on several devices': _one_by_one,
+    "dpoptax": box_muller.normal,
+    "dpoptax, as on several devices": _one_by_one,
+    "jax.random.normal, rounds written out": normal.normal,
     "jax.random.normal": jax.random.normal,
     'jax.random.normal, impl="rbg"': _rbg,
     "uniform bits of Philox, by lax.rng_bit_generator": _philox_bits,

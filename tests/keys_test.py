@@ -109,6 +109,12 @@ def test_a_traced_number_is_refused_and_a_traced_key_is_not():
 
 def test_keys_of_another_generator_are_kept():
     key = jax.random.key(0, impl="rbg")
-    np.testing.assert_array_equal(TAKERS["gaussian_noise"](key)[0], jax.random.key_data(key))
+    TAKERS["audit"](key)
     with pytest.raises(TypeError, match=r"wrap_key_data\(data, impl="):
-        TAKERS["gaussian_noise"](jax.random.key_data(key))
+        TAKERS["audit"](jax.random.key_data(key))
+
+
+def test_noise_is_made_by_threefry_alone():
+    for name in ("gaussian_noise", "adaptive_gaussian_noise", "correlated_noise", "geodp"):
+        with pytest.raises(TypeError, match=r"'rbg', .*key\(seed, impl='threefry2x32'\)"):
+            TAKERS[name](jax.random.key(0, impl="rbg"))

@@ -16,7 +16,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train, train_and_evaluate
+from dpoptax.training.loop import train
 from dpoptax.training.methods import (
     DPSGD,
     AdamBC,
@@ -29,7 +29,6 @@ from dpoptax.training.methods import (
     JamesStein,
     LPAdam,
     Muon,
-    NonPrivate,
     ScaleThenPrivatize,
     ShrunkMuon,
     SignSGD,
@@ -365,22 +364,3 @@ def test_the_kernels_of_convolutions_are_muon_s_too():
     out, _ = direction.update(grads, direction.init(params), params)
     values = np.linalg.svd(np.asarray(out["conv"]).reshape(18, 8), compute_uv=False)
     assert np.all((values > 0.3) & (values < 1.3) | (values < 1e-3))
-
-
-def test_noise_by_another_generator_is_another_run_of_the_same_price(tmp_path):
-    config = dataclasses.replace(TINY, method=DPSGD(), noise_multiplier=2.0)
-    fast = dataclasses.replace(config, noise_generator="fast")
-    default, other = (
-        train_and_evaluate(c, tmp_path / c.noise_generator, progress=False).summary
-        for c in (config, fast)
-    )
-    assert default["epsilon"] == other["epsilon"]
-    assert default["params_sha256"] != other["params_sha256"]
-    with pytest.raises(ConfigError, match="noise_generator"):
-        train_and_evaluate(fast, tmp_path / "default", progress=False)
-
-
-@pytest.mark.parametrize("method", [CorrelatedNoise(), GeoDP(), AdaptiveClip(), NonPrivate()])
-def test_a_generator_that_a_method_has_not_is_refused(method):
-    with pytest.raises(ConfigError, match=r"noise_generator='fast': the noise of .* by default"):
-        dataclasses.replace(TINY, method=method, noise_generator="fast")

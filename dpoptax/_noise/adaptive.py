@@ -11,13 +11,13 @@ import optax
 from dpoptax._clips.base import Clip, UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_each
-from dpoptax._keys import check_key
 from dpoptax._noise.gaussian import (
     GaussianNoiseState,
     check_same_clip,
     noisy_mean_of,
     release,
 )
+from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._points import ReferenceState
 from dpoptax._serialization import serializable
@@ -207,7 +207,7 @@ def adaptive_gaussian_noise(
     if not isinstance(clip, AdaptiveClip):
         raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
-    key = check_key(key)
+    key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:
         del params

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
-from dpoptax._keys import check_key
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.gaussian import release
+from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._serialization import serializable
 from dpoptax._strategies import Strategy
@@ -93,7 +93,7 @@ def correlated_noise(
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy={strategy!r}: want one of dpoptax.matrix's, as BandedToeplitz")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
-    key = check_key(key)
+    key = check_noise_key(key)
     add = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:

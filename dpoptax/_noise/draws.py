@@ -5,16 +5,32 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpoptax._noise import box_muller, normal
 from dpoptax._trees import PyTree, alike, out_sharding, unstacked
 
 
-def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "default") -> PyTree:
+def standard_normal(
+    key: jax.Array,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *,
+    out_sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
+    """N(0, I): float32 by Box and Muller, float64 as JAX makes it, of 52 bits a number.
+
+    A float32 normal of JAX is made of 23 bits, and its tails have gaps that a δ shows.
+    """
+    if np.dtype(dtype) == np.float32:
+        return box_muller.normal(key, shape, out_sharding=out_sharding)
+    return normal.normal(key, shape, dtype, out_sharding=out_sharding)
+
+
+def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
     """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
     if stddev == 0.0:
         return tree
-    draw_normal = {"default": normal.normal, "fast": box_muller.normal}[generator]
     leaves, treedef = jax.tree.flatten(tree)
     keys = normal.split(key, len(leaves))
     noisy, groups = list(leaves), alike(leaves)
@@ -24,10 +40,10 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, *, generator: str = "
         leaf = leaves[indices[0]]
         dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
         if len(indices) == 1:
-            drawn = draw_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
+            drawn = standard_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
             noisy[indices[0]] = leaf + stddev * drawn
             continue
-        draw = lambda key, leaf=leaf, dtype=dtype: draw_normal(key, leaf.shape, dtype)  # noqa: E731
+        draw = lambda key, leaf=leaf, dtype=dtype: standard_normal(key, leaf.shape, dtype)  # noqa: E731
         drawn = jax.lax.map(draw, keys[np.array(indices)])
         _put(list(jnp.unstack(_stack(leaves, indices) + stddev * drawn)), indices, noisy)
     return jax.tree.unflatten(treedef, noisy)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,9 @@ import optax
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
 from dpoptax._clips.per_example import clip_per_example
-from dpoptax._keys import check_key
-from dpoptax._noise import box_muller
 from dpoptax._noise import fixed_point as _fixed_point
 from dpoptax._noise.draws import add_noise, draw_once
+from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import (
     Imprint,
     Mechanism,
@@ -116,7 +115,6 @@ def gaussian_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
-    generator: Literal["default", "fast"] = "default",
 ) -> optax.GradientTransformation:
     """Adds Gaussian noise to a `ClippedSum` and divides by the expected batch size.
 
@@ -139,18 +137,18 @@ def gaussian_noise(
     would get the same noise, whose differences have none, which nothing sees: give `clipped_grad`
     the mesh, and put this stage outside, under `jit`, which splits the noise like the sum.
 
-    That is so for real numbers. A float32 normal of the default generator has only 2²³ values, with
-    gaps in its tails that show to who sees hundredths of a standard deviation: a δ of 1e-5 is more
-    then (PRIVACY.md has numbers); "fast" has no such gaps. And the last bits of sum plus
-    noise tell which sum they were added to: to who sees every bit of a release, or of parameters
-    that were made of it, the noise is no protection (Mironov 2012). `fixed_point` answers both
-    threats. Sum and noise become whole multiples of a public power of two g, are added as integers,
-    and the noise is the sum of four draws, so that all sums have the same possible releases. The
-    sum is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
-    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It draws four normals where one
-    does. It answers neither who learns the key nor who times the step, and it takes a clipped sum
-    in floating point as computed. With `clipped_grad(..., grid=fixed_point_grid(...))` the sum is
-    of integers, so that its bound, C + √d g/2, needs no word about the rounding of sums either.
+    That is so for real numbers. The noise is drawn by Box and Muller from both words of a hash, 64
+    bits for two numbers, so that its tails have no gaps, out to 6.66 standard deviations; but the
+    last bits of sum plus noise tell which sum they were added to: to who sees every bit of a
+    release, or of parameters that were made of it, the noise is no protection (Mironov 2012).
+    `fixed_point` answers that threat. Sum and noise become whole multiples of a public power of two
+    g, are added as integers, and the noise is the sum of four draws, so that all sums have the same
+    possible releases. The sum is rounded before the noise, and the noise scaled up for it:
+    σ(C + √d g), d the number of parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It
+    draws four normals where one does. It answers neither who learns the key nor who times the step,
+    and it takes a clipped sum in floating point as computed. With
+    `clipped_grad(..., grid=fixed_point_grid(...))` the sum is of integers, so that its bound,
+    C + √d g/2, needs no word about the rounding of sums either.
 
     Args:
       noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞.
@@ -159,22 +157,18 @@ def gaussian_noise(
       key: a key from `jax.random.key`, or from `dpoptax.random_key_from_os`. Whoever knows it can
         subtract the noise.
       fixed_point: whether the release is safe to show with all its bits; see above.
-      generator: "default" has the values of `jax.random.normal`; "fast" hashes the key by the same
-        20 rounds of threefry and uses both words of each hash, for two numbers by Box and Muller:
-        about half the price on CPU, for one more array of the largest leaf's size, and tails
-        without gaps, out to 6.66 standard deviations for 5.4. A run stays with one of them.
 
     Returns:
       An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
 
     Raises:
-      ValueError: a negative or non-finite multiplier, a batch size that is not positive, an unknown
-        generator, or "fast" in fixed point; at `update`, noise too small for float32 (σC < 2⁻¹⁰⁰).
-      TypeError: a traced multiplier or batch size, or a key that is none, or none of threefry for
-        "fast"; at `update`, gradients that are not a `ClippedSum`, or one without a seal or visibly
-        changed, or of float64 with "fast".
+      ValueError: a negative or non-finite multiplier, or a batch size that is not positive; at
+        `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), or a leaf of more than 2³² numbers.
+      TypeError: a traced multiplier or batch size, or a key that is none of threefry; at `update`,
+        gradients that are not a `ClippedSum`, or one without a seal or visibly changed.
 
-    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1. For the
+    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
+    Muller, "A note on the generation of random normal deviates", 1958. For the
     attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
     for the sum of draws, Holohan and Braghin, "Secure random sampling in differential privacy",
     2021.
@@ -185,9 +179,8 @@ def gaussian_noise(
     >>> dpoptax.ledgers(state)[0].releases
     0
     """
-    key = check_key(key)
-    _check_generator(generator, key, fixed_point)
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), generator=generator)
+    key = check_noise_key(key)
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
     add = _add_in_fixed_point if fixed_point else _add
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
@@ -276,18 +269,6 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     return noise_multiplier * clip.sensitivity / batch_size
 
 
-def _check_generator(generator: str, key: jax.Array, fixed_point: bool) -> None:
-    if generator not in ("default", "fast"):
-        raise ValueError(f"generator={generator!r}: want 'default' or 'fast'")
-    if generator == "fast":
-        box_muller.check_key(key)
-        if fixed_point:
-            raise ValueError(
-                "fixed_point=True with generator='fast': what is known of the noise on the grid "
-                "was computed from the values of generator='default'; leave one of the two out"
-            )
-
-
 def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
     """Raises where a sum was not clipped by the geometry that a stage was made for."""
     if clipped.clip != clip:
@@ -299,7 +280,7 @@ def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
 
 def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
-    return add_noise(clipped.sum, stddev, key, generator=mechanism.generator)
+    return add_noise(clipped.sum, stddev, key)
 
 
 def noisy_mean_of(

@@ -12,9 +12,9 @@ import optax
 from dpoptax._clips.base import UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
-from dpoptax._keys import check_key
-from dpoptax._noise import normal
+from dpoptax._noise.draws import standard_normal
 from dpoptax._noise.gaussian import GaussianNoiseState, release
+from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._trees import PyTree
 
@@ -52,8 +52,8 @@ def geodp(
     Raises:
       ValueError: β outside (0, 1], a negative or non-finite multiplier, a batch size that is not
         positive; at `update`, fewer than two parameters.
-      TypeError: a key that is none; at `update`, gradients that are not a `ClippedSum`, or one
-        whose geometry has an encoding of its own.
+      TypeError: a key that is none of threefry; at `update`, gradients that are not a
+        `ClippedSum`, or one whose geometry has an encoding of its own.
 
     Source: Duan et al., "Analyzing and Optimizing Perturbation of DP-SGD Geometrically" (GeoDP),
     2025, Algorithm 1. Its Lemma 2 bounds a probability by 1 − β that no data obeys, and its Theorem
@@ -66,7 +66,7 @@ def geodp(
         raise ValueError(f"beta={beta!r}: want a number in (0, 1]")
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
     mechanism = Mechanism(noise_multiplier, batch_size, unproven=_UNPROVEN)
-    key = check_key(key)
+    key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
         del params
@@ -83,7 +83,7 @@ def geodp(
             raise ValueError(f"geodp got {flat.size} parameter(s): want at least two, for an angle")
         sigma, size = mechanism.noise_multiplier, mechanism.batch_size
         norm, angles = to_hyperspherical(flat / size)
-        noise = sigma / size * normal.normal(step_key, flat.shape, flat.dtype)
+        noise = sigma / size * standard_normal(step_key, flat.shape, flat.dtype)
         norm += clipped.clip.sensitivity * noise[0]
         angles += math.sqrt(flat.size + 2) * beta * math.pi * noise[1:]
         return restore(from_hyperspherical(norm, angles)), None

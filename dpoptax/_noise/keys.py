@@ -1,10 +1,14 @@
-"""Keys that no one can guess."""
+"""Keys of noise, and those that no one can guess."""
 
 import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dpoptax._keys import check_key
+
+_IMPL = "threefry2x32"
 
 
 def random_key_from_os() -> jax.Array:
@@ -26,4 +30,15 @@ def random_key_from_os() -> jax.Array:
     ((), 'threefry2x32')
     """
     bits = np.frombuffer(os.urandom(8), np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(bits), impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.asarray(bits), impl=_IMPL)
+
+
+def check_noise_key(key: object) -> jax.Array:
+    """Returns a typed key of threefry, by which all noise is hashed, or raises."""
+    checked = check_key(key)
+    if str(jax.random.key_impl(checked)) != _IMPL:
+        raise TypeError(
+            f"key is one of {jax.random.key_impl(checked)!r}, and noise is made by threefry: take "
+            f"it from dpoptax.random_key_from_os(), or jax.random.key(seed, impl={_IMPL!r})"
+        )
+    return checked

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Below it noise, or what it is made of, may be less than the smallest normal float32: flushed to
 # zero it leaves a sum that is not.
 _LEAST_STDDEV = 2.0**-100
+# A step that is run again must have the noise that it had: changes with how noise is drawn.
+_DRAWN = "Box-Muller"
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
 
@@ -34,15 +36,12 @@ class Mechanism:
       unproven: why no (ε, δ) may be stated for it; `None` where one may.
       strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
         where it is independent.
-      generator: what draws the noise, as `dpoptax.gaussian_noise` names it. It changes no ε; but a
-        step that is run again must have the noise that it had.
     """
 
     noise_multiplier: float
     batch_size: float
     unproven: str | None = None
     strategy: "Strategy | None" = None
-    generator: str = "default"
 
 
 @serializable
@@ -244,8 +243,7 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
-    rest = [mechanism.unproven, mechanism.strategy]
-    rest += [mechanism.generator] if mechanism.generator != "default" else []
+    rest = [mechanism.unproven, mechanism.strategy, _DRAWN]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 

@@ -100,11 +100,6 @@ class TrainConfig:
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
     noise_multiplier: float | None = field(None, Role.PLANNED)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
-    noise_generator: Literal["default", "fast"] = field(
-        "default", Role.KEPT | Role.STEP | Role.UNPRICED
-    )
-    """What draws the noise: default, the values of jax.random.normal, or fast, in half the time and
-    without gaps in its tails; for methods whose noise is independent."""
     clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
     auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
@@ -203,11 +198,6 @@ class TrainConfig:
             )
         if self.accountant not in (known := get_args(Accountant)):
             raise unknown_name("accountant", self.accountant, known)
-        if self.noise_generator not in self.method.generators:
-            raise ConfigError(
-                f"noise_generator={self.noise_generator!r}: the noise of {self.method.name} is "
-                f"drawn by {', '.join(self.method.generators)}"
-            )
         if self.features not in ("none", "scattering"):
             raise unknown_name("features", self.features, ("none", "scattering"))
         if self.features != "none" and isinstance(self.method, Augmented):

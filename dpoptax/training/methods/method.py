@@ -23,14 +23,12 @@ class Method:
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
         copies: Number of copies of an example that a loss is the mean over.
-        generators: What may draw the noise, as `dpoptax.gaussian_noise` names it.
     """
 
     name: ClassVar[str]
     private: ClassVar[bool] = True
     random: ClassVar[bool] = False
     evenly_noised: ClassVar[bool] = True
-    generators: ClassVar[tuple[str, ...]] = ("default", "fast")
 
     @property
     def cycle_length(self) -> int:
@@ -56,10 +54,7 @@ class Method:
         return None
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
-
-        And from `generator`, where a config has another one than the default of `generators`.
-        """
+        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`."""
         del clip
         strategy = self.strategy(steps)
         if strategy is None:
@@ -97,7 +92,6 @@ class NonPrivate(Method):
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False
-    generators: ClassVar[tuple[str, ...]] = ("default",)
 
 
 @dataclasses.dataclass(frozen=True)

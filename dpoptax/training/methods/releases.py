@@ -22,7 +22,6 @@ class GeoDP(Method):
     """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
 
     name: ClassVar[str] = "GeoDP"
-    generators: ClassVar[tuple[str, ...]] = ("default",)
 
     beta: float = field(0.1, Role.UNPRICED)
     """Factor of the noise on the angles, in (0, 1]."""
@@ -68,7 +67,6 @@ class AdaptiveClip(Method):
     """
 
     name: ClassVar[str] = "Adaptive clip"
-    generators: ClassVar[tuple[str, ...]] = ("default",)
 
     quantile: float = 0.5
     """Share of the examples to leave unclipped, in [0, 1]."""
@@ -102,7 +100,6 @@ class CorrelatedNoise(Doppler):
     """
 
     name: ClassVar[str] = "Correlated noise"
-    generators: ClassVar[tuple[str, ...]] = ("default",)
 
     preset: str = field("none", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""

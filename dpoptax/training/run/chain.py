@@ -165,14 +165,13 @@ def is_learning_rate(path: tuple[Any, ...]) -> bool:
 def _noise(chain: Chain) -> optax.GradientTransformation:
     """The privacy boundary."""
     config = chain.config
-    release = {
-        "noise_multiplier": chain.noise_multiplier,
-        "batch_size": config.batch_size,
-        "key": chain.key,
-    }
-    if config.noise_generator != "default":
-        release["generator"] = config.noise_generator
-    return config.method.noise(chain.clip, config.steps, **release)
+    return config.method.noise(
+        chain.clip,
+        config.steps,
+        noise_multiplier=chain.noise_multiplier,
+        batch_size=config.batch_size,
+        key=chain.key,
+    )
 
 
 def _check_proofs(chain: Chain) -> None:

@@ -1,4 +1,4 @@
-"""`gaussian_noise(generator="fast")`: Box and Muller's pairs from both words of each hash."""
+"""How noise is drawn: Box and Muller's pairs from both words of each hash."""
 
 import re
 
@@ -10,7 +10,7 @@ from jax.extend import random as jex_random
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import box_muller
+from dpoptax._noise import box_muller, ledger
 
 pytestmark = pytest.mark.optimized
 
@@ -20,7 +20,7 @@ SHAPES = [(9001,), (3, 3, 5, 8), (3, 5, 7)]
 
 def noise(**kwargs):
     arguments = {"noise_multiplier": 1.5, "batch_size": 4, "key": jax.random.key(0)}
-    return dpoptax.gaussian_noise(**{**arguments, "generator": "fast", **kwargs})
+    return dpoptax.gaussian_noise(**{**arguments, **kwargs})
 
 
 def same_bits(actual, expected):
@@ -96,11 +96,13 @@ def test_moments_of_many_draws(seed):
         assert abs(np.mean(drawn**power) - moment) < 5 * spread, power
 
 
-def test_noise_is_independent_across_leaves_steps_and_keys_and_of_the_default():
+def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws():
     """The last by counters of its own: both words of a hash and their sum are not independent."""
     zeros = {"a": jnp.zeros(20_000), "b": jnp.zeros(20_000)}
-    draws = []
-    for tx in (noise(), noise(key=jax.random.key(1)), noise(generator="default")):
+    step_keys = [jax.random.fold_in(jax.random.key(0), step) for step in range(2)]
+    leaf_keys = [key for step_key in step_keys for key in jax.random.split(step_key, 2)]
+    draws = [jax.random.normal(key, (20_000,)) for key in leaf_keys]
+    for tx in (noise(), noise(key=jax.random.key(1))):
         state = tx.init(zeros)
         for _ in range(2):
             mean, state = jax.jit(tx.update)(dpoptax.assert_clipped(zeros, CLIP), state)
@@ -110,7 +112,7 @@ def test_noise_is_independent_across_leaves_steps_and_keys_and_of_the_default():
         assert np.abs(correlation).max() < 5 / 20_000**0.5
 
 
-def test_scale_is_that_of_the_default_also_under_bfloat16():
+def test_scale_of_noise_on_a_bfloat16_sum():
     zeros = {"w": jnp.zeros((100, 301), jnp.bfloat16)}
     tx = noise()
     mean, _ = tx.update(dpoptax.assert_clipped(zeros, CLIP), tx.init(zeros))
@@ -121,32 +123,30 @@ def test_scale_is_that_of_the_default_also_under_bfloat16():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="generator='quick': want 'default' or 'fast'"):
-        noise(generator="quick")
-    with pytest.raises(ValueError, match="fixed_point=True with generator='fast'"):
-        noise(fixed_point=True)
-    with pytest.raises(TypeError, match="threefry, and the key is one of rbg"):
-        noise(key=jax.random.key(0, impl="rbg"))
-    with jax.enable_x64(True):
-        clipped = dpoptax.assert_clipped(jnp.zeros(3, jnp.float64), CLIP)
-        state = noise().init(None)
-        with pytest.raises(TypeError, match="the sum is float64"):
-            noise().update(clipped, state)
-    with pytest.raises(ValueError, match="at most 2³² numbers an array"):
+    for fixed_point in (False, True):
+        with pytest.raises(TypeError, match="one of 'rbg', and noise is made by threefry"):
+            noise(key=jax.random.key(0, impl="rbg"), fixed_point=fixed_point)
+    with pytest.raises(ValueError, match="at most 2³² are drawn"):
         jax.eval_shape(lambda key: box_muller.normal(key, (2**16, 2**16 + 1)), jax.random.key(0))
 
 
-def test_a_run_stays_with_its_generator():
-    """A step that is run again has the noise that it had, or is refused."""
+def test_float64_noise_has_all_bits_of_float64():
+    with jax.enable_x64(True):
+        total = jnp.zeros(20_000, jnp.float64)
+        mean, _ = noise().update(dpoptax.assert_clipped(total, CLIP), noise().init(total))
+        mean = np.asarray(mean)
+    assert mean.dtype == np.float64
+    assert (mean.astype(np.float32) != mean).mean() > 0.99
+    assert stats.kstest(mean / (1.5 * 2.0 / 4), "norm").pvalue > 1e-3
+
+
+def test_a_run_that_was_begun_with_other_noise_is_refused(monkeypatch):
+    """A step that is run again has the noise that it had."""
     zeros = jnp.zeros(3)
-    clipped = dpoptax.assert_clipped(zeros, CLIP)
-    _, state = noise().update(clipped, noise().init(zeros))
-    assert dpoptax.ledgers(state)[0].mechanism.generator == "fast"
-    with pytest.raises(ValueError, match="generator='fast'"):
-        noise(generator="default").update(clipped, state)
-    leaves = jax.tree.leaves(state)
-    moved = jax.tree.unflatten(jax.tree.structure(noise(generator="default").init(zeros)), leaves)
-    mean, after = noise(generator="default").update(clipped, moved)
+    with monkeypatch.context() as before:
+        before.setattr(ledger, "_DRAWN", "otherwise")
+        state = noise().init(zeros)
+    mean, after = noise().update(dpoptax.assert_clipped(zeros, CLIP), state)
     assert np.isnan(mean).all()
     with pytest.raises(ValueError, match="those of another mechanism"):
         dpoptax.ledgers(after)
