@@ -1,14 +1,17 @@
 """`dpoptax study`: figures and numbers on disk, computed once, claims read off the numbers."""
 
 import csv
+from pathlib import Path
 
 import matplotlib.image
 import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.papers import study, study_doppler, study_tables
+from dpoptax.papers import study, study_doppler, study_geodp_mnist, study_tables
+from tests.published_data import write_mnist
 
+FIGURE_5 = Path(__file__).parents[1] / "configs" / "papers" / "geodp" / "figure_5.py"
 CHEAP = ("filters", "kalman-gain", "noisy-regression")
 
 
@@ -73,7 +76,7 @@ def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
     monkeypatch.setitem(study.STUDIES, "filters", stub)
     with pytest.raises(KeyboardInterrupt):
         study.run_studies(["filters"], tmp_path, progress=False)
-    study._rows("filters", stub, tmp_path / "filters.csv", 5, study.tqdm(disable=True))
+    study._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, study.tqdm(disable=True))
     assert started == [0, 1, 1]
 
 
@@ -90,3 +93,92 @@ def test_the_command_prints_the_findings(tmp_path, capsys):
     assert "available: correlated-noise, filters" in capsys.readouterr().err
     assert main(["study", "filters", "--seeds", "0", "--workdir", str(tmp_path)]) == 2
     assert "seeds=0" in capsys.readouterr().err
+
+
+CURVES = {
+    ("a", "none", 0.0, 4096): 0.3,
+    ("a", "dp", 1.0, 4096): 0.6,
+    ("a", "dp", 1.0, 2048): 0.61,
+    ("a", "geodp_1", 1.0, 4096): 0.31,
+    ("a", "geodp_1", 1.0, 2048): 0.4,
+    ("b", "none", 0.0, 2048): 0.3,
+    ("b", "dp", 10.0, 2048): 2.0,
+    ("b", "geodp_1", 10.0, 2048): 2.2,
+    ("b", "geodp_0.5", 10.0, 2048): 1.0,
+    ("c", "none", 0.0, 256): 0.3,
+    ("c", "dp", 0.1, 256): 0.6,
+    ("c", "dp", 0.01, 256): 0.6,
+    ("c", "geodp_1", 0.1, 256): 0.5,
+    ("c", "geodp_1", 0.01, 256): 0.31,
+}
+"""Losses at the end of GeoDP's Figure 5 with which all of its claims hold."""
+
+
+def _rows_of(curves):
+    return [
+        {
+            "panel": panel,
+            "method": method,
+            "noise_multiplier": sigma,
+            "batch_size": size,
+            "seed": seed,
+            "step": step,
+            "training_loss": loss if step else 2.3,
+            "test_accuracy": 90.0,
+        }
+        for (panel, method, sigma, size), loss in curves.items()
+        for seed in range(2)
+        for step in (0, 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("curve", "loss", "claim"),
+    [
+        (("a", "geodp_1", 1.0, 4096), 0.59, 0),
+        (("a", "dp", 1.0, 4096), 0.5, 1),
+        (("b", "geodp_0.5", 10.0, 2048), 2.1, 2),
+        (("c", "dp", 0.01, 256), 0.3, 3),
+        (("c", "geodp_1", 0.01, 256), 0.4, 3),
+    ],
+)
+def test_claims_on_logistic_regression_are_read_off_the_last_losses(curve, loss, claim):
+    holds = [found[2] for found in study_geodp_mnist.geodp_mnist_findings(_rows_of(CURVES))]
+    assert holds == ["yes"] * 4
+    changed = study_geodp_mnist.geodp_mnist_findings(_rows_of({**CURVES, curve: loss}))
+    assert changed[claim][2] != "yes"
+
+
+def test_the_figure_of_logistic_regression_has_every_curve():
+    panels = study.STUDIES["geodp-mnist"].draw(_rows_of(CURVES)).axes
+    assert [len(panel.lines) for panel in panels] == [5, 4, 5]
+
+
+def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
+    assert main(["study", "geodp-mnist", "--workdir", str(tmp_path)]) == 2
+    assert "trains on mnist; give --data-dir" in capsys.readouterr().err
+    assert "geodp-mnist" not in study.names_for(None)
+    assert "geodp-mnist" in study.names_for(tmp_path)
+
+
+def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
+    write_mnist(tmp_path / "data")
+    config = tmp_path / "configs" / "papers" / "geodp" / "figure_5.py"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        "import dataclasses, pathlib\n"
+        "from dpoptax.training.config import TrainConfig, load_configs\n"
+        f"whole = load_configs(pathlib.Path({str(FIGURE_5)!r}))\n"
+        "def get_configs():\n"
+        "    return {n: dataclasses.replace(c, steps=2, batch_size=8, microbatch_size=None)\n"
+        "            for n, c in whole.items() if n.startswith('c')}\n"
+    )
+    parts = study_geodp_mnist.geodp_mnist(2, tmp_path / "configs", tmp_path / "data")
+    assert len(parts) == 2 * 5
+    for part, method in ((parts[0], "none"), (parts[7], "geodp_1")):
+        rows = part()
+        assert [row["step"] for row in rows] == [0, 2]
+        assert {(row["method"], row["panel"], row["batch_size"]) for row in rows} == {
+            (method, "c", 256)
+        }
+        assert all(np.isfinite(row["training_loss"]) for row in rows)

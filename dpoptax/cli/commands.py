@@ -162,10 +162,16 @@ def _study(arguments: list[str]) -> int:
         StudyArguments,
         args=arguments,
         prog="dpoptax study",
-        description=f"Draw the papers' synthetic studies: {', '.join(study.STUDIES)}.",
+        description=f"Draw the papers' studies: {', '.join(study.STUDIES)}.",
     )
-    names = given.names or tuple(study.STUDIES)
-    found = study.run_studies(names, given.workdir, seeds=given.seeds)
+    names = given.names or study.names_for(given.data_dir)
+    found = study.run_studies(
+        names,
+        given.workdir,
+        seeds=given.seeds,
+        configs=given.configs,
+        data_dir=given.data_dir,
+    )
     for name, findings in found.items():
         print(f"\n{study.STUDIES[name].title} ({study.STUDIES[name].source})")
         print(study.findings_table(findings))

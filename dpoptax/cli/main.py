@@ -36,8 +36,8 @@ commands:
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
         attacks on the training that each CONFIG says: a table of claimed ε and audited lower
         bound; exit code 1 if a bound exceeds its claim
-  study [NAME...] [--workdir DIR] [--seeds N]
-        the papers' synthetic studies, all of them without a NAME: figures, numbers, findings
+  study [NAME...] [--workdir DIR] [--seeds N] [--data-dir DIR]
+        the papers' studies, without a NAME all that need no data: figures, numbers, findings
   report [--workdir DIR] [--output FILE] | --benchmark DIR
         all of the papers that can be run here, against what they say; the rest with its cost
 

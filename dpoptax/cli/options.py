@@ -63,6 +63,11 @@ class StudyArguments:
     """Directory for a .csv, a .png and a .md file of each."""
     seeds: int = 5
     """Repetitions, of which figures show the mean and the range."""
+    data_dir: Path | None = None
+    """Directory with published data, for the studies that train on some; without it and without
+    names these are left out."""
+    configs: Path = Path("configs")
+    """Directory with papers/, for the same."""
 
 
 def fetch_for(configs: Iterable[TrainConfig], wanted: bool) -> None:

@@ -43,6 +43,8 @@ class Report:
     from them, beside it unless `output` says where, and nothing else is done."""
     configs: Path = Path("configs")
     """Directory with digits/ and papers/."""
+    data_dir: Path | None = None
+    """Directory with published data, for studies that train on some; None: they are left out."""
     seeds: int = 5
     """Repetitions of whatever is random."""
     digits: bool = True
@@ -84,9 +86,14 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     figures = output.parent / "reproduction"
     figures.mkdir(parents=True, exist_ok=True)
 
-    names = tuple(study.STUDIES)
+    names = study.names_for(report.data_dir)
     findings = study.run_studies(
-        names, report.workdir / "studies", seeds=report.seeds, progress=progress
+        names,
+        report.workdir / "studies",
+        seeds=report.seeds,
+        configs=report.configs,
+        data_dir=report.data_dir,
+        progress=progress,
     )
     results = None
     if report.digits:
@@ -115,6 +122,7 @@ def _text(
 ) -> str:
     options = f"--seeds {report.seeds} --epsilon {report.epsilon:g}"
     options += "" if report.digits else " --no-digits"
+    options += "" if report.data_dir is None else " --data-dir DIR"
     parts = [
         "# What of the papers could be reproduced here",
         f"Written by `dpoptax report {options}`; "
@@ -122,13 +130,13 @@ def _text(
         + ". Every number below was computed by that command.",
         "## In short",
         _summary(findings, results),
-        "## Synthetic studies",
+        "## Studies",
     ]
     for name, found in findings.items():
         parts += [
             f"### {study.STUDIES[name].title}",
             f"{study.STUDIES[name].source[0].upper()}{study.STUDIES[name].source[1:]}; "
-            f"`dpoptax study {name}`.",
+            f"`dpoptax study {name}{' --data-dir DIR' if study.STUDIES[name].dataset else ''}`.",
             study.findings_table(found),
             f"![{study.STUDIES[name].title}](reproduction/{name}.png)",
         ]
@@ -195,7 +203,7 @@ def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult
         for verdict in ("yes", "in part", "no")
     }
     text = (
-        f"Of {len(every)} claims about the synthetic studies {count['yes']} hold, "
+        f"Of {len(every)} claims about the studies {count['yes']} hold, "
         f"{count['in part']} hold in part and {count['no']} do not."
     )
     if results is not None:

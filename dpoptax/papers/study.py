@@ -1,4 +1,4 @@
-"""The papers' synthetic studies by a command: numbers, figure, and what each claim comes to."""
+"""The papers' studies by a command: numbers, figure, and what each claim comes to."""
 
 import csv
 import json
@@ -9,9 +9,16 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from dpoptax.papers import study_disk, study_doppler, study_figures, study_geodp, study_own
+from dpoptax.papers import (
+    study_disk,
+    study_doppler,
+    study_figures,
+    study_geodp,
+    study_geodp_mnist,
+    study_own,
+)
 from dpoptax.papers.study_tables import Findings, Parts, Row
-from dpoptax.training.errors import unknown_name
+from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
 
 
@@ -35,16 +42,19 @@ class Study(NamedTuple):
     Attributes:
         title: Its heading.
         source: Paper and figure, or that there is none.
-        parts: From the number of seeds to the parts of the work, each a function that returns rows.
+        parts: From the number of seeds to the parts of the work, each a function that returns rows;
+            of a study that trains, also from the directories of configs and of data.
         draw: Draws the rows.
         findings: Claims against the rows.
+        dataset: Published data that it trains on; None: none.
     """
 
     title: str
     source: str
-    parts: Callable[[int], Parts]
+    parts: Callable[..., Parts]
     draw: Callable[[list[Row]], Figure]
     findings: Callable[[list[Row]], Findings]
+    dataset: str | None = None
 
 
 STUDIES: dict[str, Study] = {
@@ -97,12 +107,31 @@ STUDIES: dict[str, Study] = {
         study_figures.release_cosines,
         study_own.release_cosines_findings,
     ),
+    "geodp-mnist": Study(
+        "Logistic regression on MNIST",
+        "GeoDP, Fig. 5",
+        study_geodp_mnist.geodp_mnist,
+        study_figures.geodp_mnist,
+        study_geodp_mnist.geodp_mnist_findings,
+        dataset="mnist",
+    ),
 }
 """The studies by the name that the command line gives them."""
 
 
+def names_for(data_dir: Path | None) -> tuple[str, ...]:
+    """The studies that need no data, and with a directory of data all."""
+    return tuple(n for n, study in STUDIES.items() if study.dataset is None or data_dir is not None)
+
+
 def run_studies(
-    names: Sequence[str], workdir: Path, *, seeds: int = 5, progress: bool = True
+    names: Sequence[str],
+    workdir: Path,
+    *,
+    seeds: int = 5,
+    configs: Path = Path("configs"),
+    data_dir: Path | None = None,
+    progress: bool = True,
 ) -> dict[str, list[Finding]]:
     """Computes and draws studies, and returns their findings by name.
 
@@ -110,20 +139,20 @@ def run_studies(
     for as many seeds before are read from their file.
 
     Raises:
-        ConfigError: An unknown name, or fewer than one seed.
+        ConfigError: An unknown name, fewer than one seed, or no data for a study that trains.
     """
     for name in names:
         if name not in STUDIES:
             raise unknown_name("study", name, STUDIES)
     records.check_count("seeds", seeds)
+    parts = {name: _parts(name, seeds, configs, data_dir) for name in names}
     workdir.mkdir(parents=True, exist_ok=True)
     found = {}
-    total = sum(len(STUDIES[name].parts(seeds)) for name in names)
-    with tqdm(total=total, unit="part", disable=not progress) as bar:
+    with tqdm(total=sum(map(len, parts.values())), unit="part", disable=not progress) as bar:
         for name in names:
             bar.set_description(name)
             study = STUDIES[name]
-            rows = _rows(name, study, workdir / f"{name}.csv", seeds, bar)
+            rows = _rows(name, parts[name], workdir / f"{name}.csv", seeds, bar)
             study.draw(rows).savefig(workdir / f"{name}.png", dpi=150)
             found[name] = [Finding(*finding) for finding in study.findings(rows)]
             text = f"# {study.title}\n\n{study.source}.\n\n{findings_table(found[name])}\n"
@@ -136,12 +165,23 @@ def findings_table(findings: Sequence[Finding]) -> str:
     return records.markdown_table(("claim", "here", "holds"), findings)
 
 
-def _rows(name: str, study: Study, path: Path, seeds: int, bar: tqdm) -> list[Row]:
+def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts:
+    study = STUDIES[name]
+    if study.dataset is None:
+        return study.parts(seeds)
+    if data_dir is None:
+        raise ConfigError(
+            f"study {name} trains on {study.dataset}; give --data-dir, the directory with its "
+            "published files"
+        )
+    return study.parts(seeds, configs, data_dir)
+
+
+def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: tqdm) -> list[Row]:
     """The rows of a study; parts that the same code computed for the same seeds are read."""
     made_by = json.dumps(
         {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
     )
-    parts = study.parts(seeds)
     whole, begun = _read(path, made_by), path.with_name(path.name + ".part")
     if whole is not None:
         bar.update(len(parts))

@@ -97,6 +97,38 @@ def rows_of(rows: list[Row], panel: str) -> tuple[str, str]:
     return str(pick(rows, "varies", panel=panel)[0]), str(pick(rows, "fixed", panel=panel)[0])
 
 
+def geodp_mnist(rows: list[Row]) -> Figure:
+    """GeoDP Fig. 5: training losses over the steps, a panel for each."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, 3, sharey=True), "abc", strict=True):
+        curves = dict.fromkeys(
+            (row["noise_multiplier"], row["method"], row["batch_size"])
+            for row in rows
+            if row["panel"] == panel
+        )
+        for index, (sigma, method, size) in enumerate(curves):
+            where = {"noise_multiplier": sigma, "method": method, "batch_size": size}
+            x, losses = over(rows, "step", "training_loss", panel=panel, **where)
+            text = "no noise" if method == "none" else _curve_name(method, sigma, size)
+            colour = "black" if method == "none" else COLOURS[index - 1]
+            band(axes, x, losses, {"color": colour, "label": text})
+        axes.set(yscale="log")
+        axes.legend(frameon=False, fontsize="small")
+        axes.set_title(f"({panel})", fontsize="medium")
+        label(axes, "step", "training loss" if panel == "a" else "")
+    figure.suptitle(
+        f"Logistic regression on MNIST, C = 0.1, learning rate 10; {_spread(rows)}",
+        fontsize="large",
+    )
+    return figure
+
+
+def _curve_name(method: str, sigma: float, size: float) -> str:
+    name, _, beta = method.partition("_")
+    shown = f"GeoDP, β = {beta}" if name == "geodp" else "DP"
+    return f"{shown}, σ = {sigma:g}, B = {size:g}"
+
+
 def kalman_gain(rows: list[Row]) -> Figure:
     """Gain and error variance over steps, with the closed form, and the measured error."""
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
