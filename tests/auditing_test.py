@@ -30,7 +30,7 @@ def test_one_full_batch_release_keeps_its_claim_and_is_seen(name):
     game = auditing.canary_gradient(
         games.method(name, games.poisson()), games.CLIP, games.PARAMS, games.poisson()
     )
-    _assert_seen(auditing.audit(game, key=KEY, trials=400_000, delta=1e-5))
+    _assert_seen(auditing.audit(game, key=KEY, trials=400_000, delta=1e-3))
 
 
 @pytest.mark.parametrize("name", slow_but(("automatic_clip",), games.CLIPS))
@@ -38,11 +38,11 @@ def test_every_clip_keeps_its_claim_and_is_seen(name):
     game = auditing.canary_gradient(
         games.noise(games.poisson()), games.CLIPS[name](0.5), games.PARAMS, games.poisson()
     )
-    _assert_seen(auditing.audit(game, key=KEY, trials=400_000))
+    _assert_seen(auditing.audit(game, key=KEY, trials=400_000, delta=1e-3))
 
 
 def test_the_proven_geodp_keeps_its_claim_and_is_seen():
-    _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, trials=400_000))
+    _assert_seen(auditing.audit(games.hyperspherical(), key=KEY, trials=400_000, delta=1e-3))
 
 
 RUNS = [(0.7, 0.5, 4), (1.0, 0.25, 8), (2.0, 1.0, 8)]
@@ -186,7 +186,7 @@ def _searched(clip=games.CLIP, noise_multiplier=1.0, **effort):
 def test_the_worst_example_of_a_search_keeps_the_claim_and_is_seen(name):
     game, ratio = _searched(games.CLIPS[name](0.5), starts=14, steps=5)
     assert 0.99 < ratio < 1 + 1e-4
-    _assert_seen(auditing.audit(game, key=KEY, trials=20_000, delta=1e-3))
+    _assert_seen(auditing.audit(game, key=KEY, trials=60_000, delta=1e-3))
 
 
 def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):

@@ -130,7 +130,7 @@ def test_a_record_from_before_a_field_was_there_has_its_default(undisturbed, mon
     def older(self, step):
         record = read(self, step)
         assert record["run"].pop("unit") == "example"
-        assert record["ledgers"][0].pop("generator") == "default"
+        assert record["ledgers"][0].pop("strategy") is None
         return record
 
     monkeypatch.setattr(Checkpoints, "_read_record", older)
