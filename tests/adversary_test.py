@@ -290,9 +290,9 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
 
 @pytest.mark.parametrize("microbatch_size", [None, 64, 4])
 @pytest.mark.parametrize("size", [256, 1024, 4096])
-@pytest.mark.parametrize("program", ["vector", "column", "matrix"])
+@pytest.mark.parametrize("program", ["vector", "column", "lookup", "matrix"])
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
-    """Vectors and columns hold by proof. The compiler's products of matrices are measured alone."""
+    """All but one hold by proof. Blocks of the compiler's products of matrices are measured."""
     loss, shape = LONG_SUMS[program]
     total = _total(loss, [_zeros(*shape)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size)
     found = max(_rounded_moves(total, shape, size, microbatch_size or 1))
@@ -305,6 +305,7 @@ def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, siz
 LONG_SUMS = {
     "vector": (lambda p, x: jnp.sum(p[0] * x[0]), (8,)),
     "column": (lambda p, x: jnp.vdot(x[0] @ p[0], jnp.ones(1)), (8, 1)),
+    "lookup": (lambda p, x: jnp.vdot(p[0][(x[0][7] > 0).astype(int)], x[0][:4]), (8, 4)),
     "matrix": (lambda p, x: jnp.vdot(x[0] @ p[0], jnp.eye(1, 16)[0]), (32, 16)),
 }
 

@@ -67,6 +67,13 @@ def test_every_bound_has_a_row_and_a_meaning():
     assert not any(row.violated for row in rows)
 
 
+def test_a_claim_is_rounded_up_and_what_was_proved_down():
+    found = auditing.AuditResult(1.0001, 0.9999, 1e-5, 0.999, 100, "white-box", "largest", 0.1)
+    assert "claimed ε = 1.001, audited ε ≥ 0.999 " in str(found)
+    row = audit.table([audit.Audited("DP-SGD", "one release", found)]).splitlines()[-1]
+    assert " | 1.001 | 0.999 | " in row
+
+
 def test_a_refuted_claim_is_said_in_its_row_and_below():
     rows = _rows(mu=1.2)
     assert [row.violated for row in rows] == [True, False]

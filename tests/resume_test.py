@@ -151,6 +151,44 @@ def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
         run(undisturbed[1])
 
 
+def _changed_label(train):
+    labels = train["labels"].copy()
+    labels[-1] = (labels[-1] + 1) % 10
+    return {**train, "labels": labels}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda whole: {"train": _changed_label(whole.train)},
+        lambda whole: {"train": {key: values[::-1] for key, values in whole.train.items()}},
+        lambda whole: {"owners": np.arange(whole.train_size) // 2},
+    ],
+    ids=["a label", "the order", "the owners"],
+)
+def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
+    load = dataset_module.load_dataset
+
+    def other(*args, **options):
+        whole = load(*args, **options)
+        return dataclasses.replace(whole, **change(whole))
+
+    monkeypatch.setattr(dataset_module, "load_dataset", other)
+    with pytest.raises(ConfigError, match=r"differ from those of the run's first 6 steps"):
+        run(undisturbed[1])
+
+
+def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
+    for name, seed in (("a", 1), ("b", 2), ("again", 1)):
+        with pytest.raises(StoppedError):
+            run(tmp_path / name, stop_before=1, seed=seed)
+    found = [
+        Checkpoints(tmp_path / name / "checkpoints").newest_record()["data"]
+        for name in ("a", "b", "again")
+    ]
+    assert found[0] == found[2] != found[1]
+
+
 def test_the_budget_holds_across_restarts(tmp_path, undisturbed):
     history = undisturbed[0].history
     budget = (history[1]["epsilon"] + history[2]["epsilon"]) / 2  # room for 2 or 3 steps

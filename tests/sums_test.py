@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dpoptax
+from dpoptax._bookkeeping import products
 from dpoptax._clips import sums
 from tests.helpers import floats
 
@@ -24,6 +25,61 @@ def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
     values[0] = 1.0
     with_it, without = (jax.jit(sums.weighted)(floats(w), floats(values)) for w in _weights(4096))
     assert abs(float(with_it) - float(without) - 1.0) <= 32 * 2.0**-24
+
+
+def _lookups(size):
+    rows = np.arange(size) % 3
+    values = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)
+    values[:, 1] = 0.0
+    return floats(rows).astype(int), floats(values / np.abs(values).max())
+
+
+@pytest.mark.parametrize("size", [8, 1000])
+def test_lookups_are_added_in_whole_numbers(size):
+    rows, values = _lookups(size)
+    total = lambda *x: sums.of_lookups([x], 4, examples=size, bound=1.0)  # noqa: E731
+    exact = np.zeros((4, 2))
+    np.add.at(exact, np.asarray(rows), np.float64(values))
+    found = jax.jit(total)(rows, values)
+    np.testing.assert_allclose(found, exact, atol=size * size * 2.0**-30)
+    if size > sums.BLOCK:  # in any order the same
+        np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
+
+
+def test_parts_that_leave_the_range_of_integers_come_back():
+    """Two lookups of each example, each of 32 times the bound, that all but cancel."""
+    size, large = 1000, 32.0
+    rows = jnp.zeros(size, int)
+    parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
+    assert float(sums.of_lookups(parts, 1, examples=size, bound=1.0)[0, 0]) == size
+    with pytest.raises(ValueError, match="scale the loss"):
+        sums.of_lookups(parts, 1, examples=size, bound=1e-38)
+
+
+def test_lookups_beside_a_product_that_cancels_them():
+    """A tied embedding: each part is many times the gradient, and fits into its integers."""
+    size, large = 64, 31.0
+    tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
+    unit = jnp.zeros((size, 1, 1, 4)).at[..., 0].set(1.0)
+    segments = [products.Segment(tokens, large * one), products.Segment(unit, (1 - large) * one)]
+    found = products.weighted_sum(segments, jnp.ones(size), (1, 4, 1), bound=1.0)
+    np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
+
+
+@pytest.mark.parametrize(("positions", "terms"), [(1, 256), (4, 256), (64, 32 * 64)])
+def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, terms):
+    """So that what one example changes in their rounding does not grow with the batch."""
+    factor = jnp.ones((1024, 1, positions, 8))
+    total = lambda x, w: products.weighted_sum(  # noqa: E731
+        [products.Segment(x, x)], w, (1, 8, 8), bound=1.0
+    )
+    (product,) = (
+        eqn
+        for eqn in jax.make_jaxpr(total)(factor, jnp.ones(1024)).jaxpr.eqns
+        if eqn.primitive.name == "dot_general"
+    )
+    axes, shape = product.params["dimension_numbers"][0][0], product.invars[0].aval.shape
+    assert np.prod([shape[axis] for axis in axes]) == terms
 
 
 def _weights(size):

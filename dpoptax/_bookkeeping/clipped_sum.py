@@ -130,7 +130,8 @@ def _clip_and_sum(
         mask,
         sum_error=products.sum_error(segments),
     )
-    return sum_pieces(zeros, plan, pieces, weights), statistic(norms, used)
+    total = sum_pieces(zeros, plan, pieces, weights, bound=clip.sensitivity)
+    return total, statistic(norms, used)
 
 
 def measure(product: Product, piece: Factored) -> Size:

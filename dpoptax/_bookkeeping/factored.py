@@ -262,9 +262,13 @@ def _squeezed(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], *(n for n in x.shape[1:] if n != 1))
 
 
-def sum_terms(factored: Factored, weights: jax.Array, sizes: tuple[int, int, int]) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C), of gradients with terms."""
-    total = products.weighted_sum(factored.segments, weights, sizes)
+def weighted_sum(
+    factored: Factored, weights: jax.Array, sizes: tuple[int, int, int], *, bound: float
+) -> jax.Array:
+    """Σ_i weights[i] G_i, (K, R, C), of which no summand has a norm above `bound`."""
+    total = products.weighted_sum(
+        factored.segments, weights, sizes, bound=bound, alone=not factored.terms
+    )
     for term in factored.terms:
         total += term.basis * sums.weighted(weights, term.weights)
     return total

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dpoptax._bookkeeping import products as _products
 from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import Factored, assemble, sum_terms
+from dpoptax._bookkeeping.factored import Factored, assemble, weighted_sum
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_by_point, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
@@ -250,15 +249,14 @@ def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
     return Sums(by_leaf, vectors, pieces.bundles)
 
 
-def sum_pieces(start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array) -> Sums:
-    """start + Σ_i weights[piece][i] G_i."""
+def sum_pieces(
+    start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array, *, bound: float
+) -> Sums:
+    """start + Σ_i weights[piece][i] G_i, of which no summand has a norm above `bound`."""
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     (of_pieces,) = unstacked(weights)
     for product, piece, weight in zip(plan.products, pieces.products, of_pieces, strict=False):
-        if piece.terms:
-            part = sum_terms(piece, weight, product.layout.sizes)
-        else:
-            part = _products.weighted_sum(piece.segments, weight, product.layout.sizes)
+        part = weighted_sum(piece, weight, product.layout.sizes, bound=bound)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]

@@ -9,7 +9,9 @@ in T²(R + C) operations where forming it takes T R C. Integers stand for one-ho
 are of at most about 1: they come divided by powers of two (`_clips.bounds`).
 """
 
+import functools
 import math
+import operator
 from typing import NamedTuple
 
 import jax
@@ -17,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clips.bounds import Size, gamma, upper_square
-from dpoptax._clips.sums import in_blocks
+from dpoptax._clips.bounds import LARGEST_RATIO, Size, gamma, upper_square
+from dpoptax._clips.sums import BLOCK, in_blocks, of_lookups
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -33,6 +35,8 @@ _ENTRIES_IN_CACHE = 2**16
 # Of several points, the products of each with the fixed arrays of each take the square of their
 # number: where that is so many times the time, gradients larger than the factors are kept, too.
 _TIMES_WORTH_MEMORY = 1.5
+# Terms of each entry that a product of matrices has at least, where it is one of several.
+_LEAST_TERMS = 256
 # What underflow can take off a norm, for each term of the sums that it is made of.
 LOST = 2.0**-50
 
@@ -237,15 +241,29 @@ def sum_error(segments: list[Segment]) -> float:
 
 
 def weighted_sum(
-    segments: list[Segment], weights: jax.Array, sizes: tuple[int, int, int]
+    segments: list[Segment],
+    weights: jax.Array,
+    sizes: tuple[int, int, int],
+    *,
+    bound: float,
+    alone: bool = True,
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,)."""
-    total = None
-    for rows, columns in segments:
-        part = _weighted(rows, columns, weights, sizes)
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+
+    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above 32 times
+    it. Not `alone`, the segments are a part of such a gradient.
+    """
+    of_rows = [s for s in segments if indexed(s.rows)]
+    of_columns = [s.swapped for s in segments if indexed(s.columns)]
+    dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
+    parts = [_weighted(rows, columns, weights, sizes) for rows, columns in dense]
+    if not (alone and len(segments) in (len(of_rows), len(of_columns))):
+        bound *= LARGEST_RATIO  # parts of a gradient that may cancel
+    if of_rows:
+        parts.append(_looked_up(of_rows, weights, sizes[1], bound))
+    if of_columns:
+        parts.append(_looked_up(of_columns, weights, sizes[2], bound).swapaxes(-1, -2))
+    return functools.reduce(operator.add, parts)
 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
@@ -253,13 +271,21 @@ def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
     return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
 
 
+def _looked_up(segments: list[Segment], weights: jax.Array, size: int, bound: float) -> jax.Array:
+    """Those whose rows are one-hot."""
+
+    def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        return of_lookups(lookups, size, examples=weights.shape[0], bound=bound)
+
+    lookups = [
+        (_together(rows)[0], _together(_times(columns, weights))[0]) for rows, columns in segments
+    ]
+    return jax.vmap(add)(lookups)
+
+
 def _weighted(
     rows: jax.Array, columns: jax.Array, weights: jax.Array, sizes: tuple[int, int, int]
 ) -> jax.Array:
-    if indexed(rows):
-        return _scatter(_together(rows), _together(_times(columns, weights)), sizes[1])[0]
-    if indexed(columns):
-        return _weighted(columns, rows, weights, (sizes[0], *sizes[:0:-1])).swapaxes(-1, -2)
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
         rows = _times(rows, weights)
     else:
@@ -268,8 +294,9 @@ def _weighted(
     def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return _outer_sums(_together(rows)[0], _together(columns)[0])
 
-    # Products of matrices are computed in blocks anyway; with a vector, in one piece.
-    return in_blocks(outer_sums, rows, columns) if 1 in sizes[1:] else outer_sums(rows, columns)
+    # Shorter products of matrices take the time of their results.
+    least = 1 if 1 in sizes[1:] else _LEAST_TERMS // max(1, rows.shape[2])
+    return in_blocks(outer_sums, rows, columns, block=max(BLOCK, least))
 
 
 def _together(factor: jax.Array) -> jax.Array:

@@ -5,7 +5,8 @@ behind it. One after the other, B of them can be chosen so that each rounds the 
 of blocks of b examples, those of its block alone do, and one addition in each level above.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +15,23 @@ from jax import lax
 BLOCK = 32
 """The most examples that are summed in one piece."""
 
-# Where no length of blocks divides the batch, down to this one, it is padded.
-_SHORTEST = 8
 
-
-def in_blocks(block_sum: Callable[..., jax.Array], *terms: jax.Array) -> jax.Array:
+def in_blocks(
+    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK
+) -> jax.Array:
     """Sums over the leading axis by `block_sum` of parts of it, and the results in pairs.
 
     Args:
       block_sum: of arrays (b, …), the sum over the first axis; rows of zeros add nothing.
       terms: arrays (B, …).
+      block: the most examples of a part.
     """
     size = terms[0].shape[0]
-    if size <= BLOCK:
+    if size <= block:
         return block_sum(*terms)
-    lengths = (n for n in range(BLOCK, _SHORTEST - 1, -1) if size % n == 0)
-    length = next(lengths, BLOCK)
+    # Where no length down to a quarter divides the batch, it is padded.
+    lengths = (n for n in range(block, block // 4 - 1, -1) if size % n == 0)
+    length = next(lengths, block)
 
     def cut(x: jax.Array) -> jax.Array:
         if size % length:
@@ -55,6 +57,44 @@ def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
         return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
 
     return in_blocks(block_sum, weights, values)
+
+
+def of_lookups(
+    lookups: Sequence[tuple[jax.Array, jax.Array]], size: int, *, examples: int, bound: float
+) -> jax.Array:
+    """Σ over lookups, of one row each, of what they add to it: a table (size, C).
+
+    Of more examples than a block has, terms are rounded to multiples of a power of two of at most
+    `examples` · `bound` · 2^-29 and added as integers: exactly, in any order, so that one example
+    changes nothing in the rounding of others. What overflows on the way comes back: integers add
+    up modulo their range, in which the total is.
+
+    Args:
+      lookups: rows (N,), integers, and values (N, C). No value is above 32 · `bound`.
+      size: the number of rows.
+      examples: B.
+      bound: what one example adds to an entry at most, all of its lookups together.
+
+    Raises:
+      ValueError: a `bound` for which the power of two is none of float32's.
+    """
+    wide = jnp.result_type(jnp.float32, *(values.dtype for _, values in lookups))
+    table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
+    if examples <= BLOCK:
+        for rows, values in lookups:
+            table = table.at[rows].add(values.astype(wide))
+        return table
+    whole, bits = (jnp.int64, 62) if wide == jnp.float64 else (jnp.int32, 30)
+    exponent = bits - math.ceil(math.log2(examples * bound))
+    if abs(exponent) > 126:
+        raise ValueError(
+            f"a clip bound of {bound:g} is too far from 1 for sums over lookups in float32: "
+            "scale the loss, and the bound with it"
+        )
+    table = table.astype(whole)
+    for rows, values in lookups:
+        table = table.at[rows].add(jnp.round(values.astype(wide) * 2.0**exponent).astype(whole))
+    return table.astype(wide) * 2.0**-exponent
 
 
 def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:

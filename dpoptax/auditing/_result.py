@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 
+import numpy as np
+
 from dpoptax.auditing._curves import CanaryScores, TradeOffCurve
 from dpoptax.auditing._one_run import OneRunGuesses
 from dpoptax.auditing._trade_offs import Family, TradeOff, approximate_family
@@ -105,8 +107,11 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
+        # To the sides on which they still hold.
+        most = np.ceil(1e3 * self.claimed_epsilon) / 1e3
+        least = np.floor(1e3 * self.epsilon_lower_bound) / 1e3
         return (
-            f"claimed ε = {self.claimed_epsilon:.3f}, audited ε ≥ {self.epsilon_lower_bound:.3f} "
+            f"claimed ε = {most:.3f}, audited ε ≥ {least:.3f} "
             f"at δ = {self.delta:g} with {100 * self.confidence:g} % confidence "
             f"({self.threat_model}, {self.attack}, {self.trials} trials): {verdict}"
         )

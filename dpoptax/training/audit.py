@@ -21,6 +21,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.plots import COLOURS, label
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.run.resolved import Run, resolve
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -158,7 +159,8 @@ def table(rows: list[Audited]) -> str:
             verdict = " **VIOLATED**" if refuted else ""
             lines.append(
                 f"| {row.method} | {row.name} | {found.threat_model} | {found.trials} | "
-                f"{found.claimed_epsilon:.3f} | {bound.epsilon:.3f}{verdict} | {bound.method} | "
+                f"{epsilon_text(found.claimed_epsilon)} | "
+                f"{epsilon_text(bound.epsilon, lower=True)}{verdict} | {bound.method} | "
                 f"{f'{found.seconds:.1f}' if i == 0 else ''} |"
             )
     return "\n".join(lines)

@@ -74,6 +74,7 @@ class Course:
         evaluate: Metrics of each run's parameters on a split.
         began: When the run would have begun had it not been stopped, in `time.perf_counter`.
         around: Where records, checkpoints and times go.
+        fingerprint: What checkpoints keep of the data.
         confirmation: What has to hold of the runs and is found out beside the steps; None: nothing.
     """
 
@@ -85,6 +86,7 @@ class Course:
     evaluate: Evaluation
     began: float
     around: Surroundings
+    fingerprint: str
     confirmation: Confirmation | None
 
     @property
@@ -156,7 +158,7 @@ class Course:
             return
         (state,) = states
         with self.around.phases("checkpoints"):
-            described = resume.describe(self.run, state.opt_state)
+            described = resume.describe(self.run, state.opt_state, self.fingerprint)
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),

@@ -42,9 +42,12 @@ def _plain(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def epsilon_text(epsilon: float, decimals: int = 3) -> str:
-    """ε to show, rounded up: what is stated is never less than what was spent."""
-    with decimal.localcontext(rounding=decimal.ROUND_CEILING):
+def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> str:
+    """ε to show, rounded up: what is stated is never less than what was spent.
+
+    A `lower` bound is rounded down: never more than what was proved.
+    """
+    with decimal.localcontext(rounding=decimal.ROUND_FLOOR if lower else decimal.ROUND_CEILING):
         return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 

@@ -1,20 +1,30 @@
 """Whether a config may go on with a run that was begun: same mechanism, sampler and data."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 import dpoptax
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run.resolved import Run
 
+# Of so many training examples, spread over all, the contents tell one data set from another.
+_COMPARED = 64
 
-def describe(run: Run, opt_state: Any) -> dict[str, Any]:
-    """What a checkpoint records of its run, the ledger included."""
+
+def describe(run: Run, opt_state: Any, fingerprint: str) -> dict[str, Any]:
+    """What a checkpoint records of its run, the ledger included, and of its data."""
     return {
         "run": _identity(run),
+        "data": fingerprint,
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         "seed": run.plan.sampler.seed,
     }
@@ -57,6 +67,41 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
         raise ConfigError(
             f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
             f"has spent in {record['step']} steps; a budget cannot be taken back"
+        )
+
+
+def fingerprint(run: Run, dataset: Dataset) -> str:
+    """A hash of a spread of the training examples and of all owners, keyed by the run's seed.
+
+    It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
+    and who does can subtract the noise anyway. Features are left out, which another machine may
+    round otherwise.
+    """
+    key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
+    found = hashlib.blake2b(key=key, digest_size=16)
+    last = dataset.train_size - 1
+    places = np.unique(np.linspace(0, last, _COMPARED).astype(np.int64))
+    examples = streaming.read(dataset.train, places)
+    if run.config.features != "none":
+        examples = examples["labels"]
+    owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
+        values = np.ascontiguousarray(leaf)
+        found.update(repr((jax.tree_util.keystr(path), values.dtype.str, values.shape)).encode())
+        found.update(values.tobytes())
+    found.update(repr(owners).encode())
+    return found.hexdigest()
+
+
+def check_same_data(record: dict[str, Any], now: str) -> None:
+    """Raises where the begun run had other examples or owners."""
+    # A record that has none is of a version that did not compare.
+    if record.get("data", now) != now:
+        raise ConfigError(
+            "the training examples, or whose they are, differ from those of the run's first "
+            f"{record['step']} steps: no ε holds for two data sets in one run, and steps that are "
+            "run again would add the same noise to other gradients; give the old ones (data_dir, "
+            "owners), or another workdir for a new run"
         )
 
 

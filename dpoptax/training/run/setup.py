@@ -84,10 +84,14 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
         states, frozen = _begun(runs, dataset, around.place)
     with phases("data"):
         feed = Feed(run, dataset, around.place)
+    fingerprint = ""  # of what no checkpoint is made
+    if around.checkpoints is not None:
+        with phases("data"):
+            fingerprint = resume.fingerprint(run, dataset)
     with phases("checkpoints"):
-        states, restored = _restored(states, around)
+        states, restored = _restored(states, fingerprint, around)
     compiling = time.perf_counter()
-    course = _compiled(runs, feed, states, frozen, around)
+    course = _compiled(runs, feed, states, frozen, fingerprint, around)
     compile_seconds = time.perf_counter() - compiling
     if not restored:
         course.save(states, wait=True)
@@ -116,7 +120,7 @@ def _first_state(run: Run, params: Any, place: devices.Devices) -> Any:
     return place.replicate(run.chain.optimizer.init(params))
 
 
-def _restored(states: States, around: Surroundings) -> tuple[States, bool]:
+def _restored(states: States, fingerprint: str, around: Surroundings) -> tuple[States, bool]:
     """The newest checkpoint's state, its records observed again, or `states`; and which it is."""
     begun = None
     if around.checkpoints is not None:
@@ -126,13 +130,19 @@ def _restored(states: States, around: Surroundings) -> tuple[States, bool]:
         return states, False
     (params, opt_state), saved = begun
     resume.check_ledger(saved, opt_state)
+    resume.check_same_data(saved, fingerprint)
     for entry in saved["history"]:
         around.observe(entry)
     return (State(saved["step"], params, opt_state, tuple(saved["history"])),), True
 
 
 def _compiled(
-    runs: tuple[Run, ...], feed: Feed, states: States, frozen: Any, around: Surroundings
+    runs: tuple[Run, ...],
+    feed: Feed,
+    states: States,
+    frozen: Any,
+    fingerprint: str,
+    around: Surroundings,
 ) -> Course:
     """What takes the runs from `states` to their end, with programs for their shapes."""
     place, phases, run = around.place, around.phases, runs[0]
@@ -160,6 +170,7 @@ def _compiled(
         evaluate=evaluate,
         began=time.perf_counter() - spent,
         around=around,
+        fingerprint=fingerprint,
         confirmation=_confirmation(run, bounds[last]),
     )
 
