@@ -95,8 +95,7 @@ def fingerprint(run: Run, dataset: Dataset) -> str:
 
 def check_same_data(record: dict[str, Any], now: str) -> None:
     """Raises where the begun run had other examples or owners."""
-    # A record that has none is of a version that did not compare.
-    if record.get("data", now) != now:
+    if record.get("data") != now:
         raise ConfigError(
             "the training examples, or whose they are, differ from those of the run's first "
             f"{record['step']} steps: no ε holds for two data sets in one run, and steps that are "
