@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from flax import serialization
 
+from dpoptax.training.data import dataset
+
 CONFIG = """
 import numpy as np
 from dpoptax.training.data import dataset
@@ -113,8 +115,31 @@ def _assert_close(got, want, atol=1e-6):
 
 
 def _reads(log, process):
+    """What batches read: without the spread of records by which data sets are told apart."""
     with open(f"{log}-{process}") as lines:
-        return [int(line) for line in lines]
+        found = [int(line) for line in lines]
+    for place in np.unique(np.linspace(0, dataset.digits().train_size - 1, 64).astype(int)):
+        found.remove(place)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["data", "seed"])
+def test_hosts_that_differ_in_data_or_seed_are_refused(tmp_path, change):
+    """Each would draw or read records of its own, and one could be in two parts of a batch."""
+    config = tmp_path / "config.py"
+    rank = "__import__('jax').process_index()"
+    text = CONFIG.format(log=str(tmp_path / "reads"))
+    if change == "seed":
+        text = text.replace(
+            "steps=4,", "steps=4, seed=int(__import__('os').environ['JAX_PROCESS_ID']),"
+        )
+    else:
+        reversed_on_one = "{k: v[::1 - 2 * " + rank + "] for k, v in digits.train.items()}"
+        text = text.replace("Records(digits.train)", f"Records({reversed_on_one})")
+    config.write_text(text)
+    with pytest.raises(AssertionError, match="do not have the same config, seed and training"):
+        _run(2, 1, config, tmp_path / "two", "--parallel", "hosts")
 
 
 @pytest.mark.slow

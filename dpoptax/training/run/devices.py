@@ -1,6 +1,7 @@
 """The devices of a run: one, all of this process, or all of several hosts."""
 
 import dataclasses
+import hashlib
 import os
 import secrets
 from typing import Any
@@ -85,3 +86,11 @@ def fresh_seed() -> int:
     words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
     high, low = multihost_utils.broadcast_one_to_all(words)
     return int(high) << 32 | int(low)
+
+
+def same_on_all_hosts(text: str) -> bool:
+    """Whether all hosts, each of which calls this, have the same text."""
+    if jax.process_count() == 1:
+        return True
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    return bool(np.all(multihost_utils.process_allgather(digest) == digest))

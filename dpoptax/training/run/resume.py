@@ -14,6 +14,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
+from dpoptax.training.run import devices
 from dpoptax.training.run.resolved import Run
 
 # Of so many training examples, spread over all, the contents tell one data set from another.
@@ -91,6 +92,16 @@ def fingerprint(run: Run, dataset: Dataset) -> str:
         found.update(values.tobytes())
     found.update(repr(owners).encode())
     return found.hexdigest()
+
+
+def check_same_on_hosts(run: Run, fingerprint: str) -> None:
+    """Raises where hosts have another config, seed or data: a record could be in two parts."""
+    if not devices.same_on_all_hosts(repr((_identity(run), fingerprint))):
+        raise ConfigError(
+            "the hosts of this run do not have the same config, seed and training examples: each "
+            "would draw or read other records, and one could be twice in a batch; give all of them "
+            "the same config and files"
+        )
 
 
 def check_same_data(record: dict[str, Any], now: str) -> None:

@@ -85,9 +85,10 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
     with phases("data"):
         feed = Feed(run, dataset, around.place)
     fingerprint = ""  # of what no checkpoint is made
-    if around.checkpoints is not None:
+    if around.checkpoints is not None or jax.process_count() > 1:
         with phases("data"):
             fingerprint = resume.fingerprint(run, dataset)
+            resume.check_same_on_hosts(run, fingerprint)
     with phases("checkpoints"):
         states, restored = _restored(states, fingerprint, around)
     compiling = time.perf_counter()
