@@ -41,9 +41,18 @@ def test_lookups_are_added_in_whole_numbers(size):
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
-    np.testing.assert_allclose(found, exact, atol=size * size * 2.0**-30)
+    np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-9)
     if size > sums.BLOCK:  # in any order the same
         np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
+
+
+def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats():
+    """As of who tries without noise under a clip that cuts nothing."""
+    rows, values = _lookups(256)
+    exact = np.zeros((4, 2))
+    np.add.at(exact, np.asarray(rows), np.float64(values))
+    found = sums.of_lookups([(rows, values)], 4, examples=256, bound=1e4)
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
 def test_parts_that_leave_the_range_of_integers_come_back():

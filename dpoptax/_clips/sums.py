@@ -64,10 +64,11 @@ def of_lookups(
 ) -> jax.Array:
     """Σ over lookups, of one row each, of what they add to it: a table (size, C).
 
-    Of more examples than a block has, terms are rounded to multiples of a power of two of at most
-    `examples` · `bound` · 2^-29 and added as integers: exactly, in any order, so that one example
-    changes nothing in the rounding of others. What overflows on the way comes back: integers add
-    up modulo their range, in which the total is.
+    Of more examples than a block has, terms are rounded to whole steps g ≤ 2⁻²⁹ B · `bound`, and
+    what that takes off them to steps of 2^-k g, and both are added as integers: exactly, in any
+    order, so that one example changes nothing in the rounding of others. Whole steps that overflow
+    on the way come back: integers add up modulo their range, in which the total is. The fine ones
+    do not overflow: for N lookups k = 30 − ⌈log₂ N⌉. (In float64 it is 62, and g ≤ 2⁻⁶¹ B · bound.)
 
     Args:
       lookups: rows (N,), integers, and values (N, C). No value is above 32 · `bound`.
@@ -91,10 +92,14 @@ def of_lookups(
             f"a clip bound of {bound:g} is too far from 1 for sums over lookups in float32: "
             "scale the loss, and the bound with it"
         )
-    table = table.astype(whole)
+    finer = max(0, bits - math.ceil(math.log2(sum(rows.size for rows, _ in lookups) or 1)))
+    coarse = fine = table.astype(whole)
     for rows, values in lookups:
-        table = table.at[rows].add(jnp.round(values.astype(wide) * 2.0**exponent).astype(whole))
-    return table.astype(wide) * 2.0**-exponent
+        scaled = values.astype(wide) * 2.0**exponent
+        steps = jnp.round(scaled)
+        coarse = coarse.at[rows].add(steps.astype(whole))
+        fine = fine.at[rows].add(jnp.round((scaled - steps) * 2.0**finer).astype(whole))
+    return (coarse.astype(wide) + fine.astype(wide) * 2.0**-finer) * 2.0**-exponent
 
 
 def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
