@@ -40,13 +40,8 @@ def _rbg(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.normal(jax.random.wrap_key_data(data, impl="rbg"), shape)
 
 
-def _one_by_one(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return box_muller.one_by_one(jax.random.key_data(key), shape)
-
-
 GENERATORS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
     "dpoptax": box_muller.normal,
-    "dpoptax, as on several devices": _one_by_one,
     "jax.random.normal, rounds written out": normal.normal,
     "jax.random.normal": jax.random.normal,
     'jax.random.normal, impl="rbg"': _rbg,

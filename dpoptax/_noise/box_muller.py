@@ -11,7 +11,6 @@ from jax import lax
 
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.threefry import places, threefry
-from dpoptax._trees import held
 
 _STREAM = 1  # of hashes, of which `jax.random` has none for the same key
 _SIGN = 0x80000000
@@ -43,9 +42,8 @@ def normal(
     has its own: a δ of 1e-5 stays 1.0e-5 to who sees a fiftieth of a standard deviation, where the
     2²³ values of a float32 `jax.random.normal` make it 5.6e-5 (σ = 1).
 
-    On a CPU that is JAX's only device, a pair is computed once; that takes memory for one more
-    array of the shape. Elsewhere each element computes its pair by itself, so that a device draws
-    its own part in any layout.
+    Each element hashes and computes its pair by itself, and takes its own number of it: nothing is
+    stored, whatever reads the noise fuses with it, and a device draws its own part in any layout.
 
     Args:
       key: a key of threefry.
@@ -77,56 +75,28 @@ def normal(
 def _normal(
     key: jax.Array, shape: tuple[int, ...], out_sharding: jax.sharding.NamedSharding | None
 ) -> jax.Array:
-    single = functools.partial(one_by_one, shape=shape, out_sharding=out_sharding)
-    if math.prod(shape) < 2 or out_sharding is not None or jax.device_count("cpu") > 1:
-        return single(key)
-    return lax.platform_dependent(key, cpu=functools.partial(in_pairs, shape=shape), default=single)
-
-
-def in_pairs(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """All elements, each pair computed once."""
-    axis, halved = _halves(shape)
-    radius, low, high, signs = _polar(*_words(key, places((math.prod(halved),))))
-    # One array of pairs: two arrays would be two loops, and each would hash anew. What is fused
-    # with a reader that takes the parts to two places would be computed twice as well.
-    pairs = held(lax.complex(_signed(radius * low, signs), _signed(radius * high, signs << 1)))
-    pairs = pairs.reshape(halved)
-    both = jnp.concatenate([jnp.real(pairs), jnp.imag(pairs)], axis)
-    return lax.slice_in_dim(both, 0, shape[axis], axis=axis)
-
-
-def one_by_one(
-    key: jax.Array,
-    shape: tuple[int, ...],
-    out_sharding: jax.sharding.NamedSharding | None = None,
-) -> jax.Array:
-    """The same elements, each from a hash of its own."""
     if not shape:
-        return one_by_one(key, (1,))[0]
-    axis, halved = _halves(shape)
-    along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
-    second = along >= halved[axis]
+        return _normal(key, (1,), out_sharding)[0]
+    axis, half = _halves(shape)
+    halved = (*shape[:axis], half, *shape[axis + 1 :])
     strides = [math.prod(halved[i + 1 :]) for i in range(len(halved))]
+    along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
+    second = along >= half
     place = places(shape, strides, out_sharding)
-    place = jnp.where(second, place - np.uint32(halved[axis] * strides[axis]), place)
-    radius, low, high, signs = _polar(*_words(key, place))
+    place = jnp.where(second, place - np.uint32(half * strides[axis]), place)
+    radius, low, high, signs = _polar(*threefry(key[0], key[1], place, stream=_STREAM))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def _halves(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The axis along which the first half of an array is paired with the second, and its shape.
+def _halves(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The axis along which the first half of an array is paired with the second, and that half.
 
-    The first axis that two parts divide without much of a rest: the further out, the longer runs of
-    entries are read from one part.
+    The first axis that two parts divide without much of a rest.
     """
     fit = [i for i, size in enumerate(shape) if size % 2 == 0 or size > 8]
     axis = fit[0] if fit else int(np.argmax(shape))
-    return axis, (*shape[:axis], -(-shape[axis] // 2), *shape[axis + 1 :])
-
-
-def _words(key: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return threefry(key[0], key[1], place, stream=_STREAM)
+    return axis, -(-shape[axis] // 2)
 
 
 def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
