@@ -110,9 +110,13 @@ def geodp_mnist(rows: list[Row]) -> Figure:
             where = {"noise_multiplier": sigma, "method": method, "batch_size": size}
             x, losses = over(rows, "step", "training_loss", panel=panel, **where)
             text = "no noise" if method == "none" else _curve_name(method, sigma, size)
-            colour = "black" if method == "none" else COLOURS[index - 1]
-            band(axes, x, losses, {"color": colour, "label": text})
+            style = {"color": COLOURS[index - 1], "label": text}
+            if method == "none":  # DP hides it where its noise does nothing
+                style |= {"color": "black", "linestyle": "--", "zorder": 3}
+            band(axes, x, losses, style)
         axes.set(yscale="log")
+        axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.legend(frameon=False, fontsize="small")
         axes.set_title(f"({panel})", fontsize="medium")
         label(axes, "step", "training loss" if panel == "a" else "")
