@@ -110,7 +110,7 @@ def geodp_mnist(rows: list[Row]) -> Figure:
             where = {"noise_multiplier": sigma, "method": method, "batch_size": size}
             x, losses = over(rows, "step", "training_loss", panel=panel, **where)
             text = "no noise" if method == "none" else _curve_name(method, sigma, size)
-            style = {"color": COLOURS[index - 1], "label": text}
+            style: dict[str, Any] = {"color": COLOURS[index - 1], "label": text}
             if method == "none":  # DP hides it where its noise does nothing
                 style |= {"color": "black", "linestyle": "--", "zorder": 3}
             band(axes, x, losses, style)
