@@ -84,9 +84,8 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
         states, frozen = _begun(runs, dataset, around.place)
     with phases("data"):
         feed = Feed(run, dataset, around.place)
-    fingerprint = ""  # of what no checkpoint is made
-    if around.checkpoints is not None or jax.process_count() > 1:
-        with phases("data"):
+        fingerprint = ""  # of what no checkpoint is made
+        if around.checkpoints is not None or jax.process_count() > 1:
             fingerprint = resume.fingerprint(run, dataset)
             resume.check_same_on_hosts(run, fingerprint)
     with phases("checkpoints"):
