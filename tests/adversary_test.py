@@ -10,15 +10,14 @@ import pytest
 
 import dpoptax
 from dpoptax._bookkeeping import plan, products
-from dpoptax._clips import bounds, sums
+from dpoptax._clips import bounds
 from dpoptax._noise import fixed_point
 from dpoptax.auditing import _search as adversary
 from tests import helpers
 
 pytestmark = pytest.mark.optimized
 
-# What a found move may exceed 1 by: the rounding of the sum over the others, and its dtype.
-ALLOWED = {"float32": 1e-4, "bfloat16": 1e-4, "float16": 1e-4}
+DTYPES = ("float32", "bfloat16", "float16")
 OTHERS = 7
 
 
@@ -217,7 +216,7 @@ QUICK, LONG = (14, 10), (40, 400)
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_example_moves_the_sum_by_more_than_the_bound(program):
-    assert _attack(program, CLIPS["l2"], QUICK) <= 1 + ALLOWED["float32"]
+    assert _attack(program, CLIPS["l2"], QUICK) <= 1
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -225,12 +224,12 @@ def test_no_example_moves_the_sum_by_more_than_the_bound(program):
 def test_every_way_to_a_norm(program, way, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     assert plan._products.choose is products.choose
-    assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1 + ALLOWED["float32"]
+    assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 def test_every_geometry(clip):
-    assert _attack("regression", clip, QUICK) <= 1 + ALLOWED["float32"]
+    assert _attack("regression", clip, QUICK) <= 1
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -242,12 +241,12 @@ def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
         d = np.zeros((8, 4))
         d[1, 0] = value
         found = adversary.moved(total, _others(shapes), (np.full((8, 2), 1e17), d))
-        assert found <= CLIPS["l2"].sensitivity * (1 + ALLOWED["float32"])
+        assert found <= CLIPS["l2"].sensitivity
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_numbers(dtype):
-    assert _attack("regression", CLIPS["l2"], QUICK, dtype) <= 1 + ALLOWED[dtype]
+    assert _attack("regression", CLIPS["l2"], QUICK, dtype) <= 1
 
 
 @pytest.mark.slow
@@ -256,17 +255,17 @@ def test_narrow_numbers(dtype):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_longer_search(program, clip, method):
     effort = (LONG[0], LONG[1] // 10)
-    assert _attack(program, clip, effort, seed=1, method=method) <= 1 + ALLOWED["float32"]
+    assert _attack(program, clip, effort, seed=1, method=method) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
-        assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1 + ALLOWED[dtype]
+        assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
 
 def _cancelling(b, dtype=jnp.float32):
@@ -285,21 +284,19 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
     total = _total(_regression, [_zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
         found = adversary.moved(total, _others(shapes, count=size - 1), _cancelling(b))
-        assert found <= clip.sensitivity * (1 + 1e-4)
+        assert found <= clip.sensitivity
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 64, 4])
 @pytest.mark.parametrize("size", [256, 1024, 4096])
 @pytest.mark.parametrize("program", ["vector", "column", "lookup", "matrix"])
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
-    """All but one hold by proof. Blocks of the compiler's products of matrices are measured."""
+    """They are clipped at C/(1 + τ), and τ covers whatever the others change."""
     loss, shape = LONG_SUMS[program]
     total = _total(loss, [_zeros(*shape)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size)
     found = max(_rounded_moves(total, shape, size, microbatch_size or 1))
     print(f"{program}, {size} examples, microbatch_size={microbatch_size}: moved by {found:.5f} C")
-    additions = 6 if microbatch_size is None else 22  # of the total's size
-    proved = 2 * bounds.gamma(sums.BLOCK) * sums.BLOCK + additions * 2.0**-24 * size
-    assert found <= 1 + 1e-6 + (2e-3 if program == "matrix" else proved)
+    assert 0.98 < found <= 1
 
 
 LONG_SUMS = {
@@ -435,7 +432,9 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
     _, scales = bounds.scales([jnp.ones((1, 4))])
     size = bounds.Size(norms[0] ** 2, absolute[0])
-    factors, *_ = bounds.coefficients(clip, scales, [size], [0], jnp.ones(4, bool), sum_error=0.0)
+    factors, *_ = bounds.coefficients(
+        clip, scales, [size], [0], jnp.ones(4, bool), ratios=[32.0], sum_error=0.0, rounding=0.0
+    )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
 
 
@@ -449,7 +448,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
         batch = _others([(3, 4), (3, 4)], jnp.float16)
         example = (np.full((3, 4), large), np.full((3, 4), small))
         clip = dpoptax.l2_clip(1e-4)
-        assert adversary.moved(_total(loss, params, clip), batch, example) <= 1e-4 * (1 + 1e-5)
+        assert adversary.moved(_total(loss, params, clip), batch, example) <= 1e-4
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -469,7 +468,7 @@ def test_many_layers_each_with_its_bound(method, layers, shortest):
     example = (np.ones((2, 3)), powers)
     total = _total(loss, params, clip, method=method)
     found = adversary.moved(total, _others([(2, 3), (layers,)], count=3), example)
-    assert found <= 1 + 1e-5
+    assert found <= 1
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
@@ -493,7 +492,7 @@ def test_several_points_with_large_weights(weights):
     clip = CLIPS["l2"]
     total = _total(loss, params, clip, points)
     found, _ = adversary.climb(total, _others(shapes), seed=0, starts=7, steps=10)
-    assert found <= clip.sensitivity * (1 + 1e-4)
+    assert found <= clip.sensitivity
 
 
 # Weights, how far apart points are, and which sign the second has: of the first four, weights
@@ -544,7 +543,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
 )
 def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
-    assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1 + ALLOWED["float32"]
+    assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
 def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
@@ -556,7 +555,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
     monkeypatch.setattr(products, "contract", rounded)
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
-    assert found > 1 + ALLOWED["float32"]
+    assert found > 1
 
 
 @pytest.mark.slow
@@ -565,7 +564,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
 def test_a_longer_search_at_several_points(program, points, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
-    assert found <= 1 + ALLOWED["float32"]
+    assert found <= 1
 
 
 @pytest.mark.slow
@@ -575,7 +574,7 @@ def test_a_longer_search_at_several_points(program, points, monkeypatch):
 def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
-    assert found <= 1 + ALLOWED["float32"]
+    assert found <= 1
 
 
 @pytest.mark.slow
@@ -585,7 +584,7 @@ def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, opt
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
-        assert found <= 1 + ALLOWED["float32"]
+        assert found <= 1
 
 
 def test_microbatches_and_masks():
@@ -596,7 +595,7 @@ def test_microbatches_and_masks():
         total, _others(shapes), seed=0, starts=14, steps=10,
         mask=np.arange(OTHERS + 1) % 2 == 1,
     )  # fmt: skip
-    assert found <= clip.sensitivity * (1 + 1e-4)
+    assert found <= clip.sensitivity
 
 
 def _precisions(jaxpr):
@@ -633,7 +632,7 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
 
     monkeypatch.setattr(products, "contract", rounded)
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
-    assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1 + ALLOWED["float32"]
+    assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
 def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
@@ -657,10 +656,10 @@ def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
         np.testing.assert_array_equal(sums[0][0], other[0])
     assert sums[0][0].dtype == jnp.int32
     plain = _total(loss, params, clip)(others, mask)
-    np.testing.assert_allclose(grid * sums[0][0], plain[0], atol=64 * grid)
+    np.testing.assert_allclose(grid * sums[0][0], plain[0], rtol=1e-3, atol=64 * grid)
 
 
-def test_a_grid_goes_with_its_noise():
+def test_a_grid_goes_with_its_noise(no_room):
     loss, _, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
     params, batch, key = [_zeros(4, 4)], _others(shapes, count=63), jax.random.key(0)
@@ -698,7 +697,7 @@ def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
     total = _total(loss, params, clip, precision="bfloat16")
     others = _others(shapes)
     found, _ = adversary.climb(total, others, seed=0, starts=14, steps=10)
-    assert found <= clip.sensitivity * (1 + 1e-4)
+    assert found <= clip.sensitivity
     plain = _total(loss, params, clip)(others, np.ones(OTHERS + 1, bool))
     np.testing.assert_allclose(total(others, np.ones(OTHERS + 1, bool))[0], plain[0], atol=0.01)
     with pytest.raises(ValueError, match="precision='bfloat16'.*leave it out"):

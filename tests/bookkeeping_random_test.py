@@ -16,6 +16,8 @@ from dpoptax._bookkeeping import products
 from tests.bookkeeping_test import QUICK, both, close
 from tests.networks import Network
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 _DIM = 4
 
 

@@ -15,6 +15,8 @@ from dpoptax._clipped_grad.by_examples import per_example_sum
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 SIZE = 5
 # These networks together meet every rule, so they stand for all where one is enough.
 FEW = ("mlp", "odd_convolutions", "tied_embeddings", "nested_scans")

@@ -13,7 +13,7 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
-pytestmark = pytest.mark.optimized
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
 
 
 def _per_example(seed, batch=7, scale=1.0):

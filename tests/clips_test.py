@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
-pytestmark = pytest.mark.optimized
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
 
 FLAT = {
     "l2": dpoptax.l2_clip(0.7),

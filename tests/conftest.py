@@ -101,3 +101,20 @@ def own_cache_folder(tmp_path_factory):
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """Examples are clipped at the bound itself, as in the formulas that they are compared with.
+
+    Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
+    rounding of the sum: tests/sums_test.py.
+    """
+    from dpoptax._clips import bounds
+
+    exact = bounds.coefficients
+
+    def coefficients(*args, rounding, **kwargs):
+        return exact(*args, rounding=0.0, **kwargs)
+
+    monkeypatch.setattr(bounds, "coefficients", coefficients)

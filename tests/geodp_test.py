@@ -15,6 +15,8 @@ from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 KEY = jax.random.key(3)
 sum_clipped = jax.jit(per_example.sum_clipped, static_argnums=0)
 

@@ -10,6 +10,8 @@ import pytest
 import dpoptax
 from tests import helpers
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 CLIP = dpoptax.l2_clip(0.5)
 
 

@@ -16,6 +16,8 @@ from tests.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 _ROWS, _COLUMNS = 4, 5
 _LAYOUT = Layout((4, 4), (), (0,), (1,))
 

@@ -13,6 +13,8 @@ from dpoptax._clips.per_example import sum_clipped
 from tests import bookkeeping_test, helpers
 from tests.networks import NETWORKS
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 KEY = jax.random.key(0)
 
 

@@ -14,6 +14,8 @@ from tests.bookkeeping_test import both, close
 from tests.networks import Network
 from tests.reader_random_test import bounded
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 _NORMED = dpoptax.normalized_clip(0.5)
 _FLOAT8 = jnp.float8_e4m3fn
 _PROGRAMS = {}

@@ -27,6 +27,9 @@ def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
     assert abs(float(with_it) - float(without) - 1.0) <= 32 * 2.0**-24
 
 
+ALONE = {"terms": 1, "ratio": 1.0, "whole": 1.0}
+
+
 def _lookups(size):
     rows = np.arange(size) % 3
     values = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)
@@ -37,12 +40,12 @@ def _lookups(size):
 @pytest.mark.parametrize("size", [8, 1000])
 def test_lookups_are_added_in_whole_numbers(size):
     rows, values = _lookups(size)
-    total = lambda *x: sums.of_lookups([x], 4, examples=size, bound=1.0)  # noqa: E731
+    total = lambda *x: sums.of_lookups([x], 4, bound=1.0, **ALONE, examples=size)  # noqa: E731
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
     found = jax.jit(total)(rows, values)
     np.testing.assert_allclose(found, exact, rtol=3e-7, atol=1e-9)
-    if size > sums.BLOCK:  # in any order the same
+    if size > 8:  # in any order the same
         np.testing.assert_array_equal(total(rows[::-1], values[::-1]), found)
 
 
@@ -51,7 +54,7 @@ def test_lookups_under_a_bound_that_none_comes_near_are_no_coarser_than_floats()
     rows, values = _lookups(256)
     exact = np.zeros((4, 2))
     np.add.at(exact, np.asarray(rows), np.float64(values))
-    found = sums.of_lookups([(rows, values)], 4, examples=256, bound=1e4)
+    found = sums.of_lookups([(rows, values)], 4, bound=1e4, **ALONE, examples=256)
     np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -60,9 +63,10 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     size, large = 1000, 32.0
     rows = jnp.zeros(size, int)
     parts = [(rows, jnp.full((size, 1), v, jnp.float32)) for v in (large, 1.0 - large)]
-    assert float(sums.of_lookups(parts, 1, examples=size, bound=1.0)[0, 0]) == size
+    kind = {"terms": 2, "ratio": large, "whole": 1.0, "examples": size}
+    assert float(sums.of_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="scale the loss"):
-        sums.of_lookups(parts, 1, examples=size, bound=1e-38)
+        sums.of_lookups(parts, 1, bound=1e-38, **kind)
 
 
 def test_lookups_beside_a_product_that_cancels_them():
@@ -71,24 +75,27 @@ def test_lookups_beside_a_product_that_cancels_them():
     tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
     unit = jnp.zeros((size, 1, 1, 4)).at[..., 0].set(1.0)
     segments = [products.Segment(tokens, large * one), products.Segment(unit, (1 - large) * one)]
-    found = products.weighted_sum(segments, jnp.ones(size), (1, 4, 1), bound=1.0)
+    found = products.weighted_sum(segments, jnp.ones(size), (1, 4, 1), bound=6.0, examples=size)
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
 
 
-@pytest.mark.parametrize(("positions", "terms"), [(1, 256), (4, 256), (64, 32 * 64)])
-def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, terms):
+@pytest.mark.parametrize(
+    ("positions", "side", "examples"), [(1, 8, 128), (1, 256, 256), (4, 256, 32), (64, 256, 4)]
+)
+def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
     """So that what one example changes in their rounding does not grow with the batch."""
-    factor = jnp.ones((1024, 1, positions, 8))
+    factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
     total = lambda x, w: products.weighted_sum(  # noqa: E731
-        [products.Segment(x, x)], w, (1, 8, 8), bound=1.0
+        [products.Segment(x, x)], w, (1, side, side), bound=1.0, examples=1024
     )
+    weights = jax.ShapeDtypeStruct((1024,), jnp.float32)
     (product,) = (
         eqn
-        for eqn in jax.make_jaxpr(total)(factor, jnp.ones(1024)).jaxpr.eqns
+        for eqn in jax.make_jaxpr(total)(factor, weights).jaxpr.eqns
         if eqn.primitive.name == "dot_general"
     )
     axes, shape = product.params["dimension_numbers"][0][0], product.invars[0].aval.shape
-    assert np.prod([shape[axis] for axis in axes]) == terms
+    assert np.prod([shape[axis] for axis in axes]) == examples * positions
 
 
 def _weights(size):

@@ -19,6 +19,8 @@ from dpoptax._noise.ledger import with_key
 from dpoptax._noise.selecting import draw_rows
 from tests.oracles import adafest as oracle
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 KEY = jax.random.key(0)
 V, D, B, L = 50, 3, 12, 4
 SELECTION = tables.RowSelection(table_size=V, capacity=16, threshold=2.0, rows_per_example=2)

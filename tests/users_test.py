@@ -16,6 +16,8 @@ from dpoptax.users import UserTable, per_user_loss
 from tests.helpers import global_norm, mlp_batch, mlp_loss, mlp_params
 from tests.networks import NETWORKS
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 USERS, EACH, BOUND = 4, 3, 0.5
 RECORDS_MASK = np.array([[1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0]], bool)
 OWNERS = ["cy"] * 5 + ["ada"] + ["bob"] * 9 + ["cy"] * 2 + ["dee"] * 2

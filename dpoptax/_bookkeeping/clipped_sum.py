@@ -16,13 +16,14 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping import factored, products
 from dpoptax._bookkeeping.factored import Factored, measure_terms
 from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import (
     Pieces,
     Sums,
     make_pieces,
+    rounding_of,
     sum_pieces,
     zero_sums,
 )
@@ -31,6 +32,7 @@ from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
 from dpoptax._clips.bounds import Size
+from dpoptax._clips.sums import Whole
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
 
@@ -50,13 +52,15 @@ def bookkept_sum(
     keys: jax.Array | None,
     *,
     has_aux: bool,
+    whole: Whole | None = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[Total, PyTree]:
     """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
 
     Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
     which `join_sums` gives its shape, and the auxiliary outputs at the first point, None without
-    `has_aux`. Factors are rounded to `factor_dtype` where it is not None.
+    `has_aux`. `whole` is the batch of all microbatches and devices, `None` where this is it.
+    Factors are rounded to `factor_dtype` where it is not None.
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
@@ -80,7 +84,9 @@ def bookkept_sum(
             differences=differences,
             factor_dtype=factor_dtype,
         )
-        return _clip_and_sum(clip, points.reference, params, plan, pieces, mask)
+        return _clip_and_sum(
+            clip, points.reference, params, plan, pieces, mask, whole or Whole(size)
+        )
 
     cancel = _cancel(points.weights)
     if isinstance(cancel, jax.Array):  # a branch on public numbers
@@ -107,7 +113,13 @@ def _cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Arra
 
 
 def _clip_and_sum(
-    clip: Clip, reference: PyTree, params: PyTree, plan: Plan, pieces: Pieces, mask: jax.Array
+    clip: Clip,
+    reference: PyTree,
+    params: PyTree,
+    plan: Plan,
+    pieces: Pieces,
+    mask: jax.Array,
+    whole: Whole,
 ) -> Total:
     """The sum of clipped gradients, and the sum of the geometry's statistic."""
 
@@ -128,9 +140,13 @@ def _clip_and_sum(
         sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
+        ratios=[factored.ratio_of(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes),
         sum_error=products.sum_error(segments),
+        rounding=rounding_of(plan, pieces, whole),
     )
-    total = sum_pieces(zeros, plan, pieces, weights, bound=clip.sensitivity)
+    total = sum_pieces(
+        zeros, plan, pieces, weights, bound=clip.sensitivity, examples=whole.examples
+    )
     return total, statistic(norms, used)
 
 

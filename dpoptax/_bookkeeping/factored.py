@@ -263,12 +263,35 @@ def _squeezed(x: jax.Array) -> jax.Array:
 
 
 def weighted_sum(
-    factored: Factored, weights: jax.Array, sizes: tuple[int, int, int], *, bound: float
+    factored: Factored,
+    weights: jax.Array,
+    sizes: tuple[int, int, int],
+    *,
+    bound: float,
+    examples: int,
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C), of which no summand has a norm above `bound`."""
+    """Σ_i weights[i] G_i, (K, R, C), of which no summand has a norm above `bound`.
+
+    They are a part of so many `examples`, which say how it is summed.
+    """
     total = products.weighted_sum(
-        factored.segments, weights, sizes, bound=bound, alone=not factored.terms
+        factored.segments,
+        weights,
+        sizes,
+        bound=bound,
+        examples=examples,
+        terms=len(factored.terms),
     )
     for term in factored.terms:
         total += term.basis * sums.weighted(weights, term.weights)
     return total
+
+
+def ratio_of(factored: Factored) -> float:
+    """M: terms of a clipped gradient are at most so many times its bound."""
+    return products.ratio_of(factored.segments, len(factored.terms))
+
+
+def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> sums.Rounding:
+    """What one example changes in the rounding of `weighted_sum`."""
+    return products.rounding(factored.segments, sizes, examples, terms=len(factored.terms))

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import Factored, assemble, weighted_sum
+from dpoptax._bookkeeping.factored import Factored, assemble, rounding, weighted_sum
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_by_point, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
@@ -250,13 +250,22 @@ def zero_sums(params: PyTree, plan: Plan, pieces: Pieces) -> Sums:
 
 
 def sum_pieces(
-    start: Sums, plan: Plan, pieces: Pieces, weights: jax.Array, *, bound: float
+    start: Sums,
+    plan: Plan,
+    pieces: Pieces,
+    weights: jax.Array,
+    *,
+    bound: float,
+    examples: int,
 ) -> Sums:
-    """start + Σ_i weights[piece][i] G_i, of which no summand has a norm above `bound`."""
+    """start + Σ_i weights[piece][i] G_i, of which no summand has a norm above `bound`.
+
+    They are a part of so many `examples`, which say how it is summed.
+    """
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     (of_pieces,) = unstacked(weights)
     for product, piece, weight in zip(plan.products, pieces.products, of_pieces, strict=False):
-        part = weighted_sum(piece, weight, product.layout.sizes, bound=bound)
+        part = weighted_sum(piece, weight, product.layout.sizes, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]
@@ -264,6 +273,16 @@ def sum_pieces(
     for i, gradient in enumerate(pieces.formed):
         vectors[i] += sums.weighted(of_pieces[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
+
+
+def rounding_of(plan: Plan, pieces: Pieces, whole: sums.Whole) -> float:
+    """τ of `sum_pieces` over all parts of a batch, and of adding these up."""
+    found = [
+        rounding(piece, product.layout.sizes, whole.examples)
+        for product, piece in zip(plan.products, pieces.products, strict=True)
+    ]
+    formed = sums.rounding_in_blocks(whole.examples, sums.BLOCK)
+    return sums.together([*found, formed]) + sums.of_layouts(whole)
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clips.bounds import LARGEST_RATIO, Size, gamma, upper_square
-from dpoptax._clips.sums import BLOCK, in_blocks, of_lookups
+from dpoptax._clips import sums
+from dpoptax._clips.bounds import Size, gamma, largest_ratio, upper_square
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -35,8 +35,6 @@ _ENTRIES_IN_CACHE = 2**16
 # Of several points, the products of each with the fixed arrays of each take the square of their
 # number: where that is so many times the time, gradients larger than the factors are kept, too.
 _TIMES_WORTH_MEMORY = 1.5
-# Terms of each entry that a product of matrices has at least, where it is one of several.
-_LEAST_TERMS = 256
 # What underflow can take off a norm, for each term of the sums that it is made of.
 LOST = 2.0**-50
 
@@ -240,30 +238,102 @@ def sum_error(segments: list[Segment]) -> float:
     return 2.0**-16 if narrow else 2.0**-23
 
 
+class Parts(NamedTuple):
+    """What a sum of gradients is added up of: each dense segment alone, one-hot ones together.
+
+    Attributes:
+      dense: segments without one-hot factors.
+      of_rows: those whose rows are one-hot.
+      of_columns: those whose columns are, swapped.
+      number: of parts, with the terms that stand beside the segments.
+      ratio: M: f S ≤ M C.
+      whole: what an example's summand in a part is at most, relative to C. Parts may cancel.
+    """
+
+    dense: list[Segment]
+    of_rows: list[Segment]
+    of_columns: list[Segment]
+    number: int
+    ratio: float
+    whole: float
+
+
+def parts(segments: list[Segment], terms: int) -> Parts:
+    """The parts of a sum, with so many terms beside the segments."""
+    of_rows = [s for s in segments if indexed(s.rows)]
+    of_columns = [s.swapped for s in segments if indexed(s.columns)]
+    dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
+    number = len(dense) + bool(of_rows) + bool(of_columns) + terms
+    ratio = ratio_of(segments, terms)
+    return Parts(dense, of_rows, of_columns, number, ratio, 1.0 if number == 1 else ratio)
+
+
+def ratio_of(segments: list[Segment], terms: int) -> float:
+    """M of gradients by factors, with so many terms beside them."""
+    return largest_ratio(sum(s.rows.shape[2] for s in segments) + terms)
+
+
 def weighted_sum(
     segments: list[Segment],
     weights: jax.Array,
     sizes: tuple[int, int, int],
     *,
     bound: float,
-    alone: bool = True,
+    examples: int,
+    terms: int = 0,
 ) -> jax.Array:
     """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
 
-    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above 32 times
-    it. Not `alone`, the segments are a part of such a gradient.
+    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above M times
+    it. So many `terms` are added to it. What one of the `examples`, of which these are a part,
+    changes in the rounding: `rounding`.
     """
-    of_rows = [s for s in segments if indexed(s.rows)]
-    of_columns = [s.swapped for s in segments if indexed(s.columns)]
-    dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
-    parts = [_weighted(rows, columns, weights, sizes) for rows, columns in dense]
-    if not (alone and len(segments) in (len(of_rows), len(of_columns))):
-        bound *= LARGEST_RATIO  # parts of a gradient that may cancel
-    if of_rows:
-        parts.append(_looked_up(of_rows, weights, sizes[1], bound))
-    if of_columns:
-        parts.append(_looked_up(of_columns, weights, sizes[2], bound).swapaxes(-1, -2))
-    return functools.reduce(operator.add, parts)
+    cut = parts(segments, terms)
+    found = [_weighted(segment, weights, sizes, examples, cut.ratio) for segment in cut.dense]
+    if cut.of_rows:
+        found.append(_looked_up(cut, cut.of_rows, weights, sizes[1], examples, bound))
+    if cut.of_columns:
+        table = _looked_up(cut, cut.of_columns, weights, sizes[2], examples, bound)
+        found.append(table.swapaxes(-1, -2))
+    return functools.reduce(operator.add, found)
+
+
+def rounding(
+    segments: list[Segment], sizes: tuple[int, int, int], examples: int, *, terms: int = 0
+) -> sums.Rounding:
+    """What one example changes in the rounding of `weighted_sum` and of `terms` beside it."""
+    cut = parts(segments, terms)
+    found = [
+        sums.rounding_in_blocks(
+            examples,
+            _block(segment, sizes, examples, cut.ratio),
+            terms=_terms(segment),
+            ratio=cut.ratio,
+            whole=cut.whole,
+        )
+        for segment in cut.dense
+    ]
+    for lookups, columns in ((cut.of_rows, sizes[2]), (cut.of_columns, sizes[1])):
+        if lookups:
+            found.append(
+                sums.rounding_of_lookups(
+                    sizes[0] * columns,
+                    terms=sum(map(_terms, lookups)),
+                    examples=examples,
+                    ratio=cut.ratio,
+                    whole=cut.whole,
+                )
+            )
+    if terms:
+        found.append(
+            sums.rounding_in_blocks(examples, sums.BLOCK, ratio=cut.ratio, whole=cut.whole)
+        )
+    blocks: dict[int, float] = {}
+    for each in found:
+        for length, change in each.blocks.items():
+            blocks[length] = max(change, blocks.get(length, 0.0))
+    joined = cut.ratio * sums.of_parts(cut.number, examples) + sum(each.joined for each in found)
+    return sums.Rounding(blocks, joined, sum(each.own for each in found))
 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
@@ -271,11 +341,26 @@ def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
     return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
 
 
-def _looked_up(segments: list[Segment], weights: jax.Array, size: int, bound: float) -> jax.Array:
+def _looked_up(
+    cut: Parts,
+    segments: list[Segment],
+    weights: jax.Array,
+    size: int,
+    examples: int,
+    bound: float,
+) -> jax.Array:
     """Those whose rows are one-hot."""
 
     def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return of_lookups(lookups, size, examples=weights.shape[0], bound=bound)
+        return sums.of_lookups(
+            lookups,
+            size,
+            terms=sum(map(_terms, segments)),
+            examples=examples,
+            bound=bound,
+            ratio=cut.ratio,
+            whole=cut.whole,
+        )
 
     lookups = [
         (_together(rows)[0], _together(_times(columns, weights))[0]) for rows, columns in segments
@@ -284,8 +369,13 @@ def _looked_up(segments: list[Segment], weights: jax.Array, size: int, bound: fl
 
 
 def _weighted(
-    rows: jax.Array, columns: jax.Array, weights: jax.Array, sizes: tuple[int, int, int]
+    segment: Segment,
+    weights: jax.Array,
+    sizes: tuple[int, int, int],
+    examples: int,
+    ratio: float,
 ) -> jax.Array:
+    rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
         rows = _times(rows, weights)
     else:
@@ -294,9 +384,19 @@ def _weighted(
     def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return _outer_sums(_together(rows)[0], _together(columns)[0])
 
-    # Shorter products of matrices take the time of their results.
-    least = 1 if 1 in sizes[1:] else _LEAST_TERMS // max(1, rows.shape[2])
-    return in_blocks(outer_sums, rows, columns, block=max(BLOCK, least))
+    block = _block(segment, sizes, examples, ratio)
+    return sums.in_blocks(outer_sums, rows, columns, block=block)
+
+
+def _block(segment: Segment, sizes: tuple[int, int, int], examples: int, ratio: float) -> int:
+    """How many examples are contracted in one piece."""
+    return sums.block_length(examples, _terms(segment), math.prod(sizes), ratio)
+
+
+def _terms(segment: Segment) -> int:
+    """The products that an example adds to an entry: in bfloat16 there are two at a position."""
+    narrow = any(x.dtype == jnp.bfloat16 for x in segment)
+    return max(1, segment.rows.shape[2]) * (2 if narrow else 1)
 
 
 def _together(factor: jax.Array) -> jax.Array:

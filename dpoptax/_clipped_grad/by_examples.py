@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from dpoptax._bookkeeping.reading import trace_loss
 from dpoptax._clips.base import Clip
 from dpoptax._clips.per_example import sum_clipped
+from dpoptax._clips.sums import Whole
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._trees import PyTree
 
@@ -21,11 +22,13 @@ def per_example_sum(
     keys: jax.Array | None,
     *,
     has_aux: bool,
+    whole: Whole | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """The clipped sum by per-example gradients: the reference, for any program.
 
     Returns (sum, aux), aux being None without `has_aux`, and the sum in units of `grid` with one.
+    `whole` is the batch of all microbatches and devices, `None` where this is it.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     trace_loss(loss_fn, points.points[0], *one, has_aux=has_aux)  # for what it refuses
@@ -50,7 +53,8 @@ def per_example_sum(
     grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
     if points.linear_map is not None:
         grads = jax.vmap(points.linear_map.forward)(grads)
-    return sum_clipped(clip, grads, mask, points.reference, grid=grid), aux
+    total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole)
+    return total, aux
 
 
 def _value_and_jvp(

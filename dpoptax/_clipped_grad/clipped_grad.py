@@ -24,6 +24,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis
+from dpoptax._clips.sums import Whole
 from dpoptax._keys import check_key
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
@@ -140,18 +141,24 @@ def clipped_grad(
         points: GradientPoints, rows: PyTree, mask: jax.Array, key: jax.Array | None
     ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
+        devices = 1 if layout is None else layout.shards
+        whole = Whole(devices * mask.shape[0], devices)
 
         def by_formed(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows
             return per_example_sum(
-                loss_fn, clip, points, batch, mask, keys, has_aux=has_aux, grid=grid
-            )
+                loss_fn, clip, points, batch, mask, keys,
+                has_aux=has_aux,
+                whole=whole,
+                grid=grid,
+            )  # fmt: skip
 
         def by_factors(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows
             return bookkept_sum(
                 loss_fn, clip, points, batch, mask, keys,
                 has_aux=has_aux,
+                whole=whole,
                 factor_dtype=jnp.bfloat16 if precision == "bfloat16" else None,
             )  # fmt: skip
 
@@ -162,7 +169,9 @@ def clipped_grad(
 
     whole_sum: Sums = local_sum
     if layout is not None:
-        whole_sum = sum_over_devices(local_sum, layout, scatter=not clip.encodes)
+        whole_sum = sum_over_devices(
+            local_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
+        )
 
     @jax.jit
     def clipped_sum(
@@ -175,7 +184,10 @@ def clipped_grad(
         points = _with_mapped_reference(points, clip)
         total, aux = whole_sum(points, (batch, ids), mask, key)
         reference, linear_map = points.reference, points.linear_map
-        return assert_clipped(total, clip, reference, grid=grid, linear_map=linear_map), aux
+        clipped = assert_clipped(
+            total, clip, reference, grid=grid, linear_map=linear_map, examples=mask.shape[0]
+        )
+        return clipped, aux
 
     def grad_fn(
         points: GradientPoints,

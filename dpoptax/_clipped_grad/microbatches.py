@@ -8,14 +8,11 @@ import jax.numpy as jnp
 from optax import microbatching
 
 from dpoptax._clipped_grad.convolutions import channels_last
-from dpoptax._clips.sums import add
+from dpoptax._clips import sums as of_examples
 from dpoptax._trees import PyTree
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
-
-# So many totals are added one after the other, which is less to read and write.
-_FEW = 8
 
 
 def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
@@ -59,7 +56,8 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
 
             batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
-        few = len(mask) <= _FEW * microbatch_size
+        # One after the other is less to read and write.
+        few = len(mask) // microbatch_size <= of_examples.FEW
         kinds = (
             microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
             microbatching.AccumulationType.CONCAT,
@@ -86,7 +84,7 @@ def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[
     del part
     total, lost = carry
     leaves, structure = jax.tree.flatten(total)
-    added = map(add, leaves, jax.tree.leaves(value))
+    added = map(of_examples.add, leaves, jax.tree.leaves(value))
     found, errors = zip(*added, strict=True) if leaves else ((), ())
     total = jax.tree.unflatten(structure, found)
     return total, jax.tree.map(jnp.add, lost, jax.tree.unflatten(structure, errors))

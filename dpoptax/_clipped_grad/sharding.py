@@ -1,15 +1,19 @@
 """Clipped sums over the devices of a mesh: clip and sum on each device, then one sum over them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from dpoptax._clips import sums as of_examples
+from dpoptax._clips.sums import Whole
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
 
@@ -84,11 +88,13 @@ def make_layout(
     return Layout(mesh, axes, param_specs)
 
 
-def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
+def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float) -> Sums:
     """Lets `sums(points, batch, mask, key)` run on each device's own examples.
 
     Parameters that are split are gathered first, and the sums are added over `layout.axes` once;
     with `scatter` each device keeps the part of the sum that belongs to its part of the parameters.
+    Where many devices share many examples, one could change much in the rounding of a sum in
+    floating point: it is taken in whole steps then, exactly, for summands of at most `bound`.
 
     `check_vma=False` matters. With it set, parameters that are the same on all devices have the
     sum over devices for their derivative, before anything is clipped: the clip would bound sums of
@@ -113,14 +119,23 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool) -> Sums:
             tangent=None if points.tangent is None else specs,
         )
 
+        steps = None
+        if of_examples.in_whole_numbers(Whole(mask.shape[0], layout.shards)):
+            steps = of_examples.steps(mask.shape[0] * bound, layout.shards)
+
+        def over_devices(x: jax.Array, spec: P) -> jax.Array:
+            add = functools.partial(_scatter, spec=spec, layout=layout)
+            if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
+                return add(x)
+            return steps.numbers(*map(add, steps.of(x)))
+
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
             total, aux = sums(points, batch, mask, key)
-            if scatter:
-                return jax.tree.map(lambda x, s: _scatter(x, s, layout), total, specs), aux
-            return lax.psum(total, layout.axes), aux
+            own = specs if scatter else jax.tree.map(lambda _: P(), total)
+            return jax.tree.map(over_devices, total, own), aux
 
         mapped = jax.shard_map(
             local,

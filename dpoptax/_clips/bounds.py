@@ -8,11 +8,12 @@ and everything that rounding does to it is relative to S, not to n: where terms 
 all error. So no computed norm is trusted. It is replaced by an upper bound n⁺ ≥ n with the error
 terms of its own computation added, whatever the order of the sums, and an example is scaled by
 
-    f = factor(n⁺) · min(1, M n⁺/S),
+    f = factor((1 + τ) n⁺) · min(1, M n⁺/S),
 
-a function of this example alone. Then ‖f G‖ ≤ factor(n⁺) n⁺ ≤ C for every geometry with
-t · factor(t) ≤ C, and f S ≤ M C bounds what the rounding of the sum can be relative to. No branch
-reads the batch: what is done for one example does not depend on any other.
+a function of this example alone. Then ‖f G‖ ≤ C/(1 + τ) for every geometry with t · factor(t) ≤ C,
+and f S ≤ M C/(1 + τ) bounds what the rounding of the sum can be relative to. What an example
+changes in that is at most τ C/(1 + τ) (`_clips.sums`), so that with all rounding it moves the sum
+by C. No branch reads the batch: what is done for one example does not depend on any other.
 
 Magnitudes are carried apart. The numbers of one example are divided by powers of two of its own,
 which is exact, so that the largest is about 1 and squares neither overflow nor lose what counts.
@@ -32,15 +33,15 @@ from jax import lax
 
 from dpoptax._clips.base import Clip
 
-# M. Training does not reach it: docs/bound.md has what was measured on several models.
-LARGEST_RATIO = 2.0**5
+# M for many terms. Training does not reach it: docs/bound.md has what was measured.
+_LARGEST_RATIO = 2.0**5
 # The roundoff of float32.
 UNIT = 2.0**-24
 # Of factors and gradients that were divided by their largest entry, squares lose at most so much of
 # a norm, for each entry: half the exponents of the smallest normal number, with room for sums.
 _LOST = 2.0**-58
 # Twice the roundings of a norm's root, of a geometry's factor, and of the coefficient made of it.
-_FEW = 20
+_FEW = 24
 # Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
 # as they are anyway, or as long.
 _EXPONENTS = (-126, 60)
@@ -57,6 +58,14 @@ def gamma(operations: float, unit: float = UNIT) -> float:
             "a smaller microbatch, shorter sequences, or method='vmap'"
         )
     return operations * unit / (1.0 - operations * unit)
+
+
+def largest_ratio(terms: int) -> float:
+    """M for a gradient that is a sum of so many: four times S/n of terms without any correlation.
+
+    Of one term S is n.
+    """
+    return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 4.0 * math.sqrt(terms))
 
 
 class Size(NamedTuple):
@@ -173,7 +182,9 @@ def coefficients(
     groups: list[int],
     mask: jax.Array,
     *,
+    ratios: list[float],
     sum_error: float,
+    rounding: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What each piece of each gradient is multiplied by: the one place where examples are clipped.
 
@@ -183,12 +194,20 @@ def coefficients(
       sizes: of each piece.
       groups: the clip's group of each piece.
       mask: which examples count, (B,) bool.
+      ratios: M of each piece: its terms times c are at most M times the clip's bound. Of several
+        pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
       sum_error: how far the summand may be from its coefficient times the piece, relative to S.
+      rounding: τ, what an example changes in the rounding of the sum, relative to its bound.
 
     Returns:
-      c (pieces, B) such that c G' is the clipped piece; the norms (B,) of the first group, and the
-      examples that are used: finite and not masked.
+      c (pieces, B) such that c G' is the clipped piece; upper bounds of the norms (B,) of the
+      first group, and the examples that are used: finite and not masked.
     """
+    if rounding > 0.5:
+        raise ValueError(
+            f"one example could change the rounding of this sum by {rounding:.2g} times the clip's "
+            "bound: take smaller batches, or sum in whole numbers with dpoptax.fixed_point_grid"
+        )
     used = jnp.all(scales.finite, axis=(0, 1)) & mask
     member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
@@ -202,11 +221,11 @@ def coefficients(
         return jnp.sqrt(room * jnp.sum(square, axis=1))
 
     square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
-    absolute = length(absolutes)
-    norms = length(jnp.sqrt(square)) + sum_error * absolute
+    norms = length(jnp.sqrt(square)) + sum_error * length(absolutes)
+    absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
     scale = power(jnp.clip(largest, *_EXPONENTS))
-    factors = clip.factors((norms * scale).T).T  # (groups, B)
-    ratio = jnp.minimum(1.0, LARGEST_RATIO * norms / jnp.where(absolute > 0, absolute, 1.0))
+    factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
+    ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # A geometry that divides by the norm has no factor for a gradient of zero: that adds zero too.
     sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * ratio * scale, 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.sums import of_parts
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
 
@@ -52,6 +53,8 @@ class ClippedSum(metaclass=_Named):
       grid: g, where the summands were rounded to whole multiples of g and added as integers, which
         `sum` then holds; `None` for floating point. Static.
       linear_map: the public map that gradients went through before the clip; `None` for none.
+      examples: how many summands there are at most, padding included; `None` where nobody said.
+        Static.
     """
 
     sum: PyTree
@@ -60,6 +63,7 @@ class ClippedSum(metaclass=_Named):
     seal: jax.Array | None = None
     grid: float | None = dataclasses.field(default=None, metadata={"static": True})
     linear_map: LinearMap | None = None
+    examples: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def decode(self, mean: PyTree) -> PyTree:
         """The gradient, shaped like the parameters, that a mean of such summands stands for."""
@@ -78,12 +82,13 @@ def assert_clipped(
     *,
     grid: float | None = None,
     linear_map: LinearMap | None = None,
+    examples: int | None = None,
 ) -> ClippedSum:
     """Vouches for a sum that was clipped elsewhere: a `ClippedSum` with a seal.
 
     For sums that `clipped_grad` and `clip_per_example` did not make, such as those of a kernel of
-    your own. Privacy: the promise rests on the caller: that one example adds at most
-    `clip.sensitivity` to `total`, in l2 norm, whatever its data. Nothing here can check that.
+    your own. Privacy: the promise rests on the caller: that one example moves `total` by at most
+    `clip.sensitivity`, in l2 norm, whatever its data. Nothing here can check that.
 
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
@@ -92,6 +97,7 @@ def assert_clipped(
       grid: what the integers of `total` count, after each summand was rounded to it; `None` for
         sums in floating point.
       linear_map: the public map that gradients went through before the clip; `None` for none.
+      examples: how many summands there are at most, for `accumulate`.
 
     Raises:
       TypeError: `clip` is no geometry.
@@ -104,7 +110,7 @@ def assert_clipped(
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = held(total)
     seal = checksum(total, clip, (reference, linear_map), grid)
-    return as_made(ClippedSum(total, clip, reference, seal, grid, linear_map))
+    return as_made(ClippedSum(total, clip, reference, seal, grid, linear_map, examples))
 
 
 def accumulate(*sums: ClippedSum) -> ClippedSum:
@@ -114,12 +120,13 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     hand, `clipped_grad(..., microbatch_size=...)` does the same in one call.
 
     Privacy: the result is the clipped sum of the whole batch. Proof: a record is in at most one
-    part k. It adds at most C = `clip.sensitivity` to S_k, in l2 norm, by that part's own bound, and
-    nothing to the others, so that it moves Σ_k S_k by at most C. The sums must be of *parts of one
-    draw of the sampler*. Those of several draws, or of several losses on one batch, are not
-    disjoint: a record would move their total by C for each one that it is in. Nothing here can see
-    that. For several losses, give `clipped_grad` one loss function that returns their sum: its
-    gradient is the joint one, clipped as one vector.
+    part k. It moves S_k by at most C = `clip.sensitivity`, in l2 norm, by that part's own bound,
+    and none of the others. What it changes in the rounding of Σ_k S_k, of K parts of B examples
+    together, is at most τ C, τ = 2⁻²³ K B, and the total is divided by 1 + τ. The sums must be of
+    *parts of one draw of the sampler*. Those of several draws, or of several losses on one batch,
+    are not disjoint: a record would move their total by C for each one that it is in. Nothing here
+    can see that. For several losses, give `clipped_grad` one loss function that returns their sum:
+    its gradient is the joint one, clipped as one vector.
 
     Args:
       sums: at least one `ClippedSum`, of one geometry and one reference, each as it was made.
@@ -130,8 +137,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 
     Raises:
       TypeError: something that is no `ClippedSum`, or one that was visibly changed.
-      ValueError: no sums, geometries that differ, one sum given twice, or rows of a table that
-        were selected for each.
+      ValueError: no sums, geometries that differ, one sum given twice, rows of a table that
+        were selected for each, or a sum of nobody knows how many examples.
 
     >>> import dpoptax
     >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
@@ -164,12 +171,25 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     sound = jnp.all(jnp.stack([is_intact(part) for part in parts]))
     references = jnp.stack([_checksum_of_leaves(_public(part), 0) for part in parts])
     sound &= jnp.all(references == references[0])
-    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *(p.sum for p in parts))
-    total = held(total)
+    counts = [part.examples for part in parts]
+    if None in counts:
+        raise ValueError(
+            f"sums[{counts.index(None)}] does not say how many examples it is of, and so not what "
+            "rounding can do: give dpoptax.assert_clipped(..., examples=B)"
+        )
+    examples = sum(count for count in counts if count is not None)
+    # Above 1/(1 + τ) by no more than τ²; and with the product, a rounding more.
+    room = 1.0 - of_parts(len(parts) + 1, examples)
+
+    def add(*leaves: jax.Array) -> jax.Array:
+        total = sum(leaves[1:], leaves[0])
+        return total if first.grid is not None or len(leaves) == 1 else total * room
+
+    total = held(jax.tree.map(add, *(part.sum for part in parts)))
     seal = checksum(total, first.clip, _public(first), first.grid)
     seal = jnp.where(sound, seal, ~seal)
     # Not `as_made`: whether the parts were sound is in the seal alone.
-    return dataclasses.replace(first, sum=total, seal=seal)
+    return dataclasses.replace(first, sum=total, seal=seal, examples=examples)
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:

@@ -56,7 +56,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
         updates: PyTree, state: optax.EmptyState, params: PyTree = None
     ) -> tuple[ClippedSum, optax.EmptyState]:
         _check_axis(updates, params)
-        return assert_clipped(sum_clipped(clip, updates), clip), state
+        total, examples = sum_clipped(clip, updates), batch_axis(updates)
+        return assert_clipped(total, clip, examples=examples), state
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -68,11 +69,13 @@ def sum_clipped(
     reference: PyTree = None,
     *,
     grid: float | None = None,
+    whole: sums.Whole | None = None,
 ) -> PyTree:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
     By formed gradients: what is summed is what was measured. With a grid, a power of two, each
     summand is rounded to whole multiples of it, and the sum is of these integers: it is exact.
+    `whole` is the batch of all microbatches and devices, `None` where this is it.
     """
 
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
@@ -82,7 +85,12 @@ def sum_clipped(
         return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
-    clipped = clip_each(clip, grads, mask)
+    rounding = 0.0
+    if grid is None:
+        whole = whole or sums.Whole(batch_axis(grads))
+        rounding = sums.together([sums.rounding_in_blocks(whole.examples, sums.BLOCK)])
+        rounding += sums.of_layouts(whole)
+    clipped = clip_each(clip, grads, mask, rounding=rounding)
     totals = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
 
@@ -103,8 +111,13 @@ class ClippedUnits(NamedTuple):
     used: jax.Array
 
 
-def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> ClippedUnits:
-    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `bounds`."""
+def clip_each(
+    clip: Clip, grads: PyTree, mask: jax.Array | None = None, *, rounding: float = 0.0
+) -> ClippedUnits:
+    """Clips formed gradients, leaves (B, …), by upper bounds of their norms; see `bounds`.
+
+    `rounding` is the τ of their sum, where they are summed.
+    """
     batch = batch_axis(grads)
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask
@@ -118,7 +131,9 @@ def clip_each(clip: Clip, grads: PyTree, mask: jax.Array | None = None) -> Clipp
         [size for _, size in pieces],
         clip.groups(grads),
         mask,
+        ratios=[1.0] * len(pieces),
         sum_error=0.0,
+        rounding=rounding,
     )
     return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
 

@@ -1,19 +1,146 @@
-"""Sums over examples in which one example changes the rounding of few others.
+"""Sums over examples, and what one example changes in their rounding at most.
 
 What an example moves in a sum is what it adds, and what it changes in the rounding of the terms
 behind it. One after the other, B of them can be chosen so that each rounds the other way: in pairs
-of blocks of b examples, those of its block alone do, and one addition in each level above.
+of blocks of b examples, those of its block alone do, and one addition in each level above. So much
+is bounded for any data and any order within a block: with S_i the absolute size of what example i
+adds, f_i S_i ≤ M C, the sum of a block of k terms is off by at most γ_k Σ_i f_i S_i ≤ γ_k b M C.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dpoptax._clips.bounds import UNIT, gamma
+
 BLOCK = 32
-"""The most examples that are summed in one piece."""
+"""The most examples of one term each that are summed in one piece."""
+
+MOST = 2.0**-7
+"""What one example may change in the rounding of a part of a sum, relative to C.
+
+Blocks are as short as that takes, and sums that could not keep it are taken in whole numbers.
+"""
+
+FEW = 8
+"""So many totals, of microbatches or devices, are added in floating point."""
+
+# Terms that a block has at least, and numbers that the results of blocks that are shorter than they
+# may be have at most: so many stay in a cache.
+_LEAST_TERMS = 128
+_ENTRIES_IN_CACHE = 2**16
+# A sum is rounded once with an example and once without, relative to what rounding made of it.
+_TWICE = 2.02 * UNIT
+# The sums above its block that an example is in have so many times B examples, all together.
+_ABOVE = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """What one example changes in the rounding of a sum, relative to C, but for what it adds.
+
+    Attributes:
+      blocks: by the length of blocks, what it changes in those.
+      joined: in the joining of parts that are summed apart.
+      own: in what is rounded of its own summand.
+    """
+
+    blocks: dict[int, float] = dataclasses.field(default_factory=dict)
+    joined: float = 0.0
+    own: float = 0.0
+
+
+def together(roundings: Iterable[Rounding]) -> float:
+    """τ of sums that share no coordinate, such as those of parameters.
+
+    Of blocks of one length, what is lost in all is at most γ Σ_i f_i S_i, with S_i that of the
+    whole gradient (Minkowski), so that the largest counts. Those of different lengths are of
+    different coordinates: the root of the sum of squares.
+    """
+    blocks: dict[int, float] = {}
+    joined = own = 0.0
+    for rounding in roundings:
+        for length, change in rounding.blocks.items():
+            blocks[length] = max(change, blocks.get(length, 0.0))
+        joined = max(joined, rounding.joined)
+        own += rounding.own
+    return math.hypot(*blocks.values()) + joined + own
+
+
+class Whole(NamedTuple):
+    """The batch that a sum is a part of.
+
+    Attributes:
+      examples: B, those of all microbatches and devices.
+      devices: that share them.
+    """
+
+    examples: int
+    devices: int = 1
+
+
+def of_layouts(whole: Whole) -> float:
+    """τ of adding up the totals of microbatches and devices: the same for up to FEW of each.
+
+    So many are added in any order: the sums that an example is in have at most (FEW + 1)/2 · B
+    examples together, on a device those of an eighth. More microbatches are added with what
+    rounding takes off; more devices, too, as long as that changes little, and then in whole
+    numbers, which rounds once.
+    """
+    devices = FEW if in_whole_numbers(whole) else max(FEW, whole.devices)
+    return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
+
+
+def in_whole_numbers(whole: Whole) -> bool:
+    """Whether the totals of devices are added as integers."""
+    return whole.devices > FEW and _over_devices(*reversed(whole)) > 2.0 * MOST
+
+
+def _over_devices(devices: int, examples: int) -> float:
+    return _TWICE * (devices + 1) / 2 * examples
+
+
+def of_parts(parts: int, examples: int) -> float:
+    """τ of adding up as many totals, of so many examples together, one after the other."""
+    return _TWICE * (parts - 1) * examples
+
+
+def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
+    """How many examples are summed in one piece, in which each has so many terms.
+
+    Args:
+      examples: B.
+      terms: of each entry of an example's summand.
+      entries: of the sum.
+      ratio: M, at which f S ≤ M C.
+    """
+    most = math.isqrt(int(MOST / (2.0 * UNIT * terms * ratio)))
+    least = max(-(-_LEAST_TERMS // terms), -(-examples * entries // _ENTRIES_IN_CACHE))
+    return max(1, min(most, least))
+
+
+def rounding_in_blocks(
+    examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, whole: float = 1.0
+) -> Rounding:
+    """What one example changes in a sum by `in_blocks`.
+
+    Args:
+      examples: B.
+      block: b, the most examples of a block.
+      terms: of each entry of an example's summand.
+      ratio: M, at which f S ≤ M C.
+      whole: what an example's summand is at most, relative to C.
+    """
+    length = min(block, examples)
+    change = 2.0 * gamma(length * terms) * length * ratio
+    if examples > block:
+        change += _TWICE * _ABOVE * examples * whole
+    return Rounding({length: change})
 
 
 def in_blocks(
@@ -51,7 +178,10 @@ def _in_pairs(x: jax.Array) -> jax.Array:
 
 
 def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
-    """Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform."""
+    """Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
+
+    What one example changes in its rounding is `rounding_in_blocks(B, BLOCK)`.
+    """
 
     def block_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
         return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
@@ -59,47 +189,130 @@ def weighted(weights: jax.Array, values: jax.Array) -> jax.Array:
     return in_blocks(block_sum, weights, values)
 
 
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Numbers as whole multiples of two powers of two, whose sums are exact in any order.
+
+    A number is rounded to whole steps g = 2^-exponent, and what that takes off it to fine ones of
+    2^-finer g. Whole steps that overflow on the way come back: integers add up modulo their range,
+    in which the total is. The fine ones do not overflow.
+
+    Attributes:
+      exponent: such that totals and all that is added are at most 2³⁰ steps (2⁶² in float64).
+      finer: 30 − ⌈log₂ N⌉ for N numbers that are added to an entry.
+    """
+
+    exponent: int
+    finer: int
+
+    def of(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Whole and fine steps of values in float32 or float64."""
+        kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
+        scaled = values * 2.0**self.exponent
+        whole = jnp.round(scaled)
+        return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
+
+    def numbers(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
+        """The sums of both as numbers, rounded once."""
+        kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        high = (whole >> 12) << 12  # a float holds it, and the rest
+        low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
+        return (high.astype(kind) + low) * 2.0**-self.exponent
+
+
+def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
+    """Steps for `count` numbers at each entry, that and whose totals are at most `largest`.
+
+    Raises:
+      ValueError: numbers for which the power of two is none of float32's.
+    """
+    exponent = bits - math.ceil(math.log2(largest))
+    if abs(exponent) > 126:
+        raise ValueError(
+            f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
+            "scale the loss, and the bound with it"
+        )
+    return Steps(exponent, max(0, bits - math.ceil(math.log2(count or 1))))
+
+
+def rounding_in_steps(count: int, entries: int, largest: float, examples: float) -> Rounding:
+    """What one example changes in a sum by `steps`, each relative to C.
+
+    Half a fine step for each number that it adds, and what rounds where the sums become floats.
+
+    Args:
+      count: of numbers at an entry, all examples together.
+      entries: the number of entries that an example adds to, times the square of how often.
+      largest: as for `steps`.
+      examples: what the sum is at most.
+    """
+    # Steps are at most twice what they need to be.
+    fine = 2.0 ** -(30 + max(0, 30 - math.ceil(math.log2(count or 1))))
+    return Rounding(joined=_TWICE * examples, own=math.sqrt(entries) * fine * largest)
+
+
 def of_lookups(
-    lookups: Sequence[tuple[jax.Array, jax.Array]], size: int, *, examples: int, bound: float
+    lookups: Sequence[tuple[jax.Array, jax.Array]],
+    size: int,
+    *,
+    terms: int,
+    examples: int,
+    bound: float,
+    ratio: float,
+    whole: float,
 ) -> jax.Array:
     """Σ over lookups, of one row each, of what they add to it: a table (size, C).
 
-    Of more examples than a block has, terms are rounded to whole steps g ≤ 2⁻²⁹ B · `bound`, and
-    what that takes off them to steps of 2^-k g, and both are added as integers: exactly, in any
-    order, so that one example changes nothing in the rounding of others. Whole steps that overflow
-    on the way come back: integers add up modulo their range, in which the total is. The fine ones
-    do not overflow: for N lookups k = 30 − ⌈log₂ N⌉. (In float64 it is 62, and g ≤ 2⁻⁶¹ B · bound.)
+    A scatter adds one after the other. Where one example could change much in that, numbers are
+    added as `steps`. See `rounding_of_lookups`.
 
     Args:
-      lookups: rows (N,), integers, and values (N, C). No value is above 32 · `bound`.
+      lookups: rows (N,), integers, and values (N, C). No value is above `ratio` · `bound`.
       size: the number of rows.
-      examples: B.
-      bound: what one example adds to an entry at most, all of its lookups together.
+      terms: T, the lookups of one example.
+      examples: B, at least those of the lookups: of all microbatches and devices.
+      bound: C.
+      ratio: M, at which f S ≤ M C.
+      whole: what all lookups of one example add to an entry at most, relative to C.
 
     Raises:
       ValueError: a `bound` for which the power of two is none of float32's.
     """
     wide = jnp.result_type(jnp.float32, *(values.dtype for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
-    if examples <= BLOCK:
+    count = terms * examples
+    if _by_scatter(terms, examples, ratio) is not None:
         for rows, values in lookups:
             table = table.at[rows].add(values.astype(wide))
         return table
-    whole, bits = (jnp.int64, 62) if wide == jnp.float64 else (jnp.int32, 30)
-    exponent = bits - math.ceil(math.log2(examples * bound))
-    if abs(exponent) > 126:
-        raise ValueError(
-            f"a clip bound of {bound:g} is too far from 1 for sums over lookups in float32: "
-            "scale the loss, and the bound with it"
-        )
-    finer = max(0, bits - math.ceil(math.log2(sum(rows.size for rows, _ in lookups) or 1)))
-    coarse = fine = table.astype(whole)
+    bits = 62 if wide == jnp.float64 else 30
+    exact = steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
-        scaled = values.astype(wide) * 2.0**exponent
-        steps = jnp.round(scaled)
-        coarse = coarse.at[rows].add(steps.astype(whole))
-        fine = fine.at[rows].add(jnp.round((scaled - steps) * 2.0**finer).astype(whole))
-    return (coarse.astype(wide) + fine.astype(wide) * 2.0**-finer) * 2.0**-exponent
+        parts = exact.of(values.astype(wide))
+        coarse, fine = coarse.at[rows].add(parts[0]), fine.at[rows].add(parts[1])
+    return exact.numbers(coarse, fine)
+
+
+def rounding_of_lookups(
+    columns: int, *, terms: int, examples: int, ratio: float, whole: float
+) -> Rounding:
+    """What one example changes in a sum by `of_lookups`, of rows of so many entries."""
+    rounding = _by_scatter(terms, examples, ratio)
+    if rounding is None:
+        largest = max(examples * whole, ratio)
+        entries = terms**2 * columns
+        rounding = rounding_in_steps(terms * examples, entries, largest, examples * whole)
+    return rounding
+
+
+def _by_scatter(terms: int, examples: int, ratio: float) -> Rounding | None:
+    """What one example changes where one lookup is added after the other; `None` for too much."""
+    if terms * examples * UNIT >= 0.5:
+        return None
+    rounding = rounding_in_blocks(examples, examples, terms=terms, ratio=ratio)
+    small = all(change <= MOST for change in rounding.blocks.values())
+    return rounding if small else None
 
 
 def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:

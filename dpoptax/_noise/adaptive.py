@@ -33,6 +33,8 @@ class CountedGradient(NamedTuple):
     Attributes:
       gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
       count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
+
+    √ρ is rounded to eight bits, so that 2¹⁶ of it are added exactly.
     """
 
     gradient: PyTree
@@ -64,12 +66,12 @@ class AdaptiveClip(UnitClip):
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
         """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
-        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
+        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self._count**2))
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
         """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
         unclipped = norms <= self._threshold(reference)
-        return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
+        return self._count * jnp.where(unclipped, 1.0, -1.0)
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> CountedGradient:
         """The `CountedGradient` of sums of both."""
@@ -78,14 +80,20 @@ class AdaptiveClip(UnitClip):
 
     def decode(self, mean: CountedGradient, reference: PyTree) -> PyTree:
         """The gradient in its own units: times C_t/√(1 − ρ)."""
-        unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
+        unit = self._threshold(reference) / math.sqrt(1.0 - self._count**2)
         return jax.tree.map(lambda m: unit * m, mean.gradient)
 
     def next_threshold(self, mean: CountedGradient, threshold: jax.Array) -> jax.Array:
         """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
-        unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
+        unclipped = 0.5 + mean.count / (2.0 * self._count)
         step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
         return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
+
+    @property
+    def _count(self) -> float:
+        """√ρ, in eight bits."""
+        mantissa, exponent = math.frexp(math.sqrt(self.count_share))
+        return math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
 
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():

@@ -40,6 +40,10 @@ class PoissonSampler(Sampler):
     of. By default this has probability 10^-12 a step and does not show in epsilon; with a
     smaller `max_batch_size` padding is saved and the accountant charges for it.
 
+    Records and padding stand in random order. So one record more takes a place that was padded, and
+    leaves all others where they were: what it changes in the rounding of a sum is bounded for
+    examples that keep their places.
+
     Privacy: add-or-remove-one; N, the size of the larger of two neighbours, enters through B/N
     and through the truncation, and is treated as public.
 
@@ -86,7 +90,9 @@ class PoissonSampler(Sampler):
         """
         rng = self._generator(step)
         count = int(rng.binomial(self.dataset_size, self.sampling_probability))
-        return self._subset(rng, min(count, self.padded_size))
+        indices, mask = self._subset(rng, min(count, self.padded_size))
+        places = rng.permutation(self.padded_size)
+        return Sample(indices[places], mask[places])
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""

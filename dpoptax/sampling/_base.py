@@ -25,8 +25,8 @@ class Sample(NamedTuple):
     """The records of one step.
 
     Attributes:
-      indices: (padded_size,) int64 in [0, dataset_size). Ascending where `mask` holds, for
-        locality; 0 elsewhere, so that gathering with them is always valid.
+      indices: (padded_size,) int64 in [0, dataset_size); 0 where `mask` does not hold, so that
+        gathering with them is always valid.
       mask: (padded_size,) bool, True for the entries that were drawn.
     """
 
