@@ -299,6 +299,37 @@ def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, siz
     assert 0.98 < found <= 1
 
 
+@pytest.mark.parametrize("way", ["gram", "form"])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkeypatch, request):
+    """Upwards with the example and downwards without, beside others whose terms all but cancel."""
+    if not room:
+        request.getfixturevalue("no_room")
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    exact, clip, (size, positions) = products.contract, dpoptax.l2_clip(1.0), (16, 8)
+
+    def contract_off_by(sign, axes, a, b):
+        inputs, kept = axes.split("->")
+        lengths = dict(zip(inputs.replace(",", ""), (*a.shape, *b.shape), strict=True))
+        terms = math.prod(n for axis, n in lengths.items() if axis not in kept)
+        off = 0.95 * bounds.gamma(terms) * exact(axes, jnp.abs(a), jnp.abs(b))
+        return exact(axes, a, b) + sign * off
+
+    def total(sign):
+        monkeypatch.setattr(products, "contract", functools.partial(contract_off_by, sign))
+        total = _total(_linear, [_zeros(4, 4)], clip)
+        return lambda mask: np.float64(total((x, d), mask)[0])
+
+    x, d = np.ones((2, size, positions, 4), np.float32)
+    d[:, 1::2] = -1.0  # and so S is many times the norm
+    d[:, 0] += 2 * positions / bounds.largest_ratio(positions)
+    x[-1], d[-1] = 10.0, 10.0
+    others = np.arange(size) < size - 1
+    with_it, without = total(1.0)(others | True), total(-1.0)(others)
+    found = np.linalg.norm(with_it - without)
+    assert 0.998 < found <= 1 if room else found > 1.001
+
+
 LONG_SUMS = {
     "vector": (lambda p, x: jnp.sum(p[0] * x[0]), (8,)),
     "column": (lambda p, x: jnp.vdot(x[0] @ p[0], jnp.ones(1)), (8, 1)),

@@ -175,7 +175,7 @@ def test_norms_from_book_keeping_give_the_same_pair(name):
         got, want = bookkeeping_test.both(network, wide, at, batch, mask)
         assert isinstance(got, dpoptax.CountedGradient)
         bookkeeping_test.close(got, want)
-    assert abs(want.count) == pytest.approx(5 * 0.5**0.5)  # all on one side, without the masked
+    assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, without the masked
 
 
 def _middle_norm(network, points, batch):
@@ -207,7 +207,7 @@ def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(s
         for method in ("auto", "vmap")
     ]
     bookkeeping_test.close(*sums)
-    signs = float(sums[0].count) / 0.5**0.5
+    signs = float(sums[0].count) / clip.count_share**0.5
     assert signs == pytest.approx(round(signs), abs=1e-5)
     assert round(signs) % 2 == 1  # five examples
 

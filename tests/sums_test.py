@@ -1,5 +1,7 @@
 """Sums over examples: in blocks, in pairs, and with what rounding takes off."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import dpoptax
 from dpoptax._bookkeeping import products
-from dpoptax._clips import sums
+from dpoptax._clips import bounds, sums
 from tests.helpers import floats
 
 
@@ -96,6 +98,45 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
     )
     axes, shape = product.params["dimension_numbers"][0][0], product.invars[0].aval.shape
     assert np.prod([shape[axis] for axis in axes]) == examples * positions
+
+
+@pytest.mark.parametrize(
+    ("examples", "terms", "entries", "ratio", "length"),
+    [
+        (256, 1, 2**18, 1.0, 256),  # as a wide layer of one position
+        (256, 1, 64, 1.0, 128),
+        (256, 64, 2**18, 32.0, 5),
+        (256, 2048, 2**18, 32.0, 1),
+        (256, 2, 2**18, bounds.largest_ratio(2), 76),
+    ],
+)
+def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
+    examples, terms, entries, ratio, length
+):
+    assert sums.block_length(examples, terms, entries, ratio) == length
+    block = sums.rounding_in_blocks(length, length, terms=terms, ratio=ratio)
+    assert sums.together([block]) <= sums.MOST * (1 + 1e-3)
+
+
+def test_tau_of_several_sums():
+    one, two = sums.Rounding({4: 3e-3, 8: 1e-3}, joined=1e-4), sums.Rounding({4: 1e-3}, own=1e-5)
+    assert sums.together([one, two]) == pytest.approx(math.hypot(3e-3, 1e-3) + 1.1e-4)
+
+
+def test_many_examples_on_many_devices_are_added_as_integers():
+    assert not sums.in_whole_numbers(sums.Whole(10**5, 8))
+    assert not sums.in_whole_numbers(sums.Whole(4096, 16))
+    assert sums.in_whole_numbers(sums.Whole(65536, 64))
+    few, many = (sums.of_layouts(sums.Whole(65536, n)) for n in (8, 4096))
+    assert few == many < 0.04
+
+
+def test_batches_that_no_float_holds_the_sum_of_are_refused():
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), dpoptax.l2_clip(1.0))
+    points = dpoptax.gradient_points((), jnp.zeros(2))
+    batch = jax.ShapeDtypeStruct((10**6, 2), jnp.float32)
+    with pytest.raises(ValueError, match="take smaller batches"):
+        jax.eval_shape(lambda batch: grad_fn(points, batch).sum, batch)
 
 
 def _weights(size):

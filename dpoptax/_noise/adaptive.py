@@ -33,8 +33,6 @@ class CountedGradient(NamedTuple):
     Attributes:
       gradient: √(1 − ρ) clip(g/C_t), shaped like the parameters.
       count: √ρ where ‖g‖ ≤ C_t and −√ρ elsewhere, a scalar.
-
-    √ρ is rounded to eight bits, so that 2¹⁶ of it are added exactly.
     """
 
     gradient: PyTree
@@ -66,12 +64,12 @@ class AdaptiveClip(UnitClip):
 
     def scaling(self, reference: PyTree) -> "_ToThreshold":
         """√(1 − ρ) min(1/C_t, 1/‖g‖)."""
-        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self._count**2))
+        return _ToThreshold(self._threshold(reference), math.sqrt(1.0 - self.count_share))
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array:
         """√ρ where ‖g‖ ≤ C_t and −√ρ elsewhere."""
         unclipped = norms <= self._threshold(reference)
-        return self._count * jnp.where(unclipped, 1.0, -1.0)
+        return math.sqrt(self.count_share) * jnp.where(unclipped, 1.0, -1.0)
 
     def join(self, gradient: PyTree, statistic: jax.Array | None) -> CountedGradient:
         """The `CountedGradient` of sums of both."""
@@ -80,20 +78,14 @@ class AdaptiveClip(UnitClip):
 
     def decode(self, mean: CountedGradient, reference: PyTree) -> PyTree:
         """The gradient in its own units: times C_t/√(1 − ρ)."""
-        unit = self._threshold(reference) / math.sqrt(1.0 - self._count**2)
+        unit = self._threshold(reference) / math.sqrt(1.0 - self.count_share)
         return jax.tree.map(lambda m: unit * m, mean.gradient)
 
     def next_threshold(self, mean: CountedGradient, threshold: jax.Array) -> jax.Array:
         """C_t exp(−η(b − γ)), with b the released share of unclipped examples."""
-        unclipped = 0.5 + mean.count / (2.0 * self._count)
+        unclipped = 0.5 + mean.count / (2.0 * math.sqrt(self.count_share))
         step = jnp.exp(-self.learning_rate * (unclipped - self.quantile))
         return jnp.clip(threshold * step, *_THRESHOLDS).astype(threshold.dtype)
-
-    @property
-    def _count(self) -> float:
-        """√ρ, in eight bits."""
-        mantissa, exponent = math.frexp(math.sqrt(self.count_share))
-        return math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
 
     def _threshold(self, reference: PyTree) -> jax.Array:
         if getattr(reference, "shape", None) != ():
@@ -147,7 +139,8 @@ def adaptive_clip(
       initial_l2_clip_norm: C_0.
       quantile: γ in [0, 1], the share of examples to leave unclipped.
       learning_rate: η > 0; a step changes C_t by a factor of about exp(±η) at most.
-      count_share: ρ in (0, 1).
+      count_share: ρ in (0, 1). Its root is rounded to eight bits, so that the counts of up to 2¹⁶
+        examples are added exactly.
 
     Raises:
       ValueError: a number outside its range; at the call, points without a threshold.
@@ -162,11 +155,13 @@ def adaptive_clip(
         raise ValueError(f"quantile={quantile}: want a number in [0, 1]")
     if not 0.0 < count_share < 1.0:
         raise ValueError(f"count_share={count_share}: want a number in (0, 1)")
+    mantissa, exponent = math.frexp(math.sqrt(count_share))
+    count = math.ldexp(math.floor(mantissa * 2**8), exponent - 8)
     return AdaptiveClip(
         clip_norm("initial_l2_clip_norm", initial_l2_clip_norm),
         float(quantile),
         positive("learning_rate", learning_rate),
-        float(count_share),
+        count**2,
     )
 
 
