@@ -82,7 +82,7 @@ class UserTable:
     >>> sampler = PoissonSampler(dataset_size=table.num_users, batch_size=3, seed=1)
     >>> drawn = table.sample(sampler, step=0)
     >>> drawn.records[drawn.records_mask], drawn.records.shape
-    (array([0, 3, 1, 4]), (3, 2))
+    (array([1, 4, 0, 3]), (3, 2))
     """
 
     def __init__(

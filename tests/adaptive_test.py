@@ -9,6 +9,8 @@ import pytest
 import dpoptax
 from tests.oracles import lp_adam as oracle
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 STEPS, BATCH, SHAPE, ETA, CLIP = 50, 4, (5, 3), 0.05, 0.8
 FILTER = dpoptax.filters.preset("doppler-second-order")
 

@@ -322,12 +322,12 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
 
     x, d = np.ones((2, size, positions, 4), np.float32)
     d[:, 1::2] = -1.0  # and so S is many times the norm
-    d[:, 0] += 2 * positions / bounds.largest_ratio(positions)
+    d[:, 0] += positions / bounds.largest_ratio(positions)
     x[-1], d[-1] = 10.0, 10.0
     others = np.arange(size) < size - 1
     with_it, without = total(1.0)(others | True), total(-1.0)(others)
     found = np.linalg.norm(with_it - without)
-    assert 0.998 < found <= 1 if room else found > 1.001
+    assert 0.999 < found <= 1 if room else found > 1.004
 
 
 LONG_SUMS = {
@@ -654,7 +654,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
 
 
 @pytest.mark.parametrize("bits", [7, 10])
-def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch):
+def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
     """So that the test above guards something: as bfloat16 passes and TF32 would compute it."""
     exact = products.contract
 

@@ -343,14 +343,14 @@ def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
 def test_the_map_is_under_the_seal():
     params = {"w": jnp.zeros((2, 2))}
     first, second = (_state({"w": s}, params).of(params) for s in (1.0, 2.0))
-    clipped = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=first)
+    clipped = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=first, examples=2)
     changed = dpoptax.ClippedSum(clipped.sum, clipped.clip, None, clipped.seal, None, second)
     tx = _noise(None)
     released, _ = tx.update(changed, tx.init(params))
     assert np.isnan(released["w"]).all()
     with pytest.raises(ValueError, match="is given twice"):
         dpoptax.accumulate(clipped, clipped)
-    other = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=second)
+    other = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=second, examples=2)
     released, _ = tx.update(dpoptax.accumulate(clipped, other), tx.init(params))
     assert np.isnan(released["w"]).all()
 

@@ -107,7 +107,7 @@ def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, e
         (256, 1, 64, 1.0, 128),
         (256, 64, 2**18, 32.0, 5),
         (256, 2048, 2**18, 32.0, 1),
-        (256, 2, 2**18, bounds.largest_ratio(2), 76),
+        (256, 2, 2**18, bounds.largest_ratio(2), 53),
     ],
 )
 def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(

@@ -83,7 +83,7 @@ def test_a_run_says_users_and_goes_on_after_a_stop(owners, tmp_path):
 
 
 @pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
-def test_a_step_is_that_of_users_means_each_clipped_once(digits, method):
+def test_a_step_is_that_of_users_means_each_clipped_once(digits, method, no_room):
     config = config_of_users(
         method=method, steps=1, noise_multiplier=0.0, learning_rate=2.0, l2_clip_norm=0.3
     )

@@ -51,11 +51,12 @@ def clipped_grad(
     leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in float32
     at least.
 
-    Privacy: one example changes the sum by at most `clip.sensitivity` in l2 norm, whatever its
-    data; an example whose gradient is not finite, or that `mask` leaves out, adds exactly zero.
-    Each summand is bounded for the numbers as the machine computes them; the rounding of the sum
-    over examples by about 1e-3 beside others that were chosen for it, proved for sums in blocks,
-    measured for products of matrices, and nothing with `grid` (docs/bound.md).
+    Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
+    data and the others'; an example whose gradient is not finite, or that `mask` leaves out, adds
+    exactly zero. This holds for the numbers as the machine computes them, with all rounding of the
+    sum: examples are clipped at C/(1 + τ), with τ, some thousandths, from public shapes
+    (docs/bound.md). The others have to keep their places in the batch, as those of a
+    `dpoptax.sampling` draw do, where one is taken out by the mask.
     The sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary
     outputs, which nothing here protects.
 
@@ -69,15 +70,15 @@ def clipped_grad(
       has_aux: whether `loss_fn` returns auxiliary outputs.
       method: "auto" computes norms and sums from the operands and cotangents of each layer, without
         per-example gradients wherever the traced loss allows it; "vmap" has per-example gradients
-        for all, the reference. Equal but for rounding and for examples whose gradient is a small
-        rest of large terms, which "auto" clips more.
+        for all, the reference. Equal but for rounding, the room that is left for it, and examples
+        whose gradient is a small rest of large terms, which "auto" clips more.
       precision: what "auto" rounds the operands and cotangents to, once, before it measures and
         contracts them: "float32", as they are, at the platform's full precision; or "bfloat16",
         which halves their memory and takes one pass on matrix units where float32 takes three to
         six. It rounds gradients and leaves the bound as it is.
       grid: g, from `dpoptax.fixed_point_grid`: each clipped gradient is rounded to whole multiples
         of g, and these are summed as integers, exactly. For `gaussian_noise(fixed_point=True)`,
-        and a bound without a word about the rounding of sums. It needs per-example gradients.
+        and a bound without room for rounding. It needs per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
         gradients of its own examples, and the sums are added over the devices once. Noise comes
         after that, so that its standard deviation does not depend on the number of devices. The

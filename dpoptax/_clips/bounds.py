@@ -61,11 +61,11 @@ def gamma(operations: float, unit: float = UNIT) -> float:
 
 
 def largest_ratio(terms: int) -> float:
-    """M for a gradient that is a sum of so many: four times S/n of terms without any correlation.
+    """M for a gradient that is a sum of so many: eight times S/n of terms without any correlation.
 
     Of one term S is n.
     """
-    return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 4.0 * math.sqrt(terms))
+    return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 8.0 * math.sqrt(terms))
 
 
 class Size(NamedTuple):
