@@ -119,8 +119,10 @@ def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
 
 
 def test_tau_of_several_sums():
-    one, two = sums.Rounding({4: 3e-3, 8: 1e-3}, joined=1e-4), sums.Rounding({4: 1e-3}, own=1e-5)
-    assert sums.together([one, two]) == pytest.approx(math.hypot(3e-3, 1e-3) + 1.1e-4)
+    one, two = sums.Rounding(4, 3e-3, joined=1e-4), sums.Rounding(8, 1e-3, own=1e-5)
+    assert sums.together([one, two, sums.Rounding(4, 1e-3)]) == pytest.approx(
+        math.hypot(3e-3, 1e-3) + 1.1e-4
+    )
 
 
 def test_many_examples_on_many_devices_are_added_as_integers():

@@ -274,16 +274,13 @@ def weighted_sum(
 
     They are a part of so many `examples`, which say how it is summed.
     """
+    segments, terms = factored.segments, len(factored.terms)
     total = products.weighted_sum(
-        factored.segments,
-        weights,
-        sizes,
-        bound=bound,
-        examples=examples,
-        terms=len(factored.terms),
+        segments, weights, sizes, bound=bound, examples=examples, terms=terms
     )
+    block = products.parts(segments, sizes, examples, terms).block
     for term in factored.terms:
-        total += term.basis * sums.weighted(weights, term.weights)
+        total += term.basis * sums.weighted(weights, term.weights, block=block)
     return total
 
 

@@ -9,6 +9,7 @@ in T²(R + C) operations where forming it takes T R C. Integers stand for one-ho
 are of at most about 1: they come divided by powers of two (`_clips.bounds`).
 """
 
+import dataclasses
 import functools
 import math
 import operator
@@ -247,7 +248,7 @@ class Parts(NamedTuple):
       of_columns: those whose columns are, swapped.
       number: of parts, with the terms that stand beside the segments.
       ratio: M: f S ≤ M C.
-      whole: what an example's summand in a part is at most, relative to C. Parts may cancel.
+      block: how many examples are summed in one piece.
     """
 
     dense: list[Segment]
@@ -255,17 +256,24 @@ class Parts(NamedTuple):
     of_columns: list[Segment]
     number: int
     ratio: float
-    whole: float
+    block: int
+
+    @property
+    def whole(self) -> float:
+        """What an example's summand in a part is at most, relative to C. Parts may cancel."""
+        return 1.0 if self.number == 1 else self.ratio
 
 
-def parts(segments: list[Segment], terms: int) -> Parts:
-    """The parts of a sum, with so many terms beside the segments."""
+def parts(segments: list[Segment], sizes: tuple[int, int, int], examples: int, terms: int) -> Parts:
+    """The parts of a sum over so many examples, with so many terms beside the segments."""
     of_rows = [s for s in segments if indexed(s.rows)]
     of_columns = [s.swapped for s in segments if indexed(s.columns)]
     dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
     number = len(dense) + bool(of_rows) + bool(of_columns) + terms
     ratio = ratio_of(segments, terms)
-    return Parts(dense, of_rows, of_columns, number, ratio, 1.0 if number == 1 else ratio)
+    longest = max([1, *map(_terms, dense)])
+    block = sums.block_length(examples, longest, math.prod(sizes), ratio)
+    return Parts(dense, of_rows, of_columns, number, ratio, block)
 
 
 def ratio_of(segments: list[Segment], terms: int) -> float:
@@ -288,8 +296,8 @@ def weighted_sum(
     it. So many `terms` are added to it. What one of the `examples`, of which these are a part,
     changes in the rounding: `rounding`.
     """
-    cut = parts(segments, terms)
-    found = [_weighted(segment, weights, sizes, examples, cut.ratio) for segment in cut.dense]
+    cut = parts(segments, sizes, examples, terms)
+    found = [_weighted(segment, weights, cut.block) for segment in cut.dense]
     if cut.of_rows:
         found.append(_looked_up(cut, cut.of_rows, weights, sizes[1], examples, bound))
     if cut.of_columns:
@@ -302,38 +310,27 @@ def rounding(
     segments: list[Segment], sizes: tuple[int, int, int], examples: int, *, terms: int = 0
 ) -> sums.Rounding:
     """What one example changes in the rounding of `weighted_sum` and of `terms` beside it."""
-    cut = parts(segments, terms)
+    cut = parts(segments, sizes, examples, terms)
     found = [
-        sums.rounding_in_blocks(
-            examples,
-            _block(segment, sizes, examples, cut.ratio),
-            terms=_terms(segment),
+        sums.rounding_of_lookups(
+            sizes[0] * columns,
+            terms=sum(map(_terms, lookups)),
+            examples=examples,
             ratio=cut.ratio,
             whole=cut.whole,
         )
-        for segment in cut.dense
+        for lookups, columns in ((cut.of_rows, sizes[2]), (cut.of_columns, sizes[1]))
+        if lookups
     ]
-    for lookups, columns in ((cut.of_rows, sizes[2]), (cut.of_columns, sizes[1])):
-        if lookups:
-            found.append(
-                sums.rounding_of_lookups(
-                    sizes[0] * columns,
-                    terms=sum(map(_terms, lookups)),
-                    examples=examples,
-                    ratio=cut.ratio,
-                    whole=cut.whole,
-                )
-            )
-    if terms:
-        found.append(
-            sums.rounding_in_blocks(examples, sums.BLOCK, ratio=cut.ratio, whole=cut.whole)
+    rounding = sums.Rounding()
+    if cut.dense or terms:
+        longest = max([1, *map(_terms, cut.dense)])
+        rounding = sums.rounding_in_blocks(
+            examples, cut.block, terms=longest, ratio=cut.ratio, whole=cut.whole
         )
-    blocks: dict[int, float] = {}
-    for each in found:
-        for length, change in each.blocks.items():
-            blocks[length] = max(change, blocks.get(length, 0.0))
     joined = cut.ratio * sums.of_parts(cut.number, examples) + sum(each.joined for each in found)
-    return sums.Rounding(blocks, joined, sum(each.own for each in found))
+    own = sum(each.own for each in found)
+    return dataclasses.replace(rounding, joined=joined, own=own)
 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
@@ -368,13 +365,7 @@ def _looked_up(
     return jax.vmap(add)(lookups)
 
 
-def _weighted(
-    segment: Segment,
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    examples: int,
-    ratio: float,
-) -> jax.Array:
+def _weighted(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
         rows = _times(rows, weights)
@@ -384,13 +375,7 @@ def _weighted(
     def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
         return _outer_sums(_together(rows)[0], _together(columns)[0])
 
-    block = _block(segment, sizes, examples, ratio)
     return sums.in_blocks(outer_sums, rows, columns, block=block)
-
-
-def _block(segment: Segment, sizes: tuple[int, int, int], examples: int, ratio: float) -> int:
-    """How many examples are contracted in one piece."""
-    return sums.block_length(examples, _terms(segment), math.prod(sizes), ratio)
 
 
 def _terms(segment: Segment) -> int:
