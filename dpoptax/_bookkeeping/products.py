@@ -332,7 +332,10 @@ def rounding(
     for each in found:
         for length, change in each.blocks.items():
             blocks[length] = max(change, blocks.get(length, 0.0))
-    joined = cut.ratio * sums.of_parts(cut.number, examples) + sum(each.joined for each in found)
+    # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
+    # more, for the product of their sums with the fixed arrays.
+    joined = cut.ratio * sums.of_parts(cut.number + (terms > 0), examples)
+    joined += max(each.joined for each in found)
     return sums.Rounding(blocks, joined, sum(each.own for each in found))
 
 
