@@ -123,7 +123,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     part k. It moves S_k by at most C = `clip.sensitivity`, in l2 norm, by that part's own bound,
     and none of the others. The parts are added with what rounding takes off, so that it changes in
     the rounding of Σ_k S_k, of B examples together, at most τ C, τ = 1.01 · 2⁻²² B, whatever the
-    number of parts, and the total is multiplied by 1 − τ. The sums must be of
+    number of parts, and the total is multiplied by 1 − τ: in each call, so that parts of many
+    examples are best given to one. The sums must be of
     *parts of one draw of the sampler*. Those of several draws, or of several losses on one batch,
     are not disjoint: a record would move their total by C for each one that it is in. Nothing here
     can see that. For several losses, give `clipped_grad` one loss function that returns their sum:
