@@ -212,6 +212,21 @@ def test_book_keeping_counts_extreme_and_broken_examples_as_the_reference_does(s
     assert round(signs) % 2 == 1  # five examples
 
 
+def test_counts_of_more_examples_than_are_added_exactly_are_refused():
+    """What one changes in their rounding is in no bound; formed, it is in that of the sum."""
+    clip = dpoptax.adaptive_clip(0.1)
+    batch = jax.ShapeDtypeStruct((2**16 + 1, 2), jnp.float32)
+    points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(0.1))
+
+    def total(batch, **options):
+        grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip, **options)
+        return grad_fn(points, batch).sum
+
+    with pytest.raises(ValueError, match="exactly, and this batch has 65537"):
+        jax.eval_shape(lambda batch: total(batch, microbatch_size=2**10), batch)
+    jax.eval_shape(lambda batch: total(batch, method="vmap"), batch)
+
+
 def test_no_per_example_gradient_is_formed():
     clip = dpoptax.adaptive_clip(0.1)
     weights, batch = jnp.zeros((300, 200)), (jnp.ones((64, 300)), jnp.ones((64, 200)))

@@ -362,6 +362,22 @@ def test_accumulated_parts_of_a_batch_are_the_batch():
     assert helpers.global_norm(move) <= CLIP.sensitivity
 
 
+def test_an_example_moves_many_accumulated_parts_by_the_bound():
+    """Of 2²⁰ examples in 128 parts, what the total is multiplied by was −15."""
+    count, size = 128, 8192
+    sums = [np.full(3, size / 2, np.float32)] * count
+    more = [*sums[:-1], sums[-1] + np.array([1, 0, 0], np.float32)]
+    totals = [
+        np.float64(
+            dpoptax.accumulate(*(dpoptax.assert_clipped(x, CLIP, examples=size) for x in each)).sum
+        )
+        for each in (more, sums)
+    ]
+    assert 0.5 < np.linalg.norm(totals[0] - totals[1]) <= CLIP.sensitivity
+    with pytest.raises(ValueError, match="take smaller batches"):
+        dpoptax.accumulate(*(dpoptax.assert_clipped(x, CLIP, examples=2**20) for x in sums[:3]))
+
+
 def test_accumulate_refuses_what_does_not_belong_together():
     one, two = clipped_sum(0), clipped_sum(1)
     with pytest.raises(ValueError, match=r"sums\[1\] with clip"):

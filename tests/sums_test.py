@@ -120,9 +120,17 @@ def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
 
 def test_tau_of_several_sums():
     one, two = sums.Rounding(4, 3e-3, joined=1e-4), sums.Rounding(8, 1e-3, own=1e-5)
-    assert sums.together([one, two, sums.Rounding(4, 1e-3)]) == pytest.approx(
-        math.hypot(3e-3, 1e-3) + 1.1e-4
-    )
+    both = 1e-4 * math.hypot(1, 1 / bounds.largest_ratio(2)) + 1e-5
+    found = sums.together([one, two, sums.Rounding(4, 1e-3)])
+    assert found == pytest.approx(math.hypot(3e-3, 1e-3) + both)
+
+
+def test_sums_times_fixed_arrays_are_rounded_once_more():
+    factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
+    kind = [products.Segment(factor, factor)], (1, 8, 8), 16
+    with_it, without = (products.rounding(*kind, terms=n).joined for n in (1, 0))
+    ratio = products.ratio_of(kind[0], 1)
+    assert with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT  # an addition, and a product
 
 
 def test_many_examples_on_many_devices_are_added_as_integers():
@@ -152,6 +160,20 @@ def test_what_an_addition_loses_is_found_in_compiled_programs():
     exact = np.float64(a) + np.float64(b)
     np.testing.assert_array_equal(np.float64(total) + np.float64(lost), exact)
     assert np.any(np.asarray(lost) != 0)
+
+
+def test_what_additions_lost_does_not_add_up():
+    """Beside a large total, what is lost would have roundings of its own."""
+    value, count = np.float32(1.0 + 2.0**-22), 2**15
+
+    def step(carry, _):
+        return sums.add_to(*carry, value), None
+
+    start = floats(np.array(2.0**23)), floats(np.array(0.0))
+    total, lost = jax.jit(lambda: jax.lax.scan(step, start, None, count)[0])()
+    exact = 2.0**23 + count * np.float64(value)
+    assert abs(lost) <= 0.5
+    assert np.float64(total) + np.float64(lost) == exact
 
 
 def test_many_microbatches_round_as_one_addition():

@@ -39,6 +39,8 @@ from dpoptax._trees import PyTree
 # Sums of clipped gradients, and of what the geometry puts beside each.
 Total: TypeAlias = tuple[Sums, jax.Array | None]
 
+# Statistics are whole multiples, up to 2⁸ times, of one number: float32 holds the sums of so many.
+_EXACT_STATISTICS = 2**16
 # Weights whose absolute sum is this many times their sum multiply differences, not gradients.
 _LARGE_WEIGHTS = 3.0
 
@@ -125,7 +127,15 @@ def _clip_and_sum(
 
     def statistic(norms: jax.Array, used: jax.Array) -> jax.Array | None:
         value = clip.statistic(norms, reference)
-        return None if value is None else jnp.sum(jnp.where(used, value, 0.0))
+        if value is None:
+            return None
+        if whole.examples > _EXACT_STATISTICS:
+            raise ValueError(
+                f"{clip} counts up to {_EXACT_STATISTICS} examples exactly, and this batch has "
+                f"{whole.examples}: take smaller batches, or method='vmap', whose bound has the "
+                "rounding of the count"
+            )
+        return jnp.sum(jnp.where(used, value, 0.0))
 
     zeros = zero_sums(params, plan, pieces)
     if pieces.scales is None:

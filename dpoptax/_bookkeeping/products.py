@@ -328,7 +328,10 @@ def rounding(
         rounding = sums.rounding_in_blocks(
             examples, cut.block, terms=longest, ratio=cut.ratio, whole=cut.whole
         )
-    joined = cut.ratio * sums.of_parts(cut.number, examples) + sum(each.joined for each in found)
+    # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
+    # more, for the product of their sums with the fixed arrays.
+    joined = cut.ratio * sums.of_parts(cut.number + (terms > 0), examples)
+    joined += max(each.joined for each in [rounding, *found])
     own = sum(each.own for each in found)
     return dataclasses.replace(rounding, joined=joined, own=own)
 

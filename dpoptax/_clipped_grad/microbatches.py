@@ -82,12 +82,11 @@ def _zeros(value: PyTree) -> tuple[PyTree, PyTree]:
 def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[PyTree, PyTree]:
     """Carries what rounding took off beside the total: many parts round as one would."""
     del part
-    total, lost = carry
-    leaves, structure = jax.tree.flatten(total)
-    added = map(of_examples.add, leaves, jax.tree.leaves(value))
-    found, errors = zip(*added, strict=True) if leaves else ((), ())
-    total = jax.tree.unflatten(structure, found)
-    return total, jax.tree.map(jnp.add, lost, jax.tree.unflatten(structure, errors))
+    leaves = map(jax.tree.leaves, (*carry, value))
+    added = [of_examples.add_to(*each) for each in zip(*leaves, strict=True)]
+    structure = jax.tree.structure(value)
+    total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
+    return total, lost
 
 
 _COMPENSATED_SUM = microbatching.Accumulator(

@@ -73,7 +73,10 @@ class Clip(abc.ABC):
         return self
 
     def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
-        """What `encode` puts beside each gradient, (B,), from its norm, (B,); nothing here."""
+        """What `encode` puts beside each gradient, (B,), from its norm, (B,); nothing here.
+
+        Whole multiples of one number, of at most 2⁸ times it: sums of up to 2¹⁶ are exact.
+        """
         del norms, reference
         return None
 

@@ -45,6 +45,8 @@ _FEW = 24
 # Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
 # as they are anyway, or as long.
 _EXPONENTS = (-126, 60)
+# Sums below 2^-126 may be flushed to zero: beside γ of such a bound that is nothing.
+_LEAST_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 _NOTHING = -(2**20)
 _BLOCK = 128
@@ -207,6 +209,12 @@ def coefficients(
         raise ValueError(
             f"one example could change the rounding of this sum by {rounding:.2g} times the clip's "
             "bound: take smaller batches, or sum in whole numbers with dpoptax.fixed_point_grid"
+        )
+    if rounding and clip.sensitivity < _LEAST_BOUND:
+        raise ValueError(
+            f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "
+            "such numbers are flushed to zero, one example could move them by more; scale the "
+            "loss, and the bound with it"
         )
     used = jnp.all(scales.finite, axis=(0, 1)) & mask
     member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.sums import of_parts
+from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
 
@@ -121,12 +121,13 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 
     Privacy: the result is the clipped sum of the whole batch. Proof: a record is in at most one
     part k. It moves S_k by at most C = `clip.sensitivity`, in l2 norm, by that part's own bound,
-    and none of the others. What it changes in the rounding of Σ_k S_k, of K parts of B examples
-    together, is at most τ C, τ = 2⁻²³ K B, and the total is divided by 1 + τ. The sums must be of
-    *parts of one draw of the sampler*. Those of several draws, or of several losses on one batch,
-    are not disjoint: a record would move their total by C for each one that it is in. Nothing here
-    can see that. For several losses, give `clipped_grad` one loss function that returns their sum:
-    its gradient is the joint one, clipped as one vector.
+    and none of the others. The parts are added with what rounding takes off, so that it changes in
+    the rounding of Σ_k S_k, of B examples together, at most τ C, τ = 1.01 · 2⁻²² B, whatever the
+    number of parts, and the total is multiplied by 1 − τ: in each call, so give one call all parts.
+    The sums must be of *parts of one draw of the sampler*. Those of several draws, or of several
+    losses on one batch, are not disjoint: a record would move their total by C for each one that it
+    is in. Nothing here can see that. For several losses, give `clipped_grad` one loss function that
+    returns their sum: its gradient is the joint one, clipped as one vector.
 
     Args:
       sums: at least one `ClippedSum`, of one geometry and one reference, each as it was made.
@@ -138,7 +139,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     Raises:
       TypeError: something that is no `ClippedSum`, or one that was visibly changed.
       ValueError: no sums, geometries that differ, one sum given twice, rows of a table that
-        were selected for each, or a sum of nobody knows how many examples.
+        were selected for each, a sum of nobody knows how many examples, or of so many that τ is
+        above 1/2.
 
     >>> import dpoptax
     >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
@@ -178,12 +180,22 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             "rounding can do: give dpoptax.assert_clipped(..., examples=B)"
         )
     examples = sum(count for count in counts if count is not None)
-    # Above 1/(1 + τ) by no more than τ²; and with the product, a rounding more.
-    room = 1.0 - of_parts(len(parts) + 1, examples)
+    # Two roundings: of the total with what was taken off, and of the product.
+    change = of_parts(3, examples)
+    if change > 0.5 and first.grid is None:
+        raise ValueError(
+            f"one example could change the rounding of a sum of {examples} by {change:.2g} times "
+            "the clip's bound: take smaller batches, or sum in whole numbers with "
+            "dpoptax.fixed_point_grid"
+        )
 
     def add(*leaves: jax.Array) -> jax.Array:
-        total = sum(leaves[1:], leaves[0])
-        return total if first.grid is not None or len(leaves) == 1 else total * room
+        if first.grid is not None or len(leaves) == 1:
+            return sum(leaves[1:], leaves[0])
+        total, lost = leaves[0], jnp.zeros_like(leaves[0])
+        for leaf in leaves[1:]:
+            total, lost = add_to(total, lost, leaf)
+        return (total + lost) * (1.0 - change)
 
     total = held(jax.tree.map(add, *(part.sum for part in parts)))
     seal = checksum(total, first.clip, _public(first), first.grid)

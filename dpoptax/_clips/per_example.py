@@ -19,9 +19,12 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
 
     The first half of `clip_and_noise`, for who wants to look between the two. Privacy: none yet;
-    the sum is private data until noise is added. Each gradient must be of its example alone. Those
-    that `jax.vmap(jax.grad(loss_fn), (None, 0))` gives of a grouped convolution are not: where one
-    is not finite, XLA makes all of them NaN. `clipped_grad` takes them so that none does.
+    the sum is private data until noise is added. One example moves it by at most `clip.sensitivity`
+    where, without it, a row of zeros stands in its place: B must be public, as of padded draws, for
+    how much shorter all are clipped, to leave room for the rounding of the sum, depends on it. Each
+    gradient must be of its example alone. Those that `jax.vmap(jax.grad(loss_fn), (None, 0))` gives
+    of a grouped convolution are not: where one is not finite, XLA makes all of them NaN.
+    `clipped_grad` takes them so that none does.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.bounds import UNIT, gamma
+from dpoptax._clips.bounds import UNIT, gamma, largest_ratio
 
 BLOCK = 32
 """The most examples of one term each that are summed in one piece."""
@@ -36,6 +36,8 @@ _LEAST_TERMS = 128
 _ENTRIES_IN_CACHE = 2**16
 # A sum is rounded once with an example and once without, relative to what rounding made of it.
 _TWICE = 2.02 * UNIT
+# √(1 + 1/M²) at the least M of several terms.
+_BOTH = math.sqrt(1.0 + 1.0 / largest_ratio(2) ** 2)
 # The sums above its block that an example is in have so many times B examples, all together.
 _ABOVE = 3
 
@@ -46,8 +48,8 @@ class Rounding:
 
     Attributes:
       length: of the blocks, the most examples of one.
-      in_blocks: what it changes in its block, and in the sums of blocks.
-      joined: in what is added one after the other, relative to all examples.
+      in_blocks: what it changes in its block.
+      joined: in the sums above blocks, and in what is added one after the other.
       own: in what is rounded of its own summand.
     """
 
@@ -62,7 +64,9 @@ def together(roundings: Iterable[Rounding]) -> float:
 
     Of blocks of one length, what is lost in all is at most γ Σ_i f_i S_i, with S_i that of the
     whole gradient (Minkowski), so that the largest counts. Those of different lengths are of
-    different coordinates: the root of the sum of squares.
+    different coordinates: the root of the sum of squares. Above blocks, parameters of one part
+    count by their norm and others by terms of M times it, each at most C of an example: √(1 + M²)
+    both together.
     """
     by_length: dict[int, float] = {}
     joined = own = 0.0
@@ -70,7 +74,7 @@ def together(roundings: Iterable[Rounding]) -> float:
         by_length[each.length] = max(each.in_blocks, by_length.get(each.length, 0.0))
         joined = max(joined, each.joined)
         own += each.own
-    return math.hypot(*by_length.values()) + joined + own
+    return math.hypot(*by_length.values()) + _BOTH * joined + own
 
 
 class Whole(NamedTuple):
@@ -142,10 +146,8 @@ def rounding_in_blocks(
       whole: what an example's summand is at most, relative to C.
     """
     length = min(block, examples)
-    change = 2.0 * gamma(length * terms) * length * ratio
-    if examples > block:
-        change += _TWICE * _ABOVE * examples * whole
-    return Rounding(length, change)
+    above = _TWICE * _ABOVE * examples * whole if examples > block else 0.0
+    return Rounding(length, 2.0 * gamma(length * terms) * length * ratio, above)
 
 
 def in_blocks(
@@ -243,7 +245,9 @@ def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
 def rounding_in_steps(count: int, entries: int, largest: float, examples: float) -> Rounding:
     """What one example changes in a sum by `steps`, each relative to C.
 
-    Half a fine step for each number that it adds, and what rounds where the sums become floats.
+    Half a fine step for each number that it adds, and what rounds where the sums become floats: the
+    fine steps, of half a whole one for each number at most, these with what is left of whole ones,
+    and all. Steps are relative to C, where the rest is to C/(1 + τ), τ ≤ 1/2: half as much more.
 
     Args:
       count: of numbers at an entry, all examples together.
@@ -253,7 +257,10 @@ def rounding_in_steps(count: int, entries: int, largest: float, examples: float)
     """
     # Steps are at most twice what they need to be.
     fine = 2.0 ** -(30 + max(0, 30 - math.ceil(math.log2(count or 1))))
-    return Rounding(joined=_TWICE * examples, own=math.sqrt(entries) * fine * largest)
+    small = 2.0**-29 * (count + 2**12) * largest
+    return Rounding(
+        joined=_TWICE * (examples + small), own=1.5 * math.sqrt(entries) * fine * largest
+    )
 
 
 def of_lookups(
@@ -327,3 +334,13 @@ def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     found = total + value
     other = found - total
     return found, (total - (found - other)) + (value - other)
+
+
+def add_to(total: jax.Array, lost: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A total with a value more, and what rounding took off it and the totals before.
+
+    What was taken off goes back where it counts, and so stays below the total's last place: left to
+    add up, that of K values would be rounded by K² of its own roundings.
+    """
+    total, off = add(total, value)
+    return add(total, lost + off)
