@@ -69,7 +69,7 @@ def plot_comparison(results: ComparisonResult, path: Path) -> None:
     seeds = len(results.seeds)
     spread = f"bands: ± a standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{results.dataset}, {privacy}; {spread}", fontsize="large")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
 
 
 def _plot_accuracies(axes: Axes, results: ComparisonResult) -> None:
