@@ -177,7 +177,7 @@ def _recipes(alone: Groups) -> str:
 
 
 def _published(groups: Groups) -> str:
-    """Each published number beside the best of ours at no larger an ε."""
+    """Each published number beside the best of ours at an ε that is no more than 3 % larger."""
     rows = []
     for number, point in enumerate(PUBLISHED, 1):
         ours = [
@@ -202,7 +202,7 @@ def _published(groups: Groups) -> str:
                 beside,
             )
         )
-    head = ("", "data", "ε", "published, %", "of", "source", "best here at no larger ε, %")
+    head = ("", "data", "ε", "published, %", "of", "source", "best here at an ε no more than 3 % larger, %")
     return records.markdown_table(head, rows)
 
 
