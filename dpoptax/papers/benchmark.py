@@ -202,7 +202,7 @@ def _published(groups: Groups) -> str:
                 beside,
             )
         )
-    head = ("", "data", "ε", "published, %", "of", "source", "best here at an ε no more than 3 % larger, %")
+    head = ("", "data", "ε", "published, %", "of", "source", "best here at up to 1.03 ε, %")
     return records.markdown_table(head, rows)
 
 
