@@ -12,6 +12,8 @@ import dpoptax
 from dpoptax._clips.per_example import sum_clipped
 from tests import helpers
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 KEY = jax.random.key(0)
 
 

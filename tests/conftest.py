@@ -104,17 +104,9 @@ def own_cache_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def no_room(monkeypatch):
-    """Examples are clipped at the bound itself, as in the formulas that they are compared with.
+def no_room():
+    """Examples are clipped at the bound itself: `helpers.no_room`."""
+    from tests import helpers
 
-    Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
-    rounding of the sum: tests/sums_test.py.
-    """
-    from dpoptax._clips import bounds
-
-    exact = bounds.coefficients
-
-    def coefficients(*args, rounding, **kwargs):
-        return exact(*args, rounding=0.0, **kwargs)
-
-    monkeypatch.setattr(bounds, "coefficients", coefficients)
+    with helpers.no_room():
+        yield

@@ -1,9 +1,14 @@
 """Small problems that many tests share."""
 
+import contextlib
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from dpoptax._clips import bounds
 
 
 def floats(values, dtype=jnp.float32):
@@ -50,3 +55,19 @@ def global_norm(tree):
 def slow_but(quick, names):
     """All names as parameters of a test, slow those that are not among the quick ones."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
+
+
+@contextlib.contextmanager
+def no_room():
+    """Examples are clipped at the bound itself, as in the formulas that they are compared with.
+
+    Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
+    rounding of the sum: tests/sums_test.py.
+    """
+    exact = bounds.coefficients
+
+    def coefficients(*args, rounding, **kwargs):
+        return exact(*args, rounding=0.0, **kwargs)
+
+    with mock.patch.object(bounds, "coefficients", coefficients):
+        yield

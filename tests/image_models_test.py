@@ -11,6 +11,8 @@ import dpoptax
 from dpoptax.training.models import large_networks, networks
 from dpoptax.training.models.models import MODELS, example_loss, init_variables
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 GREY, COLOUR, LARGE = (28, 28, 1), (32, 32, 3), (224, 224, 3)
 TINY = {
     "cnn_2": (networks.TwoLayerCNN(4), (16, 16, 1)),

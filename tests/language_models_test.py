@@ -24,6 +24,8 @@ from dpoptax.training.models.models import (
 )
 from dpoptax.training.models.pretrained import fields_of, load_weights, save_model
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 safetensors = pytest.importorskip("safetensors.numpy")
 
 DATA = Path(__file__).parent / "data"

@@ -17,6 +17,8 @@ from tests.bookkeeping_test import both, close, points_of
 from tests.helpers import floats, global_norm, mlp_batch, mlp_loss, mlp_params, normal, slow_but
 from tests.networks import NETWORKS
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 KINDS = ("side", "entry", "matrix", "leaf")
 
 

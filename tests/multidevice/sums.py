@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clips import sums as of_examples
 from dpoptax._clips.clipped_sum import is_intact
 from dpoptax.auditing import _search as adversary
-from tests.helpers import floats
+from tests.helpers import floats, no_room
 from tests.multidevice.problem import (
     CLIP,
     FSDP,
@@ -50,7 +51,8 @@ def batch():
 def want(batch):
     """The sum on one device, with per-example gradients in one piece."""
     grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, method="vmap")
-    return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
+    with no_room():
+        return grad_fn(points_at(make_params(0), make_params(1)), batch, MASK, key=KEY, ids=IDS).sum
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,7 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize(("devices", "microbatch_size", "method", "kind"), LAYOUTS, ids=str)
 def test_replicated_parameters(kind, devices, microbatch_size, method, batch, want):
     mesh = make_mesh((devices,), ("data",), kind)
@@ -81,6 +84,7 @@ def test_replicated_parameters(kind, devices, microbatch_size, method, batch, wa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("axes", ["data", ("model", "data")], ids=str)
 def test_split_parameters(kind, axes, batch, want):
@@ -283,7 +287,20 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
     total = jax.jit(lambda batch, mask: grad_fn(points, batch, mask).sum)
     others = tuple(np.random.default_rng(1).normal(size=(2, 16, 16, 4)).astype(np.float32))
     found, _ = adversary.climb(total, others, seed=0, starts=2 * adversary.FAMILIES, steps=5)
-    assert found <= CLIP.sensitivity * (1 + 1e-4)
+    assert found <= CLIP.sensitivity
+
+
+@pytest.mark.usefixtures("no_room")
+@pytest.mark.parametrize("split", [False, True])
+def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want, monkeypatch):
+    monkeypatch.setattr(of_examples, "in_whole_numbers", lambda whole: True)
+    mesh = make_mesh((8,), ("data",), KINDS[0])
+    specs = FSDP if split else dict.fromkeys(FSDP, P())
+    points = points_at(*(put(make_params(seed), mesh, specs) for seed in (0, 1)))
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, mesh=mesh, param_specs=specs, method="vmap")
+    compiled = jax.jit(grad_fn).lower(points, batch, MASK, key=KEY, ids=IDS).compile()
+    assert re.search(r"s32\[.*(all-reduce|reduce-scatter)\(", compiled.as_text())
+    assert_close(compiled(points, batch, MASK, key=KEY, ids=IDS).sum, want)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])
