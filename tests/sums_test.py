@@ -133,13 +133,13 @@ def test_sums_times_fixed_arrays_are_rounded_once_more():
     assert with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT  # an addition, and a product
 
 
-@pytest.mark.parametrize(("examples", "most"), [(256, 0.008), (4096, 0.012), (65536, 0.072)])
+@pytest.mark.parametrize(("examples", "most"), [(256, 0.009), (4096, 0.013), (65536, 0.073)])
 def test_tau_of_usual_batches(examples, most):
     for terms in (1, 4, 16, 64, 256, 1024):
         kind = {"terms": terms, "ratio": bounds.largest_ratio(terms)}
         block = sums.block_length(examples, entries=2**20, **kind)
         tau = sums.together([sums.rounding_in_blocks(examples, block, **kind)])
-        assert 0 < tau + sums.of_layouts(sums.Whole(examples)) <= most + 5e-5
+        assert 0 < tau + sums.of_layouts(sums.Whole(examples)) <= most
 
 
 def test_many_examples_on_many_devices_are_added_as_integers():
