@@ -143,11 +143,7 @@ def clipped_grad(
     ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
         devices = 1 if layout is None else layout.shards
-        whole = Whole(
-            devices * mask.shape[0],
-            devices,
-            1 if microbatch_size is None else -(-mask.shape[0] // microbatch_size),
-        )
+        whole = Whole(devices * mask.shape[0], devices)
 
         def by_formed(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows

@@ -83,12 +83,10 @@ class Whole(NamedTuple):
     Attributes:
       examples: B, those of all microbatches and devices.
       devices: that share them.
-      microbatches: on each device.
     """
 
     examples: int
     devices: int = 1
-    microbatches: int = 1
 
 
 def of_layouts(whole: Whole) -> float:
@@ -96,13 +94,11 @@ def of_layouts(whole: Whole) -> float:
 
     So many are added in any order: the sums that an example is in have at most (FEW + 1)/2 · B
     examples together, on a device those of an eighth. More devices are, too, as long as that
-    changes little, and then in whole numbers, which rounds once. Of m microbatches, more than FEW,
-    what rounding takes off is added up beside the sum, and rounds by m²u/2 of what it is, which is
-    within the above up to m = 8,000.
+    changes little, and then in whole numbers, which rounds once; so do more microbatches, with what
+    rounding takes off carried along (`add_to`).
     """
     devices = FEW if in_whole_numbers(whole) else max(FEW, whole.devices)
-    many = UNIT * whole.examples * max(0.0, whole.microbatches**2 * UNIT - 4.0)
-    return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW) + many
+    return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
 
 
 def in_whole_numbers(whole: Whole) -> bool:
