@@ -12,6 +12,8 @@ import dpoptax
 from tests.bookkeeping_test import both, close
 from tests.networks import Network
 
+pytestmark = pytest.mark.usefixtures("no_room")
+
 _DIM = 4
 
 

@@ -179,7 +179,7 @@ def test_batches_in_order_are_whole_groups_and_unamplified(method):
 
 
 @pytest.mark.slow
-def test_the_augmented_step_averages_shifted_copies_before_the_clip():
+def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
     config = tiny(
         method=Augmented(multiplicity=3, shift=1),
         steps=1,
@@ -214,7 +214,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip():
 
 
 @pytest.mark.slow
-def test_disk_on_copies_that_are_the_examples_is_disk():
+def test_disk_on_copies_that_are_the_examples_is_disk(no_room):
     config = tiny(method=Disk(), noise_multiplier=1.0, epsilon=None)
     want = run(config).params
     same = AugmentedDisk(multiplicity=2, shift=0)
