@@ -281,8 +281,7 @@ def rounding_of(plan: Plan, pieces: Pieces, whole: sums.Whole) -> float:
         rounding(piece, product.layout.sizes, whole.examples)
         for product, piece in zip(plan.products, pieces.products, strict=True)
     ]
-    formed = sums.rounding_in_blocks(whole.examples, sums.BLOCK)
-    return sums.together([*found, formed]) + sums.of_layouts(whole)
+    return sums.tau(whole, found)
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

@@ -248,6 +248,7 @@ class Parts(NamedTuple):
       of_columns: those whose columns are, swapped.
       number: of parts, with the terms that stand beside the segments.
       ratio: M: f S ≤ M C.
+      longest: the products that an example adds to an entry of a dense segment, at most.
       block: how many examples are summed in one piece.
     """
 
@@ -256,6 +257,7 @@ class Parts(NamedTuple):
     of_columns: list[Segment]
     number: int
     ratio: float
+    longest: int
     block: int
 
     @property
@@ -273,7 +275,7 @@ def parts(segments: list[Segment], sizes: tuple[int, int, int], examples: int, t
     ratio = ratio_of(segments, terms)
     longest = max([1, *map(_terms, dense)])
     block = sums.block_length(examples, longest, math.prod(sizes), ratio)
-    return Parts(dense, of_rows, of_columns, number, ratio, block)
+    return Parts(dense, of_rows, of_columns, number, ratio, longest, block)
 
 
 def ratio_of(segments: list[Segment], terms: int) -> float:
@@ -324,9 +326,8 @@ def rounding(
     ]
     rounding = sums.Rounding()
     if cut.dense or terms:
-        longest = max([1, *map(_terms, cut.dense)])
         rounding = sums.rounding_in_blocks(
-            examples, cut.block, terms=longest, ratio=cut.ratio, whole=cut.whole
+            examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
         )
     # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
     # more, for the product of their sums with the fixed arrays.

@@ -70,6 +70,15 @@ def largest_ratio(terms: int) -> float:
     return 1.0 if terms <= 1 else min(_LARGEST_RATIO, 8.0 * math.sqrt(terms))
 
 
+def check_rounding(rounding: float) -> None:
+    """Raises where τ leaves too little of the bound."""
+    if rounding > 0.5:
+        raise ValueError(
+            f"one example could change the rounding of this sum by {rounding:.2g} times the clip's "
+            "bound: take smaller batches, or sum in whole numbers with dpoptax.fixed_point_grid"
+        )
+
+
 class Size(NamedTuple):
     """How large a piece of gradients is, (B,) each, over the powers of two of its scales.
 
@@ -205,11 +214,7 @@ def coefficients(
       c (pieces, B) such that c G' is the clipped piece; upper bounds of the norms (B,) of the
       first group, and the examples that are used: finite and not masked.
     """
-    if rounding > 0.5:
-        raise ValueError(
-            f"one example could change the rounding of this sum by {rounding:.2g} times the clip's "
-            "bound: take smaller batches, or sum in whole numbers with dpoptax.fixed_point_grid"
-        )
+    check_rounding(rounding)
     if rounding and clip.sensitivity < _LEAST_BOUND:
         raise ValueError(
             f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "

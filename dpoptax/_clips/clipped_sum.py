@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.bounds import check_rounding
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
@@ -182,12 +183,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     examples = sum(count for count in counts if count is not None)
     # Two roundings: of the total with what was taken off, and of the product.
     change = of_parts(3, examples)
-    if change > 0.5 and first.grid is None:
-        raise ValueError(
-            f"one example could change the rounding of a sum of {examples} by {change:.2g} times "
-            "the clip's bound: take smaller batches, or sum in whole numbers with "
-            "dpoptax.fixed_point_grid"
-        )
+    if first.grid is None:
+        check_rounding(change)
 
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:

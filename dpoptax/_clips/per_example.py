@@ -88,11 +88,7 @@ def sum_clipped(
         return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
-    rounding = 0.0
-    if grid is None:
-        whole = whole or sums.Whole(batch_axis(grads))
-        rounding = sums.together([sums.rounding_in_blocks(whole.examples, sums.BLOCK)])
-        rounding += sums.of_layouts(whole)
+    rounding = 0.0 if grid else sums.tau(whole or sums.Whole(batch_axis(grads)))
     clipped = clip_each(clip, grads, mask, rounding=rounding)
     totals = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)

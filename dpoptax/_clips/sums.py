@@ -101,6 +101,12 @@ def of_layouts(whole: Whole) -> float:
     return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
 
 
+def tau(whole: Whole, roundings: Iterable[Rounding] = ()) -> float:
+    """τ of the clipped sum of a batch: of formed gradients, of such sums beside, and of layouts."""
+    formed = rounding_in_blocks(whole.examples, BLOCK)
+    return together([*roundings, formed]) + of_layouts(whole)
+
+
 def in_whole_numbers(whole: Whole) -> bool:
     """Whether the totals of devices are added as integers."""
     return whole.devices > FEW and _over_devices(whole.devices, whole.examples) > 2.0 * MOST
