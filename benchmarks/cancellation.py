@@ -25,10 +25,10 @@ from tqdm import tqdm
 import dpoptax
 from benchmarks.models import MODELS, Problem
 from dpoptax._bookkeeping import clipped_sum
-from dpoptax._bookkeeping.factored import ratio_of
 from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import make_pieces, rounding_of
 from dpoptax._bookkeeping.plan import make_plan
+from dpoptax._bookkeeping.product_sums import ratio_of
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._clips.sums import Whole
 

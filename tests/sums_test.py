@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import products
+from dpoptax._bookkeeping import product_sums, products
+from dpoptax._bookkeeping.factored import Factored, Held
 from dpoptax._clips import bounds, sums
 from tests.helpers import floats
 
@@ -77,7 +78,9 @@ def test_lookups_beside_a_product_that_cancels_them():
     tokens, one = jnp.zeros((size, 1, 1), int), jnp.ones((size, 1, 1, 1))
     unit = jnp.zeros((size, 1, 1, 4)).at[..., 0].set(1.0)
     segments = [products.Segment(tokens, large * one), products.Segment(unit, (1 - large) * one)]
-    found = products.weighted_sum(segments, jnp.ones(size), (1, 4, 1), bound=6.0, examples=size)
+    found = product_sums.weighted_sum(
+        Factored(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
+    )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
 
 
@@ -87,8 +90,8 @@ def test_lookups_beside_a_product_that_cancels_them():
 def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
     """So that what one example changes in their rounding does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: products.weighted_sum(  # noqa: E731
-        [products.Segment(x, x)], w, (1, side, side), bound=1.0, examples=1024
+    total = lambda x, w: product_sums.weighted_sum(  # noqa: E731
+        Factored([products.Segment(x, x)]), w, (1, side, side), bound=1.0, examples=1024
     )
     weights = jax.ShapeDtypeStruct((1024,), jnp.float32)
     (product,) = (
@@ -127,9 +130,10 @@ def test_tau_of_several_sums():
 
 def test_sums_times_fixed_arrays_are_rounded_once_more():
     factor = jax.ShapeDtypeStruct((16, 1, 1, 8), jnp.float32)
-    kind = [products.Segment(factor, factor)], (1, 8, 8), 16
-    with_it, without = (products.rounding(*kind, terms=n).joined for n in (1, 0))
-    ratio = products.ratio_of(kind[0], 1)
+    alone = Factored([products.Segment(factor, factor)])
+    beside = Factored(alone.segments, [Held(*[jnp.ones((16, 1, 8, 8))] * 3)])
+    with_it, without = (product_sums.rounding(x, (1, 8, 8), 16).joined for x in (beside, alone))
+    ratio = product_sums.ratio_of(beside)
     assert with_it - without >= 2 * 2 * ratio * 16 * bounds.UNIT  # an addition, and a product
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._bookkeeping import factored, products
+from dpoptax._bookkeeping import product_sums, products
 from dpoptax._bookkeeping.factored import Factored, measure_terms
 from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import (
@@ -150,8 +150,9 @@ def _clip_and_sum(
         sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
-        ratios=[factored.ratio_of(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes),
-        sum_error=products.sum_error(segments),
+        ratios=[product_sums.ratio_of(piece) for piece in pieces.products]
+        + [1.0] * len(pieces.sizes),
+        sum_error=product_sums.sum_error(segments),
         rounding=rounding_of(plan, pieces, whole),
     )
     total = sum_pieces(

@@ -22,7 +22,7 @@ from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, norma
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.pulling import Cotangent
 from dpoptax._bookkeeping.rules import Layout
-from dpoptax._clips import bounds, sums
+from dpoptax._clips import bounds
 from dpoptax._clips.bounds import Size
 from dpoptax._trees import held
 
@@ -260,35 +260,3 @@ def _sizes_of_terms(terms: list[Held], sizes: tuple[int, int, int]) -> tuple[jax
 
 def _squeezed(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], *(n for n in x.shape[1:] if n != 1))
-
-
-def weighted_sum(
-    factored: Factored,
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    *,
-    bound: float,
-    examples: int,
-) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C), of which no summand has a norm above `bound`.
-
-    They are a part of so many `examples`, which say how it is summed.
-    """
-    segments, terms = factored.segments, len(factored.terms)
-    total = products.weighted_sum(
-        segments, weights, sizes, bound=bound, examples=examples, terms=terms
-    )
-    block = products.parts(segments, sizes, examples, terms).block
-    for term in factored.terms:
-        total += term.basis * sums.weighted(weights, term.weights, block=block)
-    return total
-
-
-def ratio_of(factored: Factored) -> float:
-    """M: terms of a clipped gradient are at most so many times its bound."""
-    return products.ratio_of(factored.segments, len(factored.terms))
-
-
-def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> sums.Rounding:
-    """What one example changes in the rounding of `weighted_sum`."""
-    return products.rounding(factored.segments, sizes, examples, terms=len(factored.terms))

@@ -10,10 +10,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import Factored, assemble, rounding, weighted_sum
+from dpoptax._bookkeeping.factored import Factored, assemble
 from dpoptax._bookkeeping.formed import bundled, form, unbundle
 from dpoptax._bookkeeping.passes import Passes, pairs_by_point, pairs_of
 from dpoptax._bookkeeping.plan import Member, Plan, Product
+from dpoptax._bookkeeping.product_sums import rounding, weighted_sum
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.pulling import FixedArrays

@@ -1,4 +1,4 @@
-"""Per-example gradients held as products: bounds of their norms, and weighted sums, unformed.
+"""Per-example gradients held as products: bounds of their norms, unformed.
 
 The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k], over segments s: the
 uses of one parameter, and the gradient points. Its squared norm is
@@ -9,10 +9,7 @@ in T²(R + C) operations where forming it takes T R C. Integers stand for one-ho
 are of at most about 1: they come divided by powers of two (`_clips.bounds`).
 """
 
-import dataclasses
-import functools
 import math
-import operator
 from typing import NamedTuple
 
 import jax
@@ -20,8 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clips import sums
-from dpoptax._clips.bounds import Size, gamma, largest_ratio, upper_square
+from dpoptax._clips.bounds import Size, gamma, upper_square
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -231,193 +227,3 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)
-
-
-def sum_error(segments: list[Segment]) -> float:
-    """How far one example's summand is from its coefficient times G, relative to S, before sums."""
-    narrow = any(x.dtype == jnp.bfloat16 for segment in segments for x in segment)
-    return 2.0**-16 if narrow else 2.0**-23
-
-
-class Parts(NamedTuple):
-    """What a sum of gradients is added up of: each dense segment alone, one-hot ones together.
-
-    Attributes:
-      dense: segments without one-hot factors.
-      of_rows: those whose rows are one-hot.
-      of_columns: those whose columns are, swapped.
-      number: of parts, with the terms that stand beside the segments.
-      ratio: M: f S ≤ M C.
-      longest: the products that an example adds to an entry of a dense segment, at most.
-      block: how many examples are summed in one piece.
-    """
-
-    dense: list[Segment]
-    of_rows: list[Segment]
-    of_columns: list[Segment]
-    number: int
-    ratio: float
-    longest: int
-    block: int
-
-    @property
-    def whole(self) -> float:
-        """What an example's summand in a part is at most, relative to C. Parts may cancel."""
-        return 1.0 if self.number == 1 else self.ratio
-
-
-def parts(segments: list[Segment], sizes: tuple[int, int, int], examples: int, terms: int) -> Parts:
-    """The parts of a sum over so many examples, with so many terms beside the segments."""
-    of_rows = [s for s in segments if indexed(s.rows)]
-    of_columns = [s.swapped for s in segments if indexed(s.columns)]
-    dense = [s for s in segments if not (indexed(s.rows) or indexed(s.columns))]
-    number = len(dense) + bool(of_rows) + bool(of_columns) + terms
-    ratio = ratio_of(segments, terms)
-    longest = max([1, *map(_terms, dense)])
-    block = sums.block_length(examples, longest, math.prod(sizes), ratio)
-    return Parts(dense, of_rows, of_columns, number, ratio, longest, block)
-
-
-def ratio_of(segments: list[Segment], terms: int) -> float:
-    """M of gradients by factors, with so many terms beside them."""
-    return largest_ratio(sum(s.rows.shape[2] for s in segments) + terms)
-
-
-def weighted_sum(
-    segments: list[Segment],
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    *,
-    bound: float,
-    examples: int,
-    terms: int = 0,
-) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
-
-    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above M times
-    it. So many `terms` are added to it. What one of the `examples`, of which these are a part,
-    changes in the rounding: `rounding`.
-    """
-    cut = parts(segments, sizes, examples, terms)
-    found = [_weighted(segment, weights, cut.block) for segment in cut.dense]
-    if cut.of_rows:
-        found.append(_looked_up(cut, cut.of_rows, weights, sizes[1], examples, bound))
-    if cut.of_columns:
-        table = _looked_up(cut, cut.of_columns, weights, sizes[2], examples, bound)
-        found.append(table.swapaxes(-1, -2))
-    return functools.reduce(operator.add, found)
-
-
-def rounding(
-    segments: list[Segment], sizes: tuple[int, int, int], examples: int, *, terms: int = 0
-) -> sums.Rounding:
-    """What one example changes in the rounding of `weighted_sum` and of `terms` beside it."""
-    cut = parts(segments, sizes, examples, terms)
-    found = [
-        sums.rounding_of_lookups(
-            sizes[0] * columns,
-            terms=sum(map(_terms, lookups)),
-            examples=examples,
-            ratio=cut.ratio,
-            whole=cut.whole,
-        )
-        for lookups, columns in ((cut.of_rows, sizes[2]), (cut.of_columns, sizes[1]))
-        if lookups
-    ]
-    rounding = sums.Rounding()
-    if cut.dense or terms:
-        rounding = sums.rounding_in_blocks(
-            examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
-        )
-    # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
-    # more, for the product of their sums with the fixed arrays.
-    joined = cut.ratio * sums.of_parts(cut.number + (terms > 0), examples)
-    joined += max(each.joined for each in [rounding, *found])
-    own = sum(each.own for each in found)
-    return dataclasses.replace(rounding, joined=joined, own=own)
-
-
-def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
-    """Values (B, …) times the weight of their example, (B,)."""
-    return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
-
-
-def _looked_up(
-    cut: Parts,
-    segments: list[Segment],
-    weights: jax.Array,
-    size: int,
-    examples: int,
-    bound: float,
-) -> jax.Array:
-    """Those whose rows are one-hot."""
-
-    def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
-        return sums.of_lookups(
-            lookups,
-            size,
-            terms=sum(map(_terms, segments)),
-            examples=examples,
-            bound=bound,
-            ratio=cut.ratio,
-            whole=cut.whole,
-        )
-
-    lookups = [
-        (_together(rows)[0], _together(_times(columns, weights))[0]) for rows, columns in segments
-    ]
-    return jax.vmap(add)(lookups)
-
-
-def _weighted(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
-    rows, columns = segment
-    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
-        rows = _times(rows, weights)
-    else:
-        columns = _times(columns, weights)
-
-    def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        return _outer_sums(_together(rows)[0], _together(columns)[0])
-
-    return sums.in_blocks(outer_sums, rows, columns, block=block)
-
-
-def _terms(segment: Segment) -> int:
-    """The products that an example adds to an entry: in bfloat16 there are two at a position."""
-    narrow = any(x.dtype == jnp.bfloat16 for x in segment)
-    return max(1, segment.rows.shape[2]) * (2 if narrow else 1)
-
-
-def _together(factor: jax.Array) -> jax.Array:
-    """(B, K, T, ...) to (1, K, B T, ...)."""
-    batch, groups, positions = factor.shape[:3]
-    moved = factor if groups == 1 else factor.swapaxes(0, 1)
-    return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
-
-
-def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds coefficients.
-
-    In bfloat16 the coefficients would round, and push a contribution past the clip bound: what
-    holds them goes in two parts, which keep 16 bits of the mantissa.
-    """
-
-    def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
-        if rows.shape[0] == 1:
-            return contract("tr,tc->rc", rows[0], columns[0])[None]
-        return contract("ktr,ktc->krc", rows, columns)
-
-    def parts(factor: jax.Array) -> list[jax.Array]:
-        if factor.dtype == narrow:
-            return [factor]
-        high = factor.astype(narrow)
-        return [high, (factor - high.astype(factor.dtype)).astype(narrow)]
-
-    narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
-    if narrow.itemsize >= 4:
-        return dot(rows, columns)
-    pairs = [(r, c) for r in parts(rows) for c in parts(columns)]
-    total = dot(*pairs[0])
-    for pair in pairs[1:]:
-        total += dot(*pair)
-    return total
