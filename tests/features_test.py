@@ -51,7 +51,7 @@ def refuse(*_):
 def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkeypatch):
     first = features.featured(split, WANTED, name="digits")
     assert first["inputs"].shape == (40, 2, 2, 81)
-    assert first["inputs"].dtype == np.float32
+    assert first["inputs"].dtype == np.float16
     np.testing.assert_array_equal(first["labels"], split["labels"])
     (file,) = folder.glob("*.npy")
     stored = np.load(file)
@@ -131,9 +131,9 @@ def test_rows_are_read_when_they_are_asked_for():
     rows = streaming.Rows(array)
     assert not streaming.in_memory({"inputs": rows})
     odd = rows.only(np.array([False, True] * 3))
-    assert (len(odd), odd.shape, odd.dtype) == (3, (3, 2), np.float32)
+    assert (len(odd), odd.shape, odd.dtype) == (3, (3, 2), np.float16)
     np.testing.assert_array_equal(odd[np.array([2, 0])], [[10, 11], [2, 3]])
-    assert odd[np.array([0])].dtype == np.float32
+    assert odd[np.array([0])].dtype == np.float16
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ from dpoptax._maps import forward
 from dpoptax._points import weigh
 from dpoptax._trees import PyTree, held, unstacked
 
+# Factors of more entries than this are stored, and not computed again by what reads them.
+_ENTRIES_STORED = 2**23
+
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
 # What a side of a piece is multiplied by, and where it is finite, (B,) each.
@@ -203,6 +206,8 @@ def _factored(
     cotangent = bounds.divide(cotangent, *of_cotangents)
     if _scales(member.use, operand):
         operand = bounds.divide(operand, *of_operands)
+        # XLA would compute it for the norm, and once more for the sum: two arrays of its size.
+        operand = held(operand) if operand.size > _ENTRIES_STORED else operand
     else:
         cotangent = bounds.divide(cotangent, *of_operands)
     return segment_of(member, operand, cotangent)

@@ -23,7 +23,7 @@ LARGEST = 12 * 2**30
 """Bytes of features that stay in the folder; beyond, what was used longest ago goes."""
 
 IN_MEMORY = 2**28
-"""Bytes in float32 up to which a split's features are held in memory like other examples."""
+"""Bytes up to which a split's features are held in memory like other examples."""
 
 _AT_ONCE = 256
 """Images between two signs of progress."""
@@ -32,7 +32,7 @@ _AT_ONCE = 256
 def featured(
     source: streaming.Source, wanted: Scattering, *, name: str, progress: bool = False
 ) -> streaming.Source:
-    """The records with features in the place of their images, values to float16's precision.
+    """The records with features in the place of their images, in float16.
 
     They are computed one image at a time and kept in the user's cache folder, under a name made of
     the images, the parameters and the code that computed them. There they are as private as the
@@ -73,7 +73,7 @@ def featured(
 
 def resident(shape: tuple[int, ...]) -> bool:
     """Whether features of this shape, that of a split, are held in memory."""
-    return 4 * int(np.prod(shape)) <= IN_MEMORY
+    return 2 * int(np.prod(shape)) <= IN_MEMORY
 
 
 def _computed(

@@ -88,7 +88,7 @@ class Scattering:
             ConfigError: As for `shape`.
         """
         shape = self.shape(example["inputs"].shape)
-        return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float32)}
+        return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
 
     def _border(self, size: int) -> tuple[int, int]:
         """Pixels that are reflected before and behind `size` of them."""

@@ -30,14 +30,12 @@ class RandomAccessSource(Protocol):
 
 
 class Rows:
-    """An array of which rows are read when they are asked for, and turned into float32 then.
+    """An array of which rows are read when they are asked for.
 
     Args:
         array: (N, ...), such as a memory-mapped one of float16.
         rows: Which rows of it there are, in order; None: all.
     """
-
-    dtype = np.dtype(np.float32)
 
     def __init__(self, array: np.ndarray, rows: np.ndarray | None = None) -> None:
         self._array, self._rows = array, np.arange(len(array)) if rows is None else rows
@@ -50,9 +48,14 @@ class Rows:
         """That of all rows."""
         return (len(self), *self._array.shape[1:])
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As in the file."""
+        return self._array.dtype
+
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
         """The rows at `indices`, in memory."""
-        return np.asarray(self._array[self._rows[indices]], self.dtype)
+        return np.asarray(self._array[self._rows[indices]])
 
     def only(self, which: np.ndarray) -> "Rows":
         """The rows at `which`, none of them read."""

@@ -186,7 +186,7 @@ class Variables(NamedTuple):
 
 def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
     """Initial values for examples shaped like `inputs`, whose values are not used."""
-    made = model.init(key, jnp.zeros_like(inputs))
+    made = model.init(key, jnp.zeros_like(_computed(inputs)))
     return Variables(made["params"], made.get("frozen", {}))
 
 
@@ -224,8 +224,13 @@ def start_variables(
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:
     """The logits of one example."""
-    logits: Any = model.apply(_collections(variables), inputs)
+    logits: Any = model.apply(_collections(variables), _computed(inputs))
     return logits
+
+
+def _computed(inputs: jax.Array) -> jax.Array:
+    """Inputs as a model computes with them: float16 is for storage."""
+    return inputs.astype(jnp.float32) if inputs.dtype == jnp.float16 else inputs
 
 
 def apply_from(
