@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import plan, products
+from dpoptax._bookkeeping import entries, plan, products, rules
 from dpoptax._clips import bounds
 from dpoptax._noise import fixed_point
 from dpoptax.auditing import _search as adversary
@@ -646,15 +646,23 @@ def test_microbatches_and_masks():
     assert found <= clip.sensitivity
 
 
-def _precisions(jaxpr):
+def _equations(jaxpr):
+    """Those of a program, at any depth, each with what made its operands."""
+    made = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-            yield eqn.params["precision"]
+        yield eqn, [made.get(id(operand)) for operand in eqn.invars]
+        made |= {id(out): eqn.primitive.name for out in eqn.outvars}
         for value in eqn.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _precisions(inner)
+                    yield from _equations(inner)
+
+
+def _precisions(jaxpr):
+    for eqn, _ in _equations(jaxpr):
+        if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield eqn.params["precision"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -668,6 +676,32 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
     highest = (jax.lax.Precision.HIGHEST,) * 2
     inherited = [p for p in found if p != highest]
     assert len(found) > len(inherited) >= 1  # the loss keeps its own
+
+
+def test_a_sum_over_positions_is_stored_before_it_is_measured():
+    """Else norm and sum may each have one of their own, and where terms cancel, any other."""
+    shift = entries.Shift(rules.Layout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
+    cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+    jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
+    names = [eqn.primitive.name for eqn, _ in _equations(jaxpr.jaxpr)]
+    assert names.index("reduce_sum") < names.index("while")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
+    """XLA on GPU leaves out conversions there and back: a norm of other numbers than the sum."""
+    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    loss, params, shapes = PROGRAMS["regression"]
+    total = _total(loss, _params(*params), CLIPS["l2"], precision="bfloat16")
+    jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
+    found = [
+        made[0]
+        for eqn, made in _equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "convert_element_type"
+        and eqn.outvars[0].aval.dtype == jnp.bfloat16
+    ]
+    assert len(found) >= 2
+    assert set(found) == {"reduce_precision"}
 
 
 @pytest.mark.parametrize("bits", [7, 10])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.sampling import (
     FixedSizeSampler,
     MinSeparationSampler,
@@ -217,14 +218,27 @@ def test_one_static_shape(kind, multiple_of):
         assert np.all(sample.indices[~sample.mask] == 0)
 
 
-def test_records_of_a_poisson_draw_stand_in_random_places():
-    """So that one record more takes a place that was padded, and moves no other."""
-    sampler = PoissonSampler(6, 4, seed=0)
-    counts = np.zeros((7, 6))  # padding, as record 6, and the places
-    for indices, mask in sampler.samples(0, 6000):
-        counts[np.where(mask, indices, 6), np.arange(6)] += 1
-    expected = counts.sum(axis=1, keepdims=True) / 6
-    assert stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), df=7 * 5) > 1e-3
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PoissonSampler(6, 4, seed=0),
+        FixedSizeSampler(6, 4, seed=0),
+        CyclicPoissonSampler(12, 4, seed=0, cycle_length=2),
+        RandomAllocationSampler(12, 4, seed=0),
+        MinSeparationSampler(12, 4, seed=0, separation=2),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_records_of_a_draw_stand_in_random_places(sampler):
+    """So that one record more takes a place that was padded, or another's, and moves no other."""
+    size, padding = sampler.padded_size, sampler.dataset_size
+    counts = np.zeros((padding + 1, size))
+    for indices, mask in sampler.samples(0, 100):
+        counts[np.where(mask, indices, padding), np.arange(size)] += 1
+    counts = counts[counts.any(axis=1)]
+    expected = counts.sum(axis=1, keepdims=True) / size
+    degrees = len(counts) * (size - 1)
+    assert stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), df=degrees) > ACCEPT
 
 
 @pytest.mark.parametrize("kind", KINDS)

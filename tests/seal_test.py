@@ -378,6 +378,17 @@ def test_an_example_moves_many_accumulated_parts_by_the_bound():
         dpoptax.accumulate(*(dpoptax.assert_clipped(x, CLIP, examples=2**20) for x in sums[:3]))
 
 
+@pytest.mark.parametrize(("dtype", "large"), [("bfloat16", 256.0), ("float16", 2048.0)])
+def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
+    """From there on numbers are two apart: the total moved by 2 C."""
+    first, *others = (
+        dpoptax.assert_clipped(helpers.floats(np.array([x]), dtype), CLIP, examples=int(large))
+        for x in (large, 1.0, 2.0)
+    )
+    one, two = (np.float64(dpoptax.accumulate(first, x).sum[0]) for x in others)
+    assert 0.999 < two - one <= CLIP.sensitivity
+
+
 def test_accumulate_refuses_what_does_not_belong_together():
     one, two = clipped_sum(0), clipped_sum(1)
     with pytest.raises(ValueError, match=r"sums\[1\] with clip"):

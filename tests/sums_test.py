@@ -1,5 +1,6 @@
 """Sums over examples: in blocks, in pairs, and with what rounding takes off."""
 
+import itertools
 import math
 
 import jax
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import dpoptax
-from dpoptax._bookkeeping import product_sums, products
+import dpoptax.tables
+from dpoptax._bookkeeping import clipped_sum, product_sums, products
 from dpoptax._bookkeeping.factored import Factored, Held
 from dpoptax._clips import bounds, sums
 from tests.helpers import floats
@@ -70,6 +71,51 @@ def test_parts_that_leave_the_range_of_integers_come_back():
     assert float(sums.of_lookups(parts, 1, bound=1.0, **kind)[0, 0]) == size
     with pytest.raises(ValueError, match="scale the loss"):
         sums.of_lookups(parts, 1, bound=1e-38, **kind)
+
+
+def test_steps_become_numbers_by_one_rounding_of_the_sum():
+    """Fine steps that many numbers left may be large, and all but cancel whole ones."""
+    rng, steps = np.random.default_rng(0), sums.steps(1.0, 2**21)
+    fine = rng.integers(-(2**29), 2**29, 1000)
+    whole = rng.integers(-(2**10), 2**10, 1000) - (fine >> steps.finer)
+    exact = whole + fine * 2.0**-steps.finer
+    found = jax.jit(steps.numbers)(jnp.int32(whole), jnp.int32(fine))
+    error = np.abs(np.float64(found) * 2.0**steps.exponent - exact)
+    assert (error <= bounds.UNIT * (np.abs(exact) + 2.0**12)).all()
+
+
+def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
+    rows, columns, size = 4, 2**12, 16
+    found = sums.rounding_in_steps(rows * size, rows, columns, size, size)
+    low = 2.0**12 * 2.0**-29 * size * math.sqrt(rows * columns)
+    assert found.own >= 2 * bounds.UNIT * low
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        dpoptax.tables.row_selecting_clip(
+            dpoptax.l2_clip(0.5),
+            dpoptax.tables.RowSelection(table_size=9, capacity=4, threshold=1.0),
+            share=0.75,
+        ),
+        dpoptax.adaptive_clip(1.0, count_share=0.75),
+    ],
+    ids=["row_selecting_clip", "adaptive_clip"],
+)
+def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
+    """Not of what rows and gradient, or count and gradient, are together."""
+    found, sum_pieces = [], clipped_sum.sum_pieces
+
+    def seen(*args, bound, **options):
+        found.append(bound)
+        return sum_pieces(*args, bound=bound, **options)
+
+    monkeypatch.setattr(clipped_sum, "sum_pieces", seen)
+    points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
+    jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
+    assert found == [pytest.approx(0.5, abs=0.01)]  # of eight bits
 
 
 def test_lookups_beside_a_product_that_cancels_them():
@@ -152,6 +198,17 @@ def test_many_examples_on_many_devices_are_added_as_integers():
     assert sums.in_whole_numbers(sums.Whole(65536, 64))
     few, many = (sums.of_layouts(sums.Whole(65536, n)) for n in (8, 4096))
     assert few == many < 0.04
+
+
+def test_room_for_all_layouts():
+    """The sums that an example is in: of microbatches, the last perhaps short, and of devices."""
+    for devices, part, size in itertools.product((*range(1, 12), 64), range(1, 70), range(1, 70)):
+        count, whole = -(-part // size), sums.Whole(devices * part, devices)
+        inside = sum(min(j * size, part) for j in range(2, count + 1)) if count <= 8 else part
+        over = sum(j * part for j in range(2, devices + 1))
+        if sums.in_whole_numbers(whole):
+            over = whole.examples
+        assert 2 * bounds.UNIT * (inside + over) <= sums.of_layouts(whole)
 
 
 def test_batches_that_no_float_holds_the_sum_of_are_refused():

@@ -209,6 +209,11 @@ def test_records_beyond_the_bound_are_drawn_anew_and_alike_at_each_step():
     assert statistic < 36.1  # a thousandth of chi-squared with 14 degrees of freedom is above
 
 
+def _by_user(drawn):
+    rows = zip(drawn.users.tolist(), drawn.records, drawn.records_mask, strict=True)
+    return {user: records[mask].tolist() for user, records, mask in rows}
+
+
 def test_no_user_changes_which_records_another_gives():
     everybody = FixedSizeSampler(4, 4, seed=0)
     whole = UserTable(OWNERS, 2, seed=9)
@@ -217,13 +222,11 @@ def test_no_user_changes_which_records_another_gives():
         rest = UserTable([OWNERS[place] for place in kept], 2, seed=9)
         labels = [label for label in sorted(set(OWNERS)) if label != gone]
         for step in range(5):
-            given = whole.sample(everybody, step)
-            mine = rest.sample(FixedSizeSampler(3, 3, seed=0), step)
+            given = _by_user(whole.sample(everybody, step))
+            mine = _by_user(rest.sample(FixedSizeSampler(3, 3, seed=0), step))
             for number, label in enumerate(labels):
-                row = sorted(set(OWNERS)).index(label)
-                expected = given.records[row][given.records_mask[row]]
-                found = mine.records[number][mine.records_mask[number]]
-                assert [kept[place] for place in found] == expected.tolist()
+                expected = given[sorted(set(OWNERS)).index(label)]
+                assert [kept[place] for place in mine[number]] == expected
 
 
 def test_a_table_draws_by_its_seed_and_the_step():

@@ -137,7 +137,7 @@ def _clip_and_sum(
             )
         return jnp.sum(jnp.where(used, value, 0.0))
 
-    zeros = zero_sums(params, plan, pieces)
+    zeros, scaling = zero_sums(params, plan, pieces), clip.scaling(reference)
     if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
     sizes = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
@@ -145,7 +145,7 @@ def _clip_and_sum(
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
     segments = [segment for piece in pieces.products for segment in piece.segments]
     weights, norms, used = bounds.coefficients(
-        clip.scaling(reference),
+        scaling,
         pieces.scales,
         sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
@@ -156,7 +156,7 @@ def _clip_and_sum(
         rounding=rounding_of(plan, pieces, whole),
     )
     total = sum_pieces(
-        zeros, plan, pieces, weights, bound=clip.sensitivity, examples=whole.examples
+        zeros, plan, pieces, weights, bound=scaling.sensitivity, examples=whole.examples
     )
     return total, statistic(norms, used)
 

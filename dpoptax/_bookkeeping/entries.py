@@ -9,6 +9,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from dpoptax._bookkeeping.rules import Layout, Rule, shape_of
+from dpoptax._trees import held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +91,9 @@ class Shift(Rule):
         return cls(Layout(shape, (), (), tuple(range(len(shape)))), sign, repeated, name=name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        columns = jnp.sum(cotangent, axis=self.repeated).reshape(1, 1, -1)
-        return jnp.full((1, 1, 1), self.sign, cotangent.dtype), columns
+        if self.repeated:  # stored: a sum may be rounded in one of several ways
+            cotangent = held(jnp.sum(cotangent, axis=self.repeated))
+        return jnp.full((1, 1, 1), self.sign, cotangent.dtype), cotangent.reshape(1, 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)

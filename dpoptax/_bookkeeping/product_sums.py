@@ -199,8 +199,8 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
     def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:
             return [factor]
-        high = factor.astype(narrow)
-        return [high, (factor - high.astype(factor.dtype)).astype(narrow)]
+        high = products.rounded(factor, narrow)
+        return [high, products.rounded(factor - high.astype(factor.dtype), narrow)]
 
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:

@@ -49,7 +49,17 @@ class Segment(NamedTuple):
 
     def rounded(self, dtype: DTypeLike) -> "Segment":
         """The factors in a dtype, but for one-hot ones."""
-        return Segment(*(x if indexed(x) else x.astype(dtype) for x in self))
+        return Segment(*(x if indexed(x) else rounded(x, dtype) for x in self))
+
+
+def rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """An array in a narrower dtype, rounded for all who read it.
+
+    Conversions there and back alone are left out by XLA on GPU, for those readers that it joins
+    them with.
+    """
+    kind = jnp.finfo(dtype)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
 def indexed(factor: jax.Array) -> bool:

@@ -189,8 +189,10 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:
             return sum(leaves[1:], leaves[0])
-        total, lost = leaves[0], jnp.zeros_like(leaves[0])
-        for leaf in leaves[1:]:
+        wide = jnp.result_type(jnp.float32, *leaves)  # whose rounding τ is of
+        total, *rest = (leaf.astype(wide) for leaf in leaves)
+        lost = jnp.zeros_like(total)
+        for leaf in rest:
             total, lost = add_to(total, lost, leaf)
         return (total + lost) * (1.0 - change)
 

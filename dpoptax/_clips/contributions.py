@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._clips.base import Clip, check_clip, positive
+from dpoptax._trees import PyTree
 
 # Counts are whole multiples of a power of two, whose sum fits into int32.
 _COUNT_BITS = 30
@@ -88,6 +89,10 @@ class RowSelectingClip(Clip):
     def sensitivity(self) -> float:
         """C/√(1 − ρ): what σ is relative to, of which an example adds C at most."""
         return self.clip.sensitivity / math.sqrt(1.0 - self.share)
+
+    def scaling(self, reference: PyTree) -> Clip:
+        """The geometry that clips, whose sensitivity is what an example adds."""
+        return self.clip.scaling(reference)
 
     def groups(self, tree: object) -> list[int]:
         """Those of the geometry that clips."""

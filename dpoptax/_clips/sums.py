@@ -50,7 +50,7 @@ class Rounding:
       length: of the blocks, the most examples of one.
       in_blocks: what it changes in its block.
       joined: in the sums above blocks, and in what is added one after the other.
-      own: in what is rounded of its own summand.
+      own: in what is rounded of its own summand, and of the entries that it adds to.
     """
 
     length: int = 0
@@ -93,9 +93,9 @@ def of_layouts(whole: Whole) -> float:
     """τ of adding up the totals of microbatches and devices: the same for up to FEW of each.
 
     So many are added in any order: the sums that an example is in have at most (FEW + 1)/2 · B
-    examples together, on a device those of an eighth. More devices are, too, as long as that
-    changes little, and then in whole numbers, which rounds once; so do more microbatches, with what
-    rounding takes off carried along (`add_to`).
+    examples together and an eighth as many more, on a device and over devices. More devices are,
+    too, as long as that changes little, and then in whole numbers, which rounds once; so do more
+    microbatches, with what rounding takes off carried along (`add_to`).
     """
     devices = FEW if in_whole_numbers(whole) else max(FEW, whole.devices)
     return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
@@ -224,6 +224,7 @@ class Steps:
     def numbers(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
         """The sums of both as numbers, rounded once."""
         kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
         high = (whole >> 12) << 12  # a float holds it, and the rest
         low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
         return (high.astype(kind) + low) * 2.0**-self.exponent
@@ -244,25 +245,29 @@ def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
     return Steps(exponent, max(0, bits - math.ceil(math.log2(count or 1))))
 
 
-def rounding_in_steps(count: int, entries: int, largest: float, examples: float) -> Rounding:
+def rounding_in_steps(
+    count: int, rows: int, columns: int, largest: float, examples: float
+) -> Rounding:
     """What one example changes in a sum by `steps`, each relative to C.
 
-    Half a fine step for each number that it adds, and what rounds where the sums become floats: the
-    fine steps, of half a whole one for each number at most, these with what is left of whole ones,
-    and all. Steps are relative to C, where the rest is to C/(1 + τ), τ ≤ 1/2: half as much more.
+    Half a fine step for each number that it adds, and what rounds where the sums of the entries
+    that it adds to become floats: fine steps below a whole one, these with the 2¹² whole ones that
+    are not in the high part, and all. Steps are relative to C, where the rest is to C/(1 + τ),
+    τ ≤ 1/2: half as much more.
 
     Args:
       count: of numbers at an entry, all examples together.
-      entries: the number of entries that an example adds to, times the square of how often.
+      rows: T, how many an example adds, which may be one so many times.
+      columns: the entries of a row.
       largest: as for `steps`.
       examples: what the sum is at most.
     """
     # Steps are at most twice what they need to be.
-    fine = 2.0 ** -(30 + max(0, 30 - math.ceil(math.log2(count or 1))))
-    small = 2.0**-29 * (count + 2**12) * largest
-    return Rounding(
-        joined=_TWICE * (examples + small), own=1.5 * math.sqrt(entries) * fine * largest
-    )
+    whole = 2.0**-29 * largest
+    fine = whole * 2.0 ** -max(0, 30 - math.ceil(math.log2(count or 1)))
+    added = 0.5 * fine * rows * math.sqrt(columns)
+    low = _TWICE * 2**12 * whole * math.sqrt(rows * columns)
+    return Rounding(joined=_TWICE * examples, own=1.5 * (added + low))
 
 
 def of_lookups(
@@ -315,8 +320,7 @@ def rounding_of_lookups(
     rounding = _by_scatter(terms, examples, ratio)
     if rounding is None:
         largest = max(examples * whole, ratio)
-        entries = terms**2 * columns
-        rounding = rounding_in_steps(terms * examples, entries, largest, examples * whole)
+        rounding = rounding_in_steps(terms * examples, terms, columns, largest, examples * whole)
     return rounding
 
 

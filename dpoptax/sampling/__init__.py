@@ -4,6 +4,8 @@ A sampler is a small frozen value. `sampler.sample(t)` is a function of (seed, t
 restored run continues with the same draws and any step can be replayed, in memory and time of
 the order of the batch, however large the dataset. Every sample of a sampler has one shape,
 `padded_size`, with a mask of the entries that count, so that a jitted step compiles once.
+Records and padding stand in random order: what a record changes in the rounding of a sum is bounded
+for others that keep their places, whether it is drawn or not.
 
 Privacy: amplification by sampling holds against those who do not know which records were drawn.
 The seed is as secret as the data: never publish it, log it, or reuse it. The draws come from
@@ -39,10 +41,6 @@ class PoissonSampler(Sampler):
     and `dp_event` says so (arXiv 2508.15089): nothing is dropped that the epsilon does not know
     of. By default this has probability 10^-12 a step and does not show in epsilon; with a
     smaller `max_batch_size` padding is saved and the accountant charges for it.
-
-    Records and padding stand in random order. So one record more takes a place that was padded, and
-    leaves all others where they were: what it changes in the rounding of a sum is bounded for
-    examples that keep their places.
 
     Privacy: add-or-remove-one; N, the size of the larger of two neighbours, enters through B/N
     and through the truncation, and is treated as public.
@@ -90,9 +88,7 @@ class PoissonSampler(Sampler):
         """
         rng = self._generator(step)
         count = int(rng.binomial(self.dataset_size, self.sampling_probability))
-        indices, mask = self._subset(rng, min(count, self.padded_size))
-        places = rng.permutation(self.padded_size)
-        return Sample(indices[places], mask[places])
+        return self._subset(rng, min(count, self.padded_size))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
@@ -188,7 +184,8 @@ class ShuffledSampler(Sampler):
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))
-        return self._pad(np.sort(permuted(positions, self.dataset_size, self._generator(epoch))))
+        rng = self._generator(epoch)
+        return self._pad(permuted(positions, self.dataset_size, rng), rng)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Raises: no epsilon is known to hold."""

@@ -118,7 +118,7 @@ class RandomAllocationSampler(ChainSampler):
                 for count, places in _places(groups, pieces).items()
             }
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
-        return self._pad(np.sort(drawn))
+        return self._pad(drawn, self._generator(step))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""

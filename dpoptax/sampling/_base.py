@@ -25,8 +25,8 @@ class Sample(NamedTuple):
     """The records of one step.
 
     Attributes:
-      indices: (padded_size,) int64 in [0, dataset_size); 0 where `mask` does not hold, so that
-        gathering with them is always valid.
+      indices: (padded_size,) int64 in [0, dataset_size), in random order; 0 where `mask` does not
+        hold, so that gathering with them is always valid.
       mask: (padded_size,) bool, True for the entries that were drawn.
     """
 
@@ -115,13 +115,20 @@ class Sampler(abc.ABC):
 
     def _subset(self, rng: np.random.Generator, size: int) -> Sample:
         """`size` distinct records, all subsets alike; memory O(size), not O(dataset_size)."""
-        drawn = rng.choice(self.dataset_size, size=size, replace=False, shuffle=False)
-        return self._pad(np.sort(drawn))
+        return self._pad(
+            rng.choice(self.dataset_size, size=size, replace=False, shuffle=False), rng
+        )
 
-    def _pad(self, drawn: np.ndarray) -> Sample:
+    def _pad(self, drawn: np.ndarray, rng: np.random.Generator) -> Sample:
+        """Records and padding in random order: one record more takes a padded place, or another's.
+
+        All others stay where they were, and their sum is rounded as it was. In ascending order a
+        record would push those behind it into other blocks.
+        """
         indices = np.zeros(self.padded_size, np.int64)
-        indices[: len(drawn)] = drawn
-        return Sample(indices, np.arange(self.padded_size) < len(drawn))
+        indices[: len(drawn)] = np.sort(drawn)
+        places = rng.permutation(self.padded_size)
+        return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
 
 
 class ChainSampler(Sampler):

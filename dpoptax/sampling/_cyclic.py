@@ -81,7 +81,7 @@ class CyclicPoissonSampler(Sampler):
         count = min(count, self.padded_size)
         drawn = rng.choice(self.group_size, size=count, replace=False, shuffle=False)
         first = (step % self.cycle_length) * self.group_size
-        return self._pad(np.sort(permuted(first + drawn, self.dataset_size, self._order())))
+        return self._pad(permuted(first + drawn, self.dataset_size, self._order()), rng)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""

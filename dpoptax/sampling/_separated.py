@@ -119,7 +119,7 @@ class MinSeparationSampler(ChainSampler):
         place = place + before[first, last]
         everyone = np.full(len(place), self.dataset_size)
         drawn = permuted_within(place, everyone, np.zeros_like(place), self._node(2, 0, 0))
-        return self._pad(np.sort(drawn))
+        return self._pad(drawn, self._generator(step))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""
