@@ -1,6 +1,7 @@
 """Strategies whose inverse has few bands: noise that is drawn again in the place of kept."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +55,7 @@ class BandedInverseToeplitz(Strategy):
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
         object.__setattr__(self, "coefficients", tuple((d / d[0]).tolist()))
-        column = self._raw()
+        column = self.column(self.steps)
         if column.min() < 0.0 or np.diff(column).max(initial=0.0) > 0.0:
             raise ValueError(
                 f"coefficients={self.coefficients}: the columns of C, 1/Σ d_i zⁱ, are negative "
@@ -68,26 +69,25 @@ class BandedInverseToeplitz(Strategy):
         return None if any(self.coefficients[1:]) else 1
 
     @property
-    def redrawn(self) -> tuple[float, ...]:
-        """‖C e_1‖ d_i, the weight of Z_{t−i} in the noise of step t."""
-        norm = float(np.linalg.norm(self._raw()))
-        return tuple(norm * d for d in self.coefficients)
+    def redrawn(self) -> tuple[float, ...] | None:
+        """‖C e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
+        return tuple(self._weights.tolist())
 
     def column(self, steps: int) -> np.ndarray:
-        """Of C, up to `steps`."""
+        """Of C, up to `steps`: of the inverse of the very weights that noise is made with."""
         if steps > self.steps:
             raise ValueError(
                 f"the strategy was made for {self.steps} steps, not for {steps}: make another"
             )
-        column = self._raw()
-        return (column / np.linalg.norm(column))[:steps]
+        weights = self._weights.astype(float)
+        return _reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
 
     def noising_matrix(self) -> "StreamingMatrix":
         """The same with b − 1 buffers, for who computes noise elsewhere."""
         import jax.numpy as jnp
 
         streaming = jax_privacy_module("matrix_factorization.streaming_matrix")
-        first, *others = np.asarray(self.redrawn, np.float32)
+        first, *others = self._weights
         weights = jnp.asarray(others, jnp.float32)
 
         def init(like: "jax.Array") -> "jax.Array":
@@ -99,15 +99,10 @@ class BandedInverseToeplitz(Strategy):
 
         return streaming.StreamingMatrix.from_array_implementation(init, multiply)
 
-    def _raw(self) -> np.ndarray:
-        """The first column of C at d_0 = 1: the power series of one over Σ d_i zⁱ."""
-        d = np.asarray(self.coefficients)
-        column = np.zeros(self.steps)
-        column[0] = 1.0
-        for t in range(1, self.steps):
-            past = column[max(0, t + 1 - d.size) : t][::-1]
-            column[t] = -d[1 : 1 + past.size] @ past
-        return column
+    @property
+    def _weights(self) -> np.ndarray:
+        norm = np.linalg.norm(_reciprocal(self.coefficients, self.steps))
+        return (norm * np.asarray(self.coefficients)).astype(np.float32)
 
 
 def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
@@ -136,3 +131,14 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
         raise ValueError(f"bands={bands}: want between 1 and steps={steps}")
     i = np.arange(1, bands)
     return BandedInverseToeplitz((1.0, *np.cumprod((i - 1.5) / i).tolist()), steps)
+
+
+def _reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
+    """The power series of one over Σ d_i zⁱ, d_0 = 1: the first column of C."""
+    d = np.asarray(coefficients)
+    column = np.zeros(steps)
+    column[0] = 1.0
+    for t in range(1, steps):
+        past = column[max(0, t + 1 - d.size) : t][::-1]
+        column[t] = -d[1 : 1 + past.size] @ past
+    return column

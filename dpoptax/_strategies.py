@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Strategy(abc.ABC):
     """A lower-triangular Toeplitz matrix C whose columns have l2 norm 1 at most.
 
-    Subclasses are frozen dataclasses: static, hashable.
+    With all diagonals that is so but for the rounding of what C is made of to float32, which
+    `column` has and prices are made with. Subclasses are frozen dataclasses: static, hashable.
     """
 
     @property
@@ -64,7 +65,8 @@ class BandedToeplitz(Strategy):
     ⌈steps/cycle⌉ Poisson samples. One band is independent noise.
 
     Attributes:
-      coefficients: c_0, c_1, …, c_{b−1}, with c_0 > 0; normalised to l2 norm 1.
+      coefficients: c_0, c_1, …, c_{b−1}, with c_0 > 0; normalised to l2 norm 1, and rounded to
+        float32 toward zero: the noise is made with the numbers that are priced.
 
     Raises:
       ValueError: no or non-finite coefficients, c_0 not positive, or a C whose inverse is unstable.
@@ -86,7 +88,12 @@ class BandedToeplitz(Strategy):
                 f"coefficients={self.coefficients}: 1/C(z) has a pole outside the unit circle, so "
                 "the noise would grow without bound"
             )
-        object.__setattr__(self, "coefficients", tuple((c / np.linalg.norm(c)).tolist()))
+        c /= np.linalg.norm(c)
+        rounded = c.astype(np.float32)
+        rounded = np.where(
+            np.abs(rounded) > np.abs(c), np.nextafter(rounded, np.float32(0)), rounded
+        )
+        object.__setattr__(self, "coefficients", tuple(rounded.tolist()))
 
     @property
     def bands(self) -> int:
@@ -114,13 +121,14 @@ class BufferedToeplitz(Strategy):
     `CyclicPoissonSampler` with cycle · batch_size = dataset_size.
 
     Attributes:
-      decay: θ_j in [0, 1), one a buffer.
+      decay: θ_j in [0, 1), one a buffer. Rounded to float32, as the scales are: the noise is made
+        with the numbers that are priced.
       scale: ω_j ≥ 0, one a buffer.
       steps: the length of the run.
 
     Raises:
-      ValueError: decays outside [0, 1), negative scales, different numbers of the two, or an
-        inverse that is unstable.
+      ValueError: decays outside [0, 1) in float32, negative scales, different numbers of the two,
+        or an inverse that is unstable.
 
     >>> BufferedToeplitz((0.5,), (0.4,), steps=100).bands is None
     True
@@ -131,14 +139,17 @@ class BufferedToeplitz(Strategy):
     steps: int
 
     def __post_init__(self) -> None:
-        decay, scale = np.asarray(self.decay, float), np.asarray(self.scale, float)
+        decay, scale = (
+            np.asarray(x, float).astype(np.float32).astype(float) for x in (self.decay, self.scale)
+        )
         if decay.ndim != 1 or decay.shape != scale.shape or not decay.size:
             raise ValueError(
                 f"decay={self.decay}, scale={self.scale}: want as many of one as the other"
             )
         if not (np.all((decay >= 0) & (decay < 1)) and np.all(scale >= 0)):
             raise ValueError(
-                f"decay={self.decay}, scale={self.scale}: want decays in [0, 1) and scales >= 0"
+                f"decay={self.decay}, scale={self.scale}: want decays in [0, 1), in float32, and "
+                "scales >= 0"
             )
         # C⁻¹ has the buffers' matrix diag(θ) − ω 1ᵀ.
         if np.abs(np.linalg.eigvals(np.diag(decay) - scale[:, None])).max() > 1.0:
@@ -161,7 +172,7 @@ class BufferedToeplitz(Strategy):
             raise ValueError(
                 f"the strategy was made for {self.steps} steps, not for {steps}: make another"
             )
-        return self._raw(steps) / np.linalg.norm(self._raw(self.steps))
+        return self._raw(steps) / self._norm
 
     def noising_matrix(self) -> "StreamingMatrix":
         """The inverse recursion of McMahan et al., Algorithm 3, with one buffer a decay."""
@@ -171,8 +182,12 @@ class BufferedToeplitz(Strategy):
         ).inverse_as_streaming_matrix()
         import jax.numpy as jnp
 
-        norm = np.linalg.norm(self._raw(self.steps))
-        return inverse.scale_rows_and_columns(row_scale=jnp.full(1, norm, jnp.float32))
+        return inverse.scale_rows_and_columns(row_scale=jnp.full(1, self._norm, jnp.float32))
+
+    @property
+    def _norm(self) -> float:
+        """Of the first column over all steps, as float32 has it."""
+        return float(np.float32(np.linalg.norm(self._raw(self.steps))))
 
     def _raw(self, steps: int) -> np.ndarray:
         powers = np.asarray(self.decay)[None, :] ** np.arange(max(steps - 1, 0))[:, None]

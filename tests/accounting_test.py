@@ -338,7 +338,8 @@ class TestOneStep:
             whole = dpa.SelfComposedDpEvent(event, steps)
             found = accounting.event_epsilon(whole, DELTA, accountant="pld")
             theirs = dpa.pld.PLDAccountant(value_discretization_interval=pricing.DISCRETIZATION)
-            assert found == theirs.compose(whole).get_epsilon(DELTA)
+            # But for the rounding of transforms, which they leave out.
+            assert 0 <= found / theirs.compose(whole).get_epsilon(DELTA) - 1 < 1e-8
         assert one_step.loss_of.cache_info().misses == built + 1
 
     @pytest.mark.parametrize(
@@ -737,7 +738,7 @@ class TestPricing:
         priced, delta = (event, DELTA) if shows else (plain, 0.999 * DELTA)
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
         assert (overflow * (1 + math.exp(own)) > 1e-3 * DELTA) == shows
-        assert accounting.event_epsilon(event, DELTA) == pytest.approx(own, rel=1e-12)
+        assert 0 <= accounting.event_epsilon(event, DELTA) / own - 1 < 1e-8
 
     def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
         run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.0123}

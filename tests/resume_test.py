@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from dpoptax._clips.sums import Whole, tau
 from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.data import dataset as dataset_module
@@ -17,7 +18,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Disk, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import setup
+from dpoptax.training.run import resume, setup
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from tests.runs import CONFIG
@@ -84,6 +85,24 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
     assert kept == ["2", "4", "6"]
     assert (workdir / "checkpoints").stat().st_mode & 0o077 == 0
     assert outcome(run(workdir)) == outcome(result)
+
+
+def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
+    shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown, and is run again from step 2
+    monkeypatch.setattr(resume, "room", lambda run, place: [64, 16, "0"])
+    with pytest.raises(ConfigError, match="shows step 4, .* go on from step 2 .* same noise"):
+        run(stopped)
+    monkeypatch.undo()
+    assert run(stopped).summary["steps"] == 6
+
+
+def test_the_room_for_rounding_is_told_by_rows_and_many_devices(undisturbed):
+    with Checkpoints(undisturbed[1] / "checkpoints") as checkpoints:
+        rows, few, version = checkpoints.newest_record()["room"]
+    padded = undisturbed[0].summary["padded_size"]
+    assert (rows, few, version) == (padded, 8, undisturbed[0].summary["versions"]["dpoptax"])
+    # What the record need not tell apart, and what it has to.
+    assert tau(Whole(rows)) == tau(Whole(rows, few)) < tau(Whole(rows, 8 * few))
 
 
 def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):

@@ -221,6 +221,11 @@ def test_given_noise_within_its_budget_runs_all_steps(budget):
     assert 0 < summary["epsilon"] < 1
 
 
+def test_noise_that_no_epsilon_holds_for_makes_no_run_private():
+    summary = run(tiny(noise_multiplier=5e-4, epsilon=None)).summary
+    assert (summary["private"], summary["epsilon"]) == (False, math.inf)
+
+
 def test_non_private_run_claims_nothing():
     result = run(tiny(method=NonPrivate()))
     assert result.summary["private"] is False

@@ -128,7 +128,11 @@ def _buffering(strategy: Strategy) -> _Noising:
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
         white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
-        noise, buffers = noising.multiply_next(white, state.buffers)
+        # By default GPUs and TPUs round factors of products to 8 or 11 bits: the strategy's numbers
+        # would be others than those that are priced, and what is rounded off the noise of earlier
+        # steps would tell it from the sums that it was added to.
+        with jax.default_matmul_precision("highest"):
+            noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
 
     return _Noising(noising.init_multiply, next_fn)

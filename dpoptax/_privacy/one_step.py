@@ -1,4 +1,4 @@
-"""The privacy loss of one sampled Gaussian release, built once for all numbers of steps."""
+"""The privacy loss of one Gaussian release, built once for all numbers of steps."""
 
 import functools
 
@@ -12,11 +12,13 @@ from dp_accounting.pld import privacy_loss_distribution
 def loss_of(
     event: Event, relation: dpa.NeighboringRelation, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy loss of one sampled Gaussian release, as dp_accounting would compose it.
+    """The privacy loss of one Gaussian release, sampled or not, as dp_accounting would compose it.
 
     Most of a price is building it, and a curve or a budget asks for many numbers of steps.
     """
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
+    if isinstance(event, dpa.GaussianDpEvent):
+        return privacy_loss_distribution.from_gaussian_mechanism(event.noise_multiplier, **common)
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return privacy_loss_distribution.from_gaussian_mechanism(
             standard_deviation=event.event.noise_multiplier,
@@ -32,8 +34,10 @@ def loss_of(
     )
 
 
-def is_sampled_gaussian(event: Event) -> bool:
+def is_gaussian(event: Event) -> bool:
     """Whether `loss_of` has one for it: not where nothing is drawn, or nothing is hidden."""
+    if isinstance(event, dpa.GaussianDpEvent):
+        return bool(event.noise_multiplier > 0)
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
         return event.sampling_probability > 0 and all(size > 0 for size in sizes)

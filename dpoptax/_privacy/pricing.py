@@ -1,12 +1,13 @@
 """The epsilon of an event under each accountant.
 
-dp_accounting 0.6 leaves four gaps, and this module is the one place that closes them:
+dp_accounting 0.6 leaves five gaps, and this module is the one place that closes them:
 
 * its RDP of a Gaussian does not double the sensitivity under replace-one, its PLD does (issue 378
   of google/differential-privacy);
 * its PLD does not know sampling without replacement, but knows it under another name;
 * its RDP does not know truncated Poisson sampling;
-* neither knows random allocation.
+* neither knows random allocation;
+* its PLD takes no account of the rounding of Fourier transforms (`composition`).
 
 What neither can compose, participation at random in sums with correlated noise, is priced by
 `monte_carlo` for one run at a time, and by the other two through an event that bounds it.
@@ -15,14 +16,16 @@ What neither can compose, participation at random in sums with correlated noise,
 import functools
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import attr
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
-from dpoptax._privacy import allocation, importance, monte_carlo, one_step, renyi
+from dpoptax._privacy import allocation, composition, importance, monte_carlo, one_step, renyi
 from dpoptax._privacy.events import (
     ParticipationDpEvent,
     RandomAllocationDpEvent,
@@ -33,6 +36,8 @@ from dpoptax._privacy.events import (
     rewrite,
     without_truncation,
 )
+
+AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 
 DISCRETIZATION = 1e-4
 _PROFILE = 80
@@ -72,11 +77,8 @@ def profile_of(
         return np.array([math.inf]), np.array([1.0])
     # Closer to each other where a test has errors of all sizes.
     epsilons = most * np.linspace(0, 1, _PROFILE) ** 1.5
-    deltas = [
-        accountant.get_delta(e) + (_overflow_delta(overflow, e) if overflow else 0.0)
-        for e in epsilons.tolist()
-    ]
-    return epsilons, np.minimum(deltas, 1.0)
+    truncated = [_overflow_delta(overflow, e) if overflow else 0.0 for e in epsilons.tolist()]
+    return epsilons, np.minimum(accountant.deltas(epsilons) + truncated, 1.0)
 
 
 def _price(
@@ -215,33 +217,52 @@ class _RdpAccountant(rdp.RdpAccountant):
 
 
 class _PldAccountant(pld.PLDAccountant):
-    """dp_accounting's, with random allocation, and with one step built once."""
+    """dp_accounting's, with random allocation, and with a composition that knows its rounding.
 
-    _pld: pld.privacy_loss_distribution.PrivacyLossDistribution
+    Steps are built once, kept apart and composed where an epsilon is asked for.
+    """
+
+    _pld: Pair
+
+    def __init__(self, relation: dpa.NeighboringRelation, interval: float) -> None:
+        super().__init__(relation, interval)
+        self._steps: dict[int, tuple[Pair, int]] = {}
+
+    def get_epsilon(self, target_delta: float) -> float:
+        if self._contains_non_dp_event:
+            return math.inf
+        pairs = [(self._pld, 1), *self._steps.values()]
+        return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
+
+    def deltas(self, epsilons: np.ndarray) -> np.ndarray:
+        """Delta at each epsilon, by dp_accounting's composition: right to 1e-16 a step."""
+        composed = self._pld
+        for pair, count in self._steps.values():
+            composed = composed.compose(pair.self_compose(count))
+        return np.asarray(composed.get_delta_for_epsilon(epsilons))
 
     def _maybe_compose(
         self, event: Event, count: int, do_compose: bool
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        interval = self._value_discretization_interval
+        if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
+            # Several are one with less noise.
+            event, count = dpa.GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), 1
         if not isinstance(event, RandomAllocationDpEvent):
-            if not (do_compose and one_step.is_sampled_gaussian(event)):
+            if not (do_compose and one_step.is_gaussian(event)):
                 return super()._maybe_compose(event, count, do_compose)
-            interval = self._value_discretization_interval
-            step = one_step.loss_of(event, self._neighboring_relation, interval)
-            self._pld = self._pld.compose(step.self_compose(count))
+            self._add(one_step.loss_of(event, self._neighboring_relation, interval), count)
             return None
         refused = _refused_allocation(event, self._neighboring_relation)
         if do_compose and refused is None:
-            interval = self._value_discretization_interval
-            fine = interval <= DISCRETIZATION
-            pair = allocation.pair(
-                event.noise_multiplier,
-                event.period,
-                event.steps,
-                interval,
-                allocation.POINTS if fine else allocation.COARSE_POINTS,
-            )
-            self._pld = self._pld.compose(pair.self_compose(count))
+            points = allocation.POINTS if interval <= DISCRETIZATION else allocation.COARSE_POINTS
+            sums = event.noise_multiplier, event.period, event.steps
+            self._add(allocation.pair(*sums, interval, points), count)
         return refused
+
+    def _add(self, pair: Pair, count: int) -> None:
+        before = self._steps.get(id(pair), (pair, 0))[1]
+        self._steps[id(pair)] = pair, before + count
 
 
 def _refused_allocation(
@@ -274,7 +295,7 @@ def _pld_epsilon(
 
 def _pld_accountant(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
-) -> dpa.PrivacyAccountant:
+) -> _PldAccountant:
     event = rewrite(event, _without_replacement_as_truncation)
     # The grid spans the privacy loss, so its size grows with epsilon. Where order 2 alone says
     # 2000 epsilon is above 50, and a coarser grid keeps four digits and bounds the memory.
@@ -287,9 +308,10 @@ def _pld_accountant(
     return _compose(_PldAccountant(relation, interval), event)
 
 
-def _compose(accountant: dpa.PrivacyAccountant, event: Event) -> dpa.PrivacyAccountant:
+def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
     try:
-        return accountant.compose(event)
+        accountant.compose(event)
+        return accountant
     except dpa.UnsupportedEventError as error:
         kind = "rdp" if isinstance(accountant, rdp.RdpAccountant) else "pld"
         other = "pld" if kind == "rdp" else "rdp"

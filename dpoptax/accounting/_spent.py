@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
+from dpoptax._participation import Participation
 from dpoptax._privacy.checks import Accountant, check_delta
 from dpoptax._privacy.events import with_others
 from dpoptax.accounting._design import check_sampler
@@ -43,9 +44,9 @@ def epsilon_spent(
     Raises:
       ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
         two noise stages with one key; a mechanism without a proof; a sampler of another batch
-        size; a sampler that has no event, or none with a mechanism's correlated noise; correlated
-        noise next to another noise stage; noise stages with different numbers of releases whose
-        batches were drawn together.
+        size; a sampler that has no event, or none with a mechanism's correlated noise, or a
+        strategy under a sampler in its place; correlated noise next to another noise stage; noise
+        stages with different numbers of releases whose batches were drawn together.
     """
     event = with_others(spent_event(opt_state, sampler), also)
     return _epsilon(event, sampler, delta, accountant)
@@ -119,6 +120,11 @@ def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: A
 def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1.0) -> dpa.DpEvent:
     """What the releases of several ledgers on the same batches reveal."""
     check_sampler(sampler)
+    if isinstance(sampler, Participation):
+        raise ValueError(
+            f"sampler={sampler}: which strategy the noise had, or none, is in the ledgers; pass "
+            "the sampler alone, as strategy.under(sampler) has it in its attribute sampler"
+        )
     for mechanism in (ledger.mechanism for ledger in found):
         if mechanism.unproven is not None:
             raise ValueError(

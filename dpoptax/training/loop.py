@@ -122,6 +122,7 @@ def _train_in(
         if begun is not None:
             with phases("accounting"):
                 resume.check_same_run(run, begun, workdir)
+            resume.check_same_sums(run, begun, place, metrics_path)
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None) as observe:

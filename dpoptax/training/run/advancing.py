@@ -158,7 +158,9 @@ class Course:
             return
         (state,) = states
         with self.around.phases("checkpoints"):
-            described = resume.describe(self.run, state.opt_state, self.fingerprint)
+            described = resume.describe(
+                self.run, state.opt_state, self.fingerprint, self.around.place
+            )
             checkpoints.save(
                 state.done,
                 (state.params, state.opt_state),

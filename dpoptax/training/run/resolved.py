@@ -1,6 +1,7 @@
 """A run as all its parts see it: what was asked for, what it may spend, and what it trains with."""
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -51,7 +52,7 @@ class Run:
         recorded = ["training loss and accuracy"] if config.record_training_metrics else []
         return {
             "method": config.method.name,
-            "private": epsilon is not None,
+            "private": epsilon is not None and math.isfinite(epsilon),
             "unproven": plan.unproven,
             "epsilon": epsilon,
             "delta": plan.delta,

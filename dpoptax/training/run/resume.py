@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,21 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
-from dpoptax.training.run import devices
+from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import Run
 
 # Of so many training examples, spread over all, the contents tell one data set from another.
 _COMPARED = 64
+# Up to so many devices the room for rounding is the same (docs/bound.md).
+_FEW = 8
 
 
-def describe(run: Run, opt_state: Any, fingerprint: str) -> dict[str, Any]:
-    """What a checkpoint records of its run, the ledger included, and of its data."""
+def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices) -> dict[str, Any]:
+    """What a checkpoint records of its run, the ledger included, of its data and its devices."""
     return {
         "run": _identity(run),
         "data": fingerprint,
+        "room": room(run, place),
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         "seed": run.plan.sampler.seed,
     }
@@ -68,6 +72,38 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
         raise ConfigError(
             f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
             f"has spent in {record['step']} steps; a budget cannot be taken back"
+        )
+
+
+def room(run: Run, place: devices.Devices) -> list[Any]:
+    """What decides how much shorter examples are clipped, to leave room for the rounding of sums.
+
+    The rows of a batch, the number of devices above eight, and the version that clips them.
+    """
+    shards = 1 if place.mesh is None else place.mesh.size
+    rows = -(-run.plan.sampler.padded_size // shards) * shards
+    return [rows, max(shards, _FEW), records.versions()["dpoptax"]]
+
+
+def check_same_sums(
+    run: Run, record: dict[str, Any], place: devices.Devices, metrics: Path
+) -> None:
+    """Raises where steps whose results were shown would be run again with other sums.
+
+    The same noise would be added to gradients that are clipped a little shorter or longer: the
+    difference of what was shown and what would be has none.
+    """
+    if record.get("room") == room(run, place) or not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    shown = max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    if shown > record["step"]:
+        raise ConfigError(
+            f"{metrics} shows step {shown}, and the run would go on from step {record['step']} "
+            "with examples clipped to leave other room for rounding, as on many more or fewer "
+            "devices and by another version: steps run again would add the same noise to other "
+            "sums. Go on with what it began with, or give another workdir for a new run and count "
+            "both"
         )
 
 

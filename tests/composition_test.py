@@ -1,0 +1,86 @@
+"""Composition of privacy losses: against sums in closed form, at any delta and number of steps."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy import special
+
+from dpoptax import accounting
+from dpoptax._privacy import composition, pricing
+
+
+def _coin(interval, towards):
+    """Losses of +h with probability `towards`, else -h."""
+    masses = {1: towards, -1: 1 - towards}
+    return PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, interval)
+
+
+def _log_delta(interval, towards, steps, epsilon):
+    """log E[(1 - exp(eps - S))+] of that many coins: a binomial sum in logarithms."""
+    heads = np.arange(steps + 1)
+    sums = interval * (2 * heads - steps)
+    log_mass = special.gammaln(steps + 1) - special.gammaln(heads + 1)
+    log_mass += -special.gammaln(steps - heads + 1)
+    log_mass += heads * math.log(towards) + (steps - heads) * math.log1p(-towards)
+    above = sums > epsilon
+    return special.logsumexp(log_mass[above] + np.log(-np.expm1(epsilon - sums[above])))
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-12, 1e-40, 1e-150])
+@pytest.mark.parametrize(
+    ("steps", "interval", "towards"), [(1, 0.5, 0.6), (30, 0.1, 0.6), (10**5, 3e-3, 0.5008)]
+)
+def test_the_epsilon_of_coins_has_no_larger_delta_and_hardly_a_smaller(
+    steps, interval, towards, delta
+):
+    found = composition.epsilon_of([(_coin(interval, towards), steps)], interval, delta)
+    if found == 0:
+        assert _log_delta(interval, towards, steps, 0.0) <= math.log(delta)
+        return
+    # 10^5 logarithms of factorials are right to some 1e-10.
+    over = _log_delta(interval, towards, steps, found) - math.log(delta)
+    assert -1e-4 < over < 1e-9 or found == pytest.approx(steps * interval, rel=1e-4)
+
+
+def test_several_kinds_of_steps_are_composed_at_once():
+    interval, kinds = 0.1, [(0.6, 12), (0.53, 9)]
+    pairs = [(_coin(interval, towards), count) for towards, count in kinds]
+    found = composition.epsilon_of(pairs, interval, 1e-4)
+    masses = np.ones(1)
+    for towards, count in kinds:
+        for _ in range(count):
+            masses = np.convolve(masses, [1 - towards, 0.0, towards])
+    sums = interval * (np.arange(len(masses)) - 21)
+    exact = masses @ np.maximum(-np.expm1(found - sums), 0.0)
+    assert exact <= 1e-4 * (1 + 1e-12)
+    assert exact == pytest.approx(1e-4, rel=1e-6)
+
+
+def test_an_infinite_loss_is_in_delta():
+    pair = PrivacyLossDistribution.create_from_rounded_probability({0: 1 - 1e-6}, 1e-6, 0.1)
+    assert composition.epsilon_of([(pair, 9)], 0.1, 0.99 * (1 - (1 - 1e-6) ** 9)) == math.inf
+    assert composition.epsilon_of([(pair, 9)], 0.1, 1.01 * (1 - (1 - 1e-6) ** 9)) == 0.0
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-13])
+def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(delta):
+    # The truth is between Poisson sampling's own Renyi bound, and a run of which it is a part: an
+    # example takes part in all steps with a probability of 0.9999^1000.
+    steps, q, sigma = 1000, 0.9999, 40.0
+    least = accounting.event_epsilon(dpa.GaussianDpEvent(sigma / steps**0.5), delta / q**steps)
+    run = {"noise_multiplier": sigma, "sampling_probability": q, "steps": steps, "delta": delta}
+    found = accounting.epsilon(**run)
+    assert least + steps * math.log(q) < found < accounting.epsilon(**run, accountant="rdp")
+
+
+def test_dp_accountings_own_composition_would_state_too_small_an_epsilon():
+    # What this composition is for: without it the first line would be the price.
+    event = dpa.SelfComposedDpEvent(
+        dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0)), 10**4
+    )
+    own = dpa.pld.PLDAccountant(value_discretization_interval=pricing.DISCRETIZATION)
+    theirs = own.compose(event).get_epsilon(1e-12)
+    assert accounting.event_epsilon(event, 1e-12) > theirs + 0.04
