@@ -25,6 +25,7 @@ Source: F. Esscher, 1932, for the tilt; N. Higham, "Accuracy and Stability of Nu
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,8 @@ _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
 _TINY = 1e-300
 _ENOUGH, _TRIES = 1e-5, 8
+# How finely ε is looked for, relative to a bound on it.
+_STEP = 1e-9
 
 
 def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float) -> float:
@@ -159,13 +162,23 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
 
 def _least(composed: _Tilted, delta: float, most: float) -> float:
     """The least ε in [0, most] that is proved at δ; infinite where none is."""
-    if composed.delta(0.0) <= delta:
-        return 0.0
-    if composed.delta(most) > delta:
+    log_delta = math.log(delta)
+
+    @functools.cache
+    def above(epsilon: float) -> float:
+        """In logarithms it is all but a parabola."""
+        return math.log(max(composed.delta(epsilon), _TINY)) - log_delta
+
+    if above(most) > 0:
         return math.inf
-    epsilon = optimize.brentq(lambda x: composed.delta(x) - delta, 0.0, most, xtol=1e-9 * most)
+    least = 0.5 * most  # most often too small already
+    if above(least) <= 0:
+        least = 0.0
+        if above(least) <= 0:
+            return 0.0
+    epsilon = optimize.brentq(above, least, most, xtol=_STEP * most)
     while composed.delta(epsilon) > delta:
-        epsilon += 1e-9 * most
+        epsilon += _STEP * most
     return float(epsilon)
 
 
