@@ -282,8 +282,8 @@ def _notes(methods: list[MethodResult]) -> list[str]:
     if any(method.private for method in methods):
         notes.append(
             "ε is that of one run at the selected learning rate. It covers neither the runs that "
-            "selected the rate nor the repetitions over seeds. Runs of one seed draw the same noise: "
-            "who has the parameters of two of them has their difference without it."
+            "selected the rate nor the repetitions over seeds. Runs of one seed draw the same "
+            "noise: who has the parameters of two of them has their difference without it."
         )
     if any(run["unit"] == "user" for method in methods for run in method.runs):
         notes.append("ε is about one user with all of the examples that it owns.")
