@@ -20,7 +20,7 @@ STATED = {
     # Name: parameters, epochs, batch, clip, rate and ε as the sources have them, or as was run.
     "all_batch_cifar10": (550_570, 100, 50_000, 0.1, 4.0, 4.21),
     "scattering_cnn_cifar10": (187_210, 60, 8192, 0.1, 4.0, 3.0),
-    "scattering_linear_cifar10": (155_530, 60, 8192, 0.1, 4.0, 3.0),
+    "scattering_linear_cifar10": (155_530, 19.66, 8192, 0.1, 4.0, 3.0),
     "scattering_linear_mnist": (39_700, 20.5, 4096, 0.1, 32.0, 1.0),
     "tanh_cnn_cifar10": (550_570, 30, 1024, 0.1, 1.0, 3.0),
     "tanh_cnn_mnist": (26_010, 40, 512, 0.1, 0.5, 3.0),
