@@ -420,3 +420,9 @@ def test_bad_arguments(make, message):
 def test_a_strategy_that_is_none_is_refused():
     with pytest.raises(TypeError, match="BandedToeplitz"):
         dpoptax.correlated_noise((1.0, 0.5), noise_multiplier=1.0, batch_size=4, key=KEY)
+
+
+def test_no_more_steps_are_found_than_a_strategy_was_made_for():
+    sampler = matrix.CyclicPoissonSampler(48, 4, cycle_length=12, seed=0)
+    run = {"delta": 1e-5, "noise_multiplier": 2.0, "sampler": BUFFERED.under(sampler)}
+    assert accounting.calibrate_steps(epsilon=50.0, **run) == 24

@@ -348,8 +348,8 @@ def _epsilon_with_overflow(plain: Callable[[float], float], overflow: float, del
         epsilon = needed * (1 + 1e-6)
     raise ValueError(
         f"delta={delta} is used up by draws beyond the sampler's largest batch, which happen "
-        f"with probability {overflow:.3g} in this run; use accountant='pld', which prices "
-        "the truncation of Poisson samples itself, or a larger max_batch_size"
+        f"with probability {overflow:.3g} in this run; use a larger max_batch_size, or, for "
+        "a PoissonSampler, accountant='pld', which prices the truncation itself"
     )
 
 

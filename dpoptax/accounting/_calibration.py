@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
+from dpoptax._participation import Participation
 from dpoptax._privacy import events
 from dpoptax._privacy.checks import (
     ADD_OR_REMOVE,
@@ -89,6 +90,8 @@ def calibrate_steps(
 ) -> int:
     """The largest number of noisy sums that stays within `epsilon`. Arguments as for `epsilon()`.
 
+    At most as many as a strategy under the sampler was made for.
+
     Raises:
       ValueError: an argument is out of range, one step already spends more, or a billion less.
 
@@ -99,13 +102,16 @@ def calibrate_steps(
     """
     design = make_design(sampling_probability, sampler)
     multiplier = checked_multiplier(noise_multiplier)
+    most = _MAX_STEPS
+    if isinstance(sampler, Participation):
+        most = min(_MAX_STEPS, getattr(sampler.strategy, "steps", _MAX_STEPS))
     steps, spent = Search(
         lambda x: design.event(multiplier, int(x)),
         *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
         lowest=1,
-        highest=_MAX_STEPS,
+        highest=most,
         rising=True,
-    ).solve(start=1000)
+    ).solve(start=min(1000, most))
     if spent > epsilon:
         raise ValueError(
             f"epsilon={epsilon} is below what a single step spends: {spent:.3g} at "
