@@ -32,6 +32,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip
+from dpoptax._trees import held
 
 # M for many terms. Training does not reach it: docs/bound.md has what was measured.
 _LARGEST_RATIO = 2.0**5
@@ -242,4 +243,6 @@ def coefficients(
     # A geometry that divides by the norm has no factor for a gradient of zero: that adds zero too.
     sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * ratio * scale, 0.0)
-    return factors[np.array(groups)] * relative, norms[0] * scale[0], used
+    # Parts that all but cancel have one coefficient, to the last place.
+    found = held(factors[np.array(groups)] * relative)
+    return found, norms[0] * scale[0], used
