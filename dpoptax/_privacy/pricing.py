@@ -16,7 +16,7 @@ What neither can compose, participation at random in sums with correlated noise,
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attr
 import dp_accounting as dpa
@@ -78,7 +78,7 @@ def profile_of(
     # Closer to each other where a test has errors of all sizes.
     epsilons = most * np.linspace(0, 1, _PROFILE) ** 1.5
     truncated = [_overflow_delta(overflow, e) if overflow else 0.0 for e in epsilons.tolist()]
-    return epsilons, np.minimum(accountant.deltas(epsilons) + truncated, 1.0)
+    return epsilons, np.minimum(accountant.get_delta(epsilons) + truncated, 1.0)
 
 
 def _price(
@@ -234,12 +234,14 @@ class _PldAccountant(pld.PLDAccountant):
         pairs = [(self._pld, 1), *self._steps.values()]
         return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
 
-    def deltas(self, epsilons: np.ndarray) -> np.ndarray:
-        """Delta at each epsilon, by dp_accounting's composition: right to 1e-16 a step."""
+    def get_delta(self, target_epsilon: Any) -> Any:
+        """Delta at an epsilon or at each of several, by dp_accounting: right to 1e-16 a step."""
+        if self._contains_non_dp_event:
+            return np.ones_like(target_epsilon)
         composed = self._pld
         for pair, count in self._steps.values():
             composed = composed.compose(pair.self_compose(count))
-        return np.asarray(composed.get_delta_for_epsilon(epsilons))
+        return composed.get_delta_for_epsilon(target_epsilon)
 
     def _maybe_compose(
         self, event: Event, count: int, do_compose: bool
