@@ -54,8 +54,11 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
       delta: in (0, 1).
     """
     removed = [_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]
+    found = _epsilon(removed, interval, delta)
+    if all(pair._pmf_add is pair._pmf_remove for pair, _ in pairs):
+        return found
     added = [_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs]
-    return max(_epsilon(losses, interval, delta) for losses in (removed, added))
+    return max(found, _epsilon(added, interval, delta))
 
 
 @dataclasses.dataclass(frozen=True)
