@@ -137,9 +137,10 @@ def _clip_and_sum(
             )
         return jnp.sum(jnp.where(used, value, 0.0))
 
-    zeros, scaling = zero_sums(params, plan, pieces), clip.scaling(reference)
+    zeros = zero_sums(params, plan, pieces)
     if pieces.scales is None:
         return zeros, statistic(jnp.zeros(mask.shape, jnp.float32), mask)
+    scaling = clip.scaling(reference)
     sizes = [measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)]
     groups = clip.groups(params)
     leaves = [p.leaf for p in plan.products] + [bundle[0] for bundle in pieces.bundles]
