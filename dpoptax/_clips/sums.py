@@ -242,7 +242,12 @@ def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
             f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
             "scale the loss, and the bound with it"
         )
-    return Steps(exponent, max(0, bits - math.ceil(math.log2(count or 1))))
+    return Steps(exponent, _finer(count, bits))
+
+
+def _finer(count: int, bits: int = 30) -> int:
+    """Bits of the fine steps, such that so many of at most half a whole step fit."""
+    return max(0, bits - math.ceil(math.log2(count or 1)))
 
 
 def rounding_in_steps(
@@ -264,7 +269,7 @@ def rounding_in_steps(
     """
     # Steps are at most twice what they need to be.
     whole = 2.0**-29 * largest
-    fine = whole * 2.0 ** -max(0, 30 - math.ceil(math.log2(count or 1)))
+    fine = whole * 2.0 ** -_finer(count)
     added = 0.5 * fine * rows * math.sqrt(columns)
     low = _TWICE * 2**12 * whole * math.sqrt(rows * columns)
     return Rounding(joined=_TWICE * examples, own=1.5 * (added + low))
