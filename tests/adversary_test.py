@@ -646,21 +646,8 @@ def test_microbatches_and_masks():
     assert found <= clip.sensitivity
 
 
-def _equations(jaxpr):
-    """Those of a program, at any depth, each with what made its operands."""
-    made = {}
-    for eqn in jaxpr.eqns:
-        yield eqn, [made.get(id(operand)) for operand in eqn.invars]
-        made |= {id(out): eqn.primitive.name for out in eqn.outvars}
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
-
-
 def _precisions(jaxpr):
-    for eqn, _ in _equations(jaxpr):
+    for eqn in helpers.equations(jaxpr):
         if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
             yield eqn.params["precision"]
 
@@ -683,7 +670,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
     shift = entries.Shift(rules.Layout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
-    names = [eqn.primitive.name for eqn, _ in _equations(jaxpr.jaxpr)]
+    names = [eqn.primitive.name for eqn in helpers.equations(jaxpr.jaxpr)]
     assert names.index("reduce_sum") < names.index("while")
 
 
@@ -694,9 +681,11 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, _params(*params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
+    program = list(helpers.equations(jaxpr.jaxpr))
+    made = {id(out): eqn.primitive.name for eqn in program for out in eqn.outvars}
     found = [
-        made[0]
-        for eqn, made in _equations(jaxpr.jaxpr)
+        made.get(id(eqn.invars[0]))
+        for eqn in program
         if eqn.primitive.name == "convert_element_type"
         and eqn.outvars[0].aval.dtype == jnp.bfloat16
     ]

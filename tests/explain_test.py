@@ -7,6 +7,7 @@ import pytest
 import dpoptax
 from dpoptax._bookkeeping.clipped_sum import bookkept_sum
 from dpoptax._clipped_grad.by_examples import per_example_sum
+from tests.helpers import equations
 from tests.networks import NETWORKS
 
 # The parameters that need per-example gradients because no rule covers how they are used.
@@ -78,13 +79,8 @@ def test_the_table_is_aligned():
 
 
 def _sizes(jaxpr):
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         yield from (v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
-        for sub in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns")
-        ):
-            if hasattr(sub, "jaxpr") or hasattr(sub, "eqns"):
-                yield from _sizes(getattr(sub, "jaxpr", sub))
 
 
 @pytest.mark.parametrize("count", [1, 2])

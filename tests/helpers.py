@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from dpoptax._clips import bounds
 
@@ -50,6 +51,14 @@ def global_norm(tree):
     """The l2 norm of a tree, in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
     return float(np.sqrt(sum(np.sum(leaf**2) for leaf in leaves)))
+
+
+def equations(jaxpr):
+    """All equations of a program, those of its inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
 
 
 def slow_but(quick, names):

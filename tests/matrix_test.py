@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 from jax_privacy import matrix_factorization as peer
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
+from tests.helpers import equations
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
@@ -89,21 +89,14 @@ def test_what_is_priced_is_what_float32_computes(strategy):
     np.testing.assert_allclose(first, strategy.column(9), rtol=1e-12, atol=1e-13)
 
 
-def _precisions(jaxpr):
-    for equation in jaxpr.eqns:
-        if equation.primitive is jax.lax.dot_general_p:
-            yield equation.params["precision"]
-        for inner in jaxprs_in_params(equation.params):
-            yield from _precisions(inner)
-
-
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
 def test_no_product_of_the_noise_is_at_a_platforms_default_precision(strategy):
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
     total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
     traced = jax.make_jaxpr(tx.update)(total, tx.init(jnp.zeros(3)))
     highest = (jax.lax.Precision.HIGHEST,) * 2
-    assert [p for p in _precisions(traced.jaxpr) if p != highest] == []
+    products = [e for e in equations(traced.jaxpr) if e.primitive is jax.lax.dot_general_p]
+    assert [p for e in products if (p := e.params["precision"]) != highest] == []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import jaxprs_in_params
 from scipy import special, stats
 
 import dpoptax
@@ -492,17 +493,10 @@ def test_a_threshold_no_batch_can_reach_is_refused():
         count_rows(jnp.zeros((4, 1), int), jnp.ones(4, bool), selection)
 
 
-def inner_programs(eqn):
-    for value in jax.tree.leaves(list(eqn.params.values())):
-        program = getattr(value, "jaxpr", value)
-        if hasattr(program, "eqns"):
-            yield program
-
-
 def large_arrays(jaxpr, size):
     """The operations that make an array of at least so many entries."""
     for eqn in jaxpr.eqns:
-        inside = list(inner_programs(eqn))
+        inside = list(jaxprs_in_params(eqn.params))
         large = any(math.prod(getattr(v.aval, "shape", ())) >= size for v in eqn.outvars)
         if large and (not inside or eqn.primitive.name.startswith("scatter")):
             yield eqn.primitive.name

@@ -22,6 +22,7 @@ from dpoptax.training.run.step import build_steps
 from dpoptax.training.search import groups, trials
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
+from tests.helpers import equations
 
 CONFIG = TrainConfig(
     method=methods.Disk(),
@@ -112,17 +113,6 @@ def test_every_method_in_a_group_is_what_it_is_alone(digits, changes, rtol):
         assert list(got.recorded) == list(want.recorded)
         for name, values in want.recorded.items():
             np.testing.assert_allclose(got.recorded[name], values, rtol=1e-4, atol=1e-5)
-
-
-def equations(jaxpr):
-    """All equations of a program, those of its inner programs included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.tree.leaves(list(equation.params.values())):
-            if hasattr(inner, "jaxpr"):
-                yield from equations(inner.jaxpr)
-            elif hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 @pytest.mark.parametrize("method", [methods.DPSGD(), methods.Disk()], ids=lambda m: m.name)
