@@ -228,6 +228,12 @@ def test_another_grid_is_refused():
     assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
 
 
+def test_the_number_of_examples_is_part_of_what_is_sealed():
+    """`accumulate` leaves room for the rounding of so many."""
+    fewer = [dataclasses.replace(clipped_sum(seed), examples=1) for seed in range(2)]
+    assert_refused(*released(dpoptax.accumulate(*fewer)))
+
+
 def test_another_reference_is_refused():
     clipped = dpoptax.assert_clipped(PARAMS, CLIP, {"direction": jnp.ones(3)})
     assert bool(is_intact(clipped))

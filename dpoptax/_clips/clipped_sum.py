@@ -41,8 +41,7 @@ class ClippedSum(metaclass=_Named):
     """A sum over examples of clipped gradients, and the geometry that bounds each summand.
 
     `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
-    nothing else, bit for bit: a seal over sum, geometry, reference and map says whether one of
-    them was changed on the way. What is noised was clipped, by the bound that the noise is scaled
+    nothing else, bit for bit: a seal over all of it says whether anything was changed on the way. What is noised was clipped, by the bound that the noise is scaled
     to.
 
     Attributes:
@@ -110,7 +109,7 @@ def assert_clipped(
     check_clip(clip)
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = held(total)
-    seal = checksum(total, clip, (reference, linear_map), grid)
+    seal = checksum(total, clip, (reference, linear_map), grid, examples)
     return as_made(ClippedSum(total, clip, reference, seal, grid, linear_map, examples))
 
 
@@ -197,7 +196,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         return (total + lost) * (1.0 - change)
 
     total = held(jax.tree.map(add, *(part.sum for part in parts)))
-    seal = checksum(total, first.clip, _public(first), first.grid)
+    seal = checksum(total, first.clip, _public(first), first.grid, examples)
     seal = jnp.where(sound, seal, ~seal)
     # Not `as_made`: whether the parts were sound is in the seal alone.
     return dataclasses.replace(first, sum=total, seal=seal, examples=examples)
@@ -262,14 +261,15 @@ def is_intact(clipped: ClippedSum) -> jax.Array:
     noted = getattr(clipped, _ARRAYS, None)
     if noted and rest == noted[1] and all(map(operator.is_, leaves, noted[0])):
         return jnp.bool_(True)
-    found = checksum(clipped.sum, clipped.clip, _public(clipped), clipped.grid)
+    how = clipped.grid, clipped.examples
+    found = checksum(clipped.sum, clipped.clip, _public(clipped), *how)
     return jnp.equal(jnp.asarray(clipped.seal), found)
 
 
 def _contents(clipped: ClippedSum) -> tuple[list[jax.Array], tuple[object, ...]]:
     """The arrays that are sealed, and what is sealed with them, which tells by equality."""
     leaves, structure = jax.tree.flatten((clipped.sum, _public(clipped)))
-    return leaves, (structure, clipped.clip, clipped.grid)
+    return leaves, (structure, clipped.clip, clipped.grid, clipped.examples)
 
 
 def _public(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:
@@ -277,8 +277,14 @@ def _public(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:
     return clipped.reference, clipped.linear_map
 
 
-def checksum(total: PyTree, clip: Clip, public: PyTree, grid: float | None = None) -> jax.Array:
-    """A uint32 that depends on every bit of the arrays, on their places and on the geometry.
+def checksum(
+    total: PyTree,
+    clip: Clip,
+    public: PyTree,
+    grid: float | None = None,
+    examples: int | None = None,
+) -> jax.Array:
+    """A uint32 that depends on every bit of the arrays, their places, and what is said of them.
 
     One entry of another value, or entries or leaves that change places, give another checksum; of
     changes to more entries at random one in 2³² does not show. It guards against mistakes, not
@@ -286,7 +292,7 @@ def checksum(total: PyTree, clip: Clip, public: PyTree, grid: float | None = Non
     however the arrays are split over devices.
     """
     kind = type(clip)
-    salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid}".encode())
+    salt = zlib.crc32(f"{kind.__module__}.{clip!r} {grid} {examples}".encode())
     sums = _checksum_of_leaves(total, salt)
     return mixed(sums ^ _checksum_of_leaves(public, ~salt & 0xFFFFFFFF))
 
