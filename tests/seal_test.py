@@ -228,6 +228,11 @@ def test_another_grid_is_refused():
     assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
 
 
+def test_a_sum_on_a_grid_is_of_integers():
+    with pytest.raises(TypeError, match=r"counts steps of it, in integers.*float32"):
+        dpoptax.assert_clipped(PARAMS, CLIP, grid=2.0**-20)
+
+
 def test_the_number_of_examples_is_part_of_what_is_sealed():
     """`accumulate` leaves room for the rounding of so many."""
     fewer = [dataclasses.replace(clipped_sum(seed), examples=1) for seed in range(2)]

@@ -41,8 +41,8 @@ class ClippedSum(metaclass=_Named):
     """A sum over examples of clipped gradients, and the geometry that bounds each summand.
 
     `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
-    nothing else, bit for bit: a seal over all of it says whether anything was changed on the way. What is noised was clipped, by the bound that the noise is scaled
-    to.
+    nothing else, bit for bit: a seal over all of it says whether anything was changed on the way.
+    What is noised was clipped, by the bound that the noise is scaled to.
 
     Attributes:
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
@@ -100,13 +100,19 @@ def assert_clipped(
       examples: how many summands there are at most, for `accumulate`.
 
     Raises:
-      TypeError: `clip` is no geometry.
+      TypeError: `clip` is no geometry, or a sum on a grid is not of integers.
 
     >>> import dpoptax
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
     check_clip(clip)
+    dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
+    if grid is not None and not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        raise TypeError(
+            f"a sum with grid={grid} counts steps of it, in integers, and this one is of "
+            f"{', '.join(sorted(dtypes))}: give the integers, or leave out the grid"
+        )
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = held(total)
     seal = checksum(total, clip, (reference, linear_map), grid, examples)
