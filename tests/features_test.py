@@ -178,6 +178,8 @@ def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
 def test_what_has_no_features_is_refused_by_name(folder, split):
     with pytest.raises(ConfigError, match="features='scatering' is unknown"):
         TrainConfig(features="scatering")
+    with pytest.raises(ConfigError, match="feature_colors='oponent' is unknown.*'opponent'"):
+        TrainConfig(feature_colors="oponent")
     with pytest.raises(ConfigError, match=r"features='scattering' are computed once, and method="):
         TrainConfig(features="scattering", method=Augmented())
     for name in ("scattering_scale", "scattering_angles", "feature_groups"):

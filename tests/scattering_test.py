@@ -66,6 +66,15 @@ def test_each_group_of_each_example_has_mean_0_and_variance_1(colours, channels)
         np.testing.assert_allclose(np.moveaxis(have, -1, 0), want, atol=2e-4)
 
 
+def test_opponent_colours_are_a_fixed_map_of_each_pixel():
+    given = images(2, 8, 8, 3)
+    red, green, blue = np.moveaxis(given.astype(float), -1, 0)
+    mixed = [red + green + blue, red - blue, red - 2 * green + blue]
+    mixed = np.stack(mixed, -1) / np.sqrt([3, 2, 6])
+    found = features(dataclasses.replace(RAW, colors="opponent"), given)
+    np.testing.assert_allclose(found, features(RAW, mixed.astype(np.float32)), atol=1e-6)
+
+
 def test_an_example_has_its_features_whatever_the_others_are():
     given = images(5, 8, 8, 1)
     others = np.concatenate([np.full_like(given[:2], np.nan), given[2:3], 1e6 * given[3:]])
@@ -79,6 +88,7 @@ def test_an_example_has_its_features_whatever_the_others_are():
     [
         (Scattering(), (4, 28, 1), "scattering_scale=2 is too large for images of shape"),
         (Scattering(groups=28), (28, 28, 1), "feature_groups=28 does not divide the 81 channels"),
+        (Scattering(colors="opponent"), (28, 28, 1), "is for red, green and blue, not for images"),
         (Scattering(), (784,), "wants images .height, width, channels., not examples of shape"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptax.training.data.dataset import Unit, Wanted
-from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.data.scattering import Colors, Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Augmented, Method
@@ -48,6 +48,9 @@ class TrainConfig:
     feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED)
     """Number of groups of channels of features, each of mean 0 and variance 1 over its one example;
     None: features are not normalised."""
+    feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
+    """What features are of: given, an image's own channels; opponent, of red, green and blue their
+    sum and two differences, fixed and of one pixel."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
     resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_digits, vit_tiny, vit_small,
@@ -200,6 +203,8 @@ class TrainConfig:
             raise unknown_name("accountant", self.accountant, known)
         if self.features not in ("none", "scattering"):
             raise unknown_name("features", self.features, ("none", "scattering"))
+        if self.feature_colors not in (known := get_args(Colors)):
+            raise unknown_name("feature_colors", self.feature_colors, known)
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(
                 f"features={self.features!r} are computed once, and method={self.method.name} "
@@ -255,7 +260,12 @@ class TrainConfig:
         """What takes the place of the images of a data set; None where nothing does."""
         if self.features == "none":
             return None
-        return Scattering(self.scattering_scale, self.scattering_angles, self.feature_groups)
+        return Scattering(
+            self.scattering_scale,
+            self.scattering_angles,
+            self.feature_groups,
+            self.feature_colors,
+        )
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:

@@ -8,13 +8,19 @@ of Tramèr and Boneh (2021), who train linear models on them.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.training.errors import ConfigError
+
+Colors = Literal["given", "opponent"]
+"""The channels that are transformed: those of the image, or three sums of them."""
+
+_OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
+"""Intensity, red against blue, and both against green: an orthonormal map of one pixel."""
 
 _TOGETHER = 32
 """Grey images that are transformed at once: what they need stays near the processor."""
@@ -40,6 +46,9 @@ class Scattering:
         scale: J.
         angles: L.
         groups: Number of groups of successive channels; None: no normalisation.
+        colors: "opponent" takes (R + G + B)/√3, (R − B)/√2 and (R − 2G + B)/√6 of each pixel in
+            place of R, G and B (Ohta, Kanade and Sakai, 1980). Red, green and blue are nearly the
+            same image; with groups of their own the differences of colour count as much as it.
 
     Example:
         >>> Scattering().shape((28, 28, 1))
@@ -49,6 +58,7 @@ class Scattering:
     scale: int = 2
     angles: int = 8
     groups: int | None = 27
+    colors: Colors = "given"
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """That of the features of images (height, width, channels).
@@ -56,8 +66,8 @@ class Scattering:
         Sizes that 2^J does not divide are reflected up to the next one that it does.
 
         Raises:
-            ConfigError: No image, one too small for its reflected border, or groups that do not
-                divide the channels.
+            ConfigError: No image, one too small for its reflected border, opponent colours of one
+                that has not three, or groups that do not divide the channels.
         """
         if len(shape) != 3:
             raise ConfigError(
@@ -71,6 +81,11 @@ class Scattering:
                     f"scattering_scale={self.scale} is too large for images of shape {shape}, "
                     f"which are reflected {self._border(size)[1]} pixels wide; give a smaller one"
                 )
+        if self.colors == "opponent" and colours != 3:
+            raise ConfigError(
+                f"feature_colors='opponent' is for red, green and blue, not for images of shape "
+                f"{shape}; give 'given'"
+            )
         scales, angles = self.scale, self.angles
         channels = colours * (1 + scales * angles + angles**2 * scales * (scales - 1) // 2)
         if self.groups is not None and channels % self.groups:
@@ -106,7 +121,11 @@ class Scattering:
             return cascade(jnp.pad(planes, border, mode="reflect"))
 
         def run(images: jax.Array) -> jax.Array:
-            planes = jnp.moveaxis(images.astype(jnp.float32), -1, 1).reshape(-1, height, width)
+            images = images.astype(jnp.float32)
+            if self.colors == "opponent":
+                mixed = _OPPONENT.astype(np.float32)
+                images = jnp.einsum("...c,dc->...d", images, mixed, precision="highest")
+            planes = jnp.moveaxis(images, -1, 1).reshape(-1, height, width)
             chunks = jnp.pad(planes, ((0, -len(planes) % _TOGETHER), (0, 0), (0, 0)))
             found = jax.lax.map(together, chunks.reshape(-1, _TOGETHER, height, width))
             found = found.reshape(-1, *found.shape[2:])[: len(planes)]
