@@ -263,6 +263,8 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
                     f"owners[{place}] is {label!r}: want whole numbers from 0 alone, or texts "
                     "alone; leave out records that nobody owns"
                 )
+            if texts and label.endswith("\0"):  # NumPy would take it for the label without
+                raise ValueError(f"owners[{place}] is {label!r}: want texts that end in no NUL")
         labels = labels.astype(str if texts else np.int64)
     if labels.dtype.kind not in "iuU":
         raise TypeError(f"owners are {labels.dtype}: want whole numbers from 0, or texts")

@@ -209,6 +209,26 @@ def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
     assert stats.binomtest(failed, 200, 0.1, alternative="greater").pvalue > 1e-3
 
 
+def test_questions_have_draws_of_their_own(monkeypatch):
+    """Else who calibrates asks for what these draws think well of, and no test is fresh."""
+    drawn = []
+
+    def kept(*args, **kwargs):
+        drawn.append((kwargs["seed"][0], draw(*args, **{**kwargs, "least": None})))
+        return draw(*args, **kwargs)
+
+    monkeypatch.setattr(monte_carlo, "draw", kept)
+    run = Run(*SMALL["1 of 2"], 1.1)
+    others = dataclasses.replace(run, sigma=1.1 * (1 + 1e-9)), run
+    for asked, delta in ((run, 1e-3), (others[0], 1e-3), (others[1], 1.001e-3), (run, 1e-3)):
+        epsilon_bound(asked, delta, most=50.0, effort=1e-3)
+    tests = [losses for kind, losses in drawn if kind == "test"]
+    first, sigma, by_delta, again = (losses.log_ratios[: 2**14] for losses in tests[::2])
+    np.testing.assert_array_equal(again, first)
+    for other in (sigma, by_delta):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.05
+
+
 class TestAgainstWhatIsKnown:
     @staticmethod
     def prices(sampler, steps, sigma, delta=DELTA):

@@ -94,6 +94,38 @@ def test_gaps_in_the_tails_of_jax_random_normal_show_in_delta_and_there_are_none
         assert found["jax.random.normal"] > least  # else PRIVACY.md says too much of it
 
 
+def _circles():
+    """The radii of pairs of numbers, ascending: those near 0 and those above 4.6, far apart."""
+    least, most = int(2**31 * math.exp(-(4.6**2) / 2)), 2**31 - 2**21
+    words = np.append(np.arange(least, dtype=np.uint32), np.arange(most, 2**31, dtype=np.uint32))
+    return np.unique(math.sqrt(2) * np.float64(box_muller._polar(words << 1, words)[0]))
+
+
+def _on_no_circle(x, y, circles, resolution):
+    """Whether of some pair, seen to this resolution, the noise can be told not to be it."""
+    seen = np.hypot(*(np.rint(z / resolution) * resolution for z in (x, y)))
+    seen = seen[(seen < 0.04) | (seen > 4.8)]
+    above = np.clip(np.searchsorted(circles, seen), 1, len(circles) - 1)
+    off = np.minimum(np.abs(seen - circles[above - 1]), np.abs(circles[above] - seen))
+    return bool(np.any(off > resolution / math.sqrt(2) + 2e-6))
+
+
+@pytest.mark.parametrize(
+    ("size", "resolution", "runs", "least"), [(10**5, 5e-4, 1000, 1), (10**6, 1e-4, 100, 5)]
+)
+def test_circles_of_many_pairs_tell_more_than_the_last_bits(size, resolution, runs, least):
+    """An example moves each by 1/√d standard deviations: σ = 1. What PRIVACY.md warns of."""
+    circles, found = _circles(), {"with": 0, "without": 0}
+    draw = jax.jit(lambda key: box_muller.normal(key, (size,)))
+    for run in range(runs):
+        x, y = np.asarray(draw(jax.random.key(run)), np.float64).reshape(2, -1)
+        for name, moved in (("with", 1 / math.sqrt(size)), ("without", 0.0)):
+            found[name] += _on_no_circle(x + moved, y + moved, circles, resolution)
+    print(f"{size} coordinates to {resolution}: told in {found['with']} of {runs} releases")
+    assert found["without"] == 0
+    assert found["with"] >= least  # else PRIVACY.md says too much of it
+
+
 def test_no_two_of_a_million_steps_have_a_key_in_common():
     key = jax.random.key(7)
 

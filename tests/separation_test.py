@@ -37,12 +37,67 @@ def _in_a_scan(x):
     return jax.lax.scan(lambda total, row: (total + _centred(row), None), x, x[None])[0]
 
 
+def _ruled(mix, at):
+    """w @ x, whose derivative has x as `mix` makes it of those of a batch."""
+    product = jax.custom_vjp(lambda w, x: w @ x)
+    forward = lambda w, x: (w @ x, mix(x) if at == "forward" else x)  # noqa: E731
+    backward = lambda x, g: (g * (mix(x) if at == "backward" else x), jnp.zeros_like(x))  # noqa: E731
+    product.defvjp(forward, backward)
+    return product
+
+
+def _ruled_forward(mix):
+    product = jax.custom_jvp(lambda w, x: w @ x)
+    product.defjvp(lambda primals, tangents: (product(*primals), tangents[0] @ mix(primals[1])))
+    return product
+
+
+def _of_parameters(mix):
+    """w itself, whose cotangents are mixed although no example is an operand."""
+    same = jax.custom_vjp(lambda w: w)
+    same.defvjp(lambda w: (w, None), lambda _, g: (mix(g),))
+    return same
+
+
+def _twice(mix):
+    """w @ x with an exact gradient, whose own derivative mixes."""
+    inner = _ruled_forward(mix)
+    product = jax.custom_vjp(lambda w, x: w @ x)
+    product.defvjp(
+        lambda w, x: (w @ x, (w, x)),
+        lambda given, g: (g * given[1] * (1 + inner(*given)), jnp.zeros_like(given[1])),
+    )
+    return product
+
+
+def _mean(x):
+    return jax.lax.pmean(x, "runs")
+
+
 MIXING = {
     "a vmap rule": (lambda w, x: w @ _centred(x), "vmap rule of its own"),
     "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "vmap rule of its own"),
     "a callback": (lambda w, x: w @ _outside(x, "broadcast_all"), "whole batch"),
     "an effect": (lambda w, x: w @ _effect(x), "whole batch"),
     "a collective": (lambda w, x: w @ (x - jax.lax.pmean(x, "runs")), "over the axis 'runs'"),
+    "a rule's pass forward": (_ruled(_centred, "forward"), "vmap rule of its own"),
+    "a rule's pass backward": (_ruled(_centred, "backward"), "vmap rule of its own"),
+    "a callback in a rule": (
+        _ruled(lambda x: _outside(x, "broadcast_all"), "backward"),
+        "whole batch",
+    ),
+    "a collective in a rule": (_ruled(_mean, "backward"), "over the axis 'runs'"),
+    "a rule of tangents": (_ruled_forward(_centred), "vmap rule of its own"),
+    "a rule in a scan": (
+        lambda w, x: jax.lax.scan(
+            lambda total, row: (total + _ruled(_centred, "backward")(w, row), None), 0.0, x[None]
+        )[0],
+        "vmap rule of its own",
+    ),
+    "a rule of parameters alone": (
+        lambda w, x: _of_parameters(_centred)(w) @ x,
+        "vmap rule of its own",
+    ),
     "a place": (lambda w, x: w @ x * jax.lax.axis_index("runs"), "over the axis 'runs'"),
 }
 
@@ -60,6 +115,27 @@ def test_what_may_mix_examples_is_refused(name, method):
     loss, message = MIXING[name]
     with pytest.raises(TypeError, match=message):
         _moved(method, loss)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_derivative_counts_where_it_is_taken(method):
+    """At γ = 0 DiSK differentiates a gradient: by a rule that no other method comes to."""
+    loss = _twice(_centred)
+    dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
+    tx = dpoptax.disk(kappa=0.7, gamma=0.0)
+    points = dpoptax.gradient_points(tx.init(jnp.zeros(3)), jnp.zeros(3))
+    with pytest.raises(TypeError, match="vmap rule of its own"):
+        dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_rules_that_no_gradient_comes_to_are_not_asked(method):
+    of_data = jax.custom_vjp(lambda x: x)
+    of_data.defvjp(lambda x: (x, None), lambda _, g: 1 / 0)
+    loss = lambda w, x: w @ of_data(x) + of_data(jax.lax.stop_gradient(w)) @ x  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(loss, CLIP, method=method)
+    plain = dpoptax.clipped_grad(lambda w, x: w @ x, CLIP, method=method)
+    np.testing.assert_allclose(grad_fn(POINTS, BATCH).sum, plain(POINTS, BATCH).sum, rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

@@ -224,6 +224,24 @@ def test_what_is_cut_off_does_not_depend_on_the_data():
     assert np.abs(errors).max() < 4.5
 
 
+def test_rows_of_equal_bits_are_cut_off_by_their_numbers_alone(monkeypatch):
+    """Of 10⁵ rows two have equal bits in every other step: looked up or not shows in neither."""
+    bits = jax.random.bits
+
+    def equal(key, shape, dtype):
+        ties = len(shape) == 1 and shape[0] > 2  # the others are the noise's own
+        return jnp.zeros(shape, dtype) if ties else bits(key, shape, dtype)
+
+    monkeypatch.setattr(jax.random, "bits", equal)
+    selection = tables.RowSelection(table_size=12, capacity=2, threshold=2.0, rows_per_example=2)
+    hits, number = selected_often(LOOKUPS + 8, selection, noise_multiplier=0.6)
+    # Nobody looked up rows 0 and 1: where they are in S they are kept, as the first of all.
+    chance = special.ndtr(-2.0 / (0.6 * math.sqrt(2)))
+    errors = (hits[:, :2].mean(axis=0) - chance) / math.sqrt(chance / len(hits))
+    assert (number > 2).mean() > 0.05
+    assert np.abs(errors).max() < 4.5
+
+
 def test_rows_in_the_tail_of_the_noise_have_their_probability():
     """At six standard deviations, beyond what a normal number of float32 reaches."""
     size, stddev = 2**29, 1.0

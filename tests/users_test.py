@@ -252,6 +252,7 @@ def test_a_table_draws_by_its_seed_and_the_step():
         (np.array([0.0, 1.0]), TypeError, "owners are float64"),
         ([3, -1], ValueError, r"owners\[1\]=-1 is nobody's label"),
         (["ada", ""], ValueError, r"owners\[1\]='' is nobody's label"),
+        (["ada", "ada\0"], ValueError, r"owners\[1\] is 'ada\\x00': want texts that end in no NUL"),
         ([], ValueError, "owners are empty"),
     ],
 )

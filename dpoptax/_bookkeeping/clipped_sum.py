@@ -66,16 +66,11 @@ def bookkept_sum(
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    program = read_program(loss_fn, params, *example, has_aux=has_aux)
+    tangent = points.tangent is not None
+    program = read_program(loss_fn, params, *example, has_aux=has_aux, tangent=tangent)
     size = mask.shape[0]
     passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
-    plan = make_plan(
-        program,
-        size,
-        len(points.points),
-        points.linear_map,
-        tangent=points.tangent is not None,
-    )
+    plan = make_plan(program, size, len(points.points), points.linear_map, tangent=tangent)
 
     def total_by(differences: bool) -> Total:
         pieces = make_pieces(

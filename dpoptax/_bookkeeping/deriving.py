@@ -1,6 +1,6 @@
 """What an operation makes of derived values: which parameters flow on, and as which views."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -13,7 +13,7 @@ from dpoptax._bookkeeping.views import View, through
 from dpoptax._trees import PyTree
 
 # The derivatives of these are what a user wrote: linear in the cotangent or not.
-_CUSTOM = {
+CUSTOM = {
     "custom_jvp_call", "custom_lin", "custom_transpose_call", "custom_vjp_call",
     "custom_vjp_call_jaxpr", "linear_call",
 }  # fmt: skip
@@ -49,7 +49,7 @@ def derive(eqn: JaxprEqn, operands: tuple[Derived, ...]) -> list[Derived]:
 def _nonlinear(eqn: JaxprEqn) -> str:
     """The name of an operation whose derivative need not be linear in the cotangent, else empty."""
     name = eqn.primitive.name
-    if name in _CUSTOM:
+    if name in CUSTOM:
         return name
     bits = eqn.params if name == "reduce_precision" else {}
     few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
@@ -57,6 +57,16 @@ def _nonlinear(eqn: JaxprEqn) -> str:
         return f"{name} to few bits"
     inner = [e for jaxpr in inside(eqn.params) for e in jaxpr.eqns]
     return next(filter(None, map(_nonlinear, inner)), "")
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The results of an operation."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*functions, *operands, **params)
+    return tuple(out) if eqn.primitive.multiple_results else (out,)
 
 
 def inside(params: Mapping[str, PyTree]) -> list[Jaxpr]:

@@ -115,7 +115,7 @@ def explain(
         key = check_key(key)
     if points < 1:
         raise ValueError(f"points={points}: want the number of gradient points, 1 or more")
-    program = read_program(loss_fn, params, example, key, has_aux=has_aux)
+    program = read_program(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
     plan = make_plan(program, batch_size, points, linear_map, tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term
+from dpoptax._bookkeeping.deriving import bind
 from dpoptax._bookkeeping.program import Derived, Parameter, Result
-from dpoptax._bookkeeping.running import Evaluation, bind
+from dpoptax._bookkeeping.running import Evaluation
 from dpoptax._trees import held
 
 # Operations on each entry alone, beside those that have a rule of their own.

@@ -163,10 +163,12 @@ def trace_loss(
     key: jax.Array | jax.ShapeDtypeStruct | None,
     *,
     has_aux: bool,
+    tangent: bool = False,
 ) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
     """Traces `loss_fn(params, example[, key])` on shapes; raises where it may mix examples.
 
-    The arguments are arrays or shape structs of one example; `key` is None where there is none.
+    The arguments are arrays or shape structs of one example; `key` is None where there is none, and
+    with a `tangent` the gradient is differentiated once more.
 
     Returns:
       The program, and the shapes of its results, (loss, aux).
@@ -182,7 +184,7 @@ def trace_loss(
         return out if has_aux else (out, None)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
-    check_separate(closed, len(jax.tree.leaves(params)))
+    check_separate(closed, len(jax.tree.leaves(params)), 2 if tangent else 1)
     return closed, shapes
 
 
@@ -193,10 +195,11 @@ def read_program(
     key: jax.Array | jax.ShapeDtypeStruct | None,
     *,
     has_aux: bool,
+    tangent: bool = False,
 ) -> Program:
     """Traces a loss, as `trace_loss` does, and reads it."""
     check_parameters(params)
-    closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux)
+    closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
     if shapes[0].shape != ():
         raise TypeError(
             f"loss_fn must return a scalar for one example, but its value has shape "

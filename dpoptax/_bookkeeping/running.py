@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn
 
+from dpoptax._bookkeeping.deriving import bind
 from dpoptax._bookkeeping.program import (
     Application,
     Block,
@@ -99,16 +99,6 @@ def _apply(application: Application, operands: list[jax.Array]) -> tuple[jax.Arr
         axes = [0 if scan in v.scans else None for v in application.operands]
         function = jax.vmap(function, in_axes=axes)
     return function(*operands)
-
-
-def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """The results of an operation."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    with eqn.ctx.manager:
-        out = eqn.primitive.bind(*functions, *operands, **params)
-    return tuple(out) if eqn.primitive.multiple_results else (out,)
 
 
 class _Runner:

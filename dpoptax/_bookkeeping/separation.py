@@ -1,14 +1,19 @@
 """Whether a loss keeps examples apart when it is mapped over a batch.
 
 What one example contributes must be a function of that example. `jax.vmap` of a loss is that for
-all operations but a few, which make a batch of results in a way of their own.
+all operations but a few, which make a batch of results in a way of their own. They may stand in the
+loss, or in the derivative that the author of a `jax.custom_vjp` or a `jax.custom_jvp` gave, which
+no program has before it is differentiated.
 """
 
 from collections.abc import Sequence
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._bookkeeping.deriving import inside
+from dpoptax._bookkeeping.activity import CONSTANT, carries_gradient
+from dpoptax._bookkeeping.deriving import CUSTOM, bind, inside
+from dpoptax._bookkeeping.program import type_of
 
 # Operations whose inner program gets their operands, one for one.
 _CALLS = frozenset(
@@ -28,13 +33,22 @@ _REST = (
 )
 
 
-def check_separate(program: ClosedJaxpr, shared: int) -> None:
+def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:
     """Raises a TypeError where a loss of one example, mapped over a batch, may mix examples.
 
     Args:
       program: the traced loss.
-      shared: how many of its operands, the first, are the same for all examples.
+      shared: how many of its operands, the first, are the parameters: the same for all examples,
+        and what it is differentiated by.
+      derivatives: how often, one after the other.
     """
+    private = [i >= shared for i in range(len(program.jaxpr.invars))]
+    _check_program(program, private, [not own for own in private], derivatives)
+
+
+def _check_program(
+    program: ClosedJaxpr, private: Sequence[bool], active: Sequence[bool], derivatives: int
+) -> None:
     axes = sorted(str(e.name) for e in program.effects if type(e).__name__ == "NamedAxisEffect")
     if axes:
         raise TypeError(
@@ -42,20 +56,59 @@ def check_separate(program: ClosedJaxpr, shared: int) -> None:
             "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
             "have no per-example gradient"
         )
-    _check(program.jaxpr, [i >= shared for i in range(len(program.jaxpr.invars))])
+    _check(program.jaxpr, private, active, derivatives)
 
 
-def _check(program: Jaxpr, private: Sequence[bool]) -> None:
-    known: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
+def _check(
+    program: Jaxpr, private: Sequence[bool], active: Sequence[bool], derivatives: int
+) -> None:
+    """`private` operands may be an example's own, `active` ones depend on the parameters."""
+    owned: set[Var] = {v for v, own in zip(program.invars, private, strict=True) if own}
+    flowing: set[Var] = {v for v, flows in zip(program.invars, active, strict=True) if flows}
     for eqn in program.eqns:
-        flags = [not isinstance(v, Literal) and v in known for v in eqn.invars]
-        if not any(flags):
-            continue
-        _check_operation(eqn)
+        name = eqn.primitive.name
+        own = [not isinstance(v, Literal) and v in owned for v in eqn.invars]
+        flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
+        if any(own):
+            _check_operation(eqn)
+        if name in CUSTOM and any(flows):
+            _check_derivative(eqn, own, flows, derivatives)
         for inner in inside(eqn.params):
-            called = eqn.primitive.name in _CALLS and len(inner.invars) == len(flags)
-            _check(inner, flags if called else [True] * len(inner.invars))
-        known.update(eqn.outvars)
+            # The rule stands for what is inside, which nobody differentiates.
+            through = [name not in CUSTOM and f for f in flows]
+            called = name in _CALLS and len(inner.invars) == len(own)
+            flags = [(any(own), any(through))] * len(inner.invars)
+            given = list(zip(own, through, strict=True)) if called else flags
+            _check(inner, [o for o, _ in given], [f for _, f in given], derivatives)
+        if any(own):
+            owned.update(eqn.outvars)
+        if any(flows) and name not in CONSTANT:
+            flowing.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
+
+
+def _check_derivative(
+    eqn: JaxprEqn, private: Sequence[bool], active: Sequence[bool], derivatives: int
+) -> None:
+    """Checks an operation's derivative; cotangents are private, whatever the operands are."""
+    if not derivatives:
+        return
+    operands = [jax.ShapeDtypeStruct(type_of(v).shape, type_of(v).dtype) for v in eqn.invars]
+    moved = [i for i, v in enumerate(eqn.invars) if active[i] and carries_gradient(type_of(v))]
+
+    def outputs(*operands: jax.Array) -> list[jax.Array]:
+        return [x for x in bind(eqn, operands) if carries_gradient(jax.typeof(x))]
+
+    def pulled(operands: list[jax.Array], cotangents: list[jax.Array]) -> list[jax.Array]:
+        def at(*chosen: jax.Array) -> list[jax.Array]:
+            new = dict(zip(moved, chosen, strict=True))
+            return outputs(*(new.get(i, x) for i, x in enumerate(operands)))
+
+        return list(jax.vjp(at, *(operands[i] for i in moved))[1](cotangents))
+
+    cotangents = jax.eval_shape(outputs, *operands)
+    program = jax.make_jaxpr(pulled)(operands, cotangents)
+    rest = [True] * len(cotangents)
+    _check_program(program, [*private, *rest], [*active, *rest], derivatives - 1)
 
 
 def _check_operation(eqn: JaxprEqn) -> None:

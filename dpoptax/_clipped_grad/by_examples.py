@@ -31,7 +31,8 @@ def per_example_sum(
     `whole` is the batch of all microbatches and devices, `None` where this is it.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
-    trace_loss(loss_fn, points.points[0], *one, has_aux=has_aux)  # for what it refuses
+    tangent = points.tangent is not None
+    trace_loss(loss_fn, points.points[0], *one, has_aux=has_aux, tangent=tangent)  # may refuse
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from dpoptax._bookkeeping.deriving import inside
-from dpoptax._bookkeeping.running import bind
+from dpoptax._bookkeeping.deriving import bind, inside
 from dpoptax._trees import PyTree
 
 

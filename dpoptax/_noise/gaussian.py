@@ -140,7 +140,8 @@ def gaussian_noise(
     That is so for real numbers. The noise is drawn by Box and Muller from both words of a hash, 64
     bits for two numbers, so that its tails have no gaps, out to 6.66 standard deviations; but the
     last bits of sum plus noise tell which sum they were added to: to who sees every bit of a
-    release, or of parameters that were made of it, the noise is no protection (Mironov 2012).
+    release, or of parameters that were made of it, the noise is no protection (Mironov 2012). Of
+    many coordinates coarser bits do: of 10⁶ those of 10⁻⁴ standard deviations.
     `fixed_point` answers that threat. Sum and noise become whole multiples of a public power of two
     g, are added as integers, and the noise is the sum of four draws, so that all sums have the same
     possible releases. The sum is rounded before the noise, and the noise scaled up for it:

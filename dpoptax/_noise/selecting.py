@@ -192,9 +192,10 @@ def draw_rows(
 
     found = jnp.concatenate([looked_up, others])
     found = jnp.concatenate([found, jnp.full(max(0, capacity - found.size), size, found.dtype)])
-    # What is left out is drawn from S alone: not by counts, nor by whether examples looked it up.
+    # What is left out is drawn from S alone: not by counts, nor by whether examples looked it up,
+    # which the place of a row among equal bits would tell.
     order = jax.random.bits(keys[3], found.shape, jnp.uint32)
-    _, _, shuffled = jax.lax.sort((found == size, order, found), num_keys=2)
+    _, _, shuffled = jax.lax.sort((found == size, order, found), num_keys=3)
     number = jnp.sum(found < size, dtype=jnp.int32)
     return SelectedRows(jnp.sort(shuffled[:capacity]), number)
 

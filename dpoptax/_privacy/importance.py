@@ -17,6 +17,7 @@ with j > 1 copies draws in proportion to L^j.
 import concurrent.futures
 import dataclasses
 import functools
+import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -173,7 +174,7 @@ def draw(
     proposal: Proposal,
     samples: int,
     *,
-    seed: int,
+    seed: object,
     least: float | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Losses:
@@ -183,11 +184,12 @@ def draw(
       run: the pair.
       proposal: what is drawn from.
       samples: how many.
-      seed: tells draws apart.
+      seed: tells draws apart, by its text.
       least: draws whose X is 0 at this ε are left out; None: they are kept.
       advance: called with numbers of draws as they are done.
     """
     states, joint = run.lattice(), run.lattice(proposal.copies)
+    own = int.from_bytes(hashlib.blake2b(repr(seed).encode(), digest_size=16).digest())
     messages = joint.log_moment(proposal.power, run.sigma)[1]
     odds = [
         _odds(layer.log_chances, message[layer.following])
@@ -198,8 +200,8 @@ def draw(
 
     def chunk(first: int) -> tuple[np.ndarray, np.ndarray]:
         number = min(size, samples - first)
-        key = (seed, proposal.direction, first)
-        rng = np.random.default_rng(np.random.SeedSequence(_SEED, spawn_key=key))
+        key = (proposal.direction, first)
+        rng = np.random.default_rng(np.random.SeedSequence([_SEED, own], spawn_key=key))
         ratios, powers = _chunk(states, joint, odds, run.sigma, proposal.power, number, rng)
         if advance is not None:
             advance(number)

@@ -27,8 +27,9 @@ one test failed, that of the direction and the ε where δ(ε) = m in truth.
 
 **The claim.** Each test has β = 10^-6 δ, and δ/100 is left out of m: what is stated holds but for
 that probability over the draws of the accounting, also after 10^4 prices, as those of a
-calibration, of which one is chosen; a statement that is wrong with probability p is a δ of p. The
-draws are functions of fixed numbers and of no data.
+calibration, of which one is chosen; a statement that is wrong with probability p is a δ of p. Every
+question has draws of its own: what is asked next may depend on what was found, and the test of it
+fails with probability β nevertheless. The draws are functions of fixed numbers and of no data.
 
 Sources: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, "Near exact privacy amplification for
 matrix mechanisms" (2024), for the pair, Monte Carlo and the failure in δ; Dong and Ganesh, "Privacy
@@ -52,8 +53,8 @@ _FEW, _LEAST, _MOST = 35.0, 45.0, 1000.0
 _COST, _OVERHEAD = 3 * 10**8, 15
 _SAMPLES = 2**14, 2**25
 _PILOTS = 2**11, 2**13
-# The seeds of what is planned by and of what is tested.
-_PILOT, _TEST = 0, 1
+# Tells what is planned by from what is tested.
+_PILOT, _TEST = "pilot", "test"
 
 
 def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:
@@ -66,7 +67,8 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
       effort: how much to draw, for one; with less ε comes out larger.
     """
     log_failure, target = math.log(FAILURE * delta), (1 - RESERVED) * delta
-    pilots = [_pilot(run, direction, target, most) for direction in (REMOVE, ADD)]
+    question = repr((run, float(delta), float(effort)))
+    pilots = [_pilot(run, direction, target, most, question) for direction in (REMOVE, ADD)]
     roots = [pilot.root(target, most) for pilot in pilots]
     # Lower than the estimates none would pass but by chance, and M is larger there.
     least = 0.99 * max(roots)
@@ -79,7 +81,7 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
     if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
         return most  # No draws would do, not even such that are all 0.
     with _progress(sum(test.samples for test in tests)) as advance:
-        wealths = [test.run(run, advance) for test in tests]
+        wealths = [test.run(run, question, advance) for test in tests]
 
     def proven(epsilon: float) -> bool:
         # More than rounding could make of it.
@@ -135,11 +137,12 @@ class Test:
         best = math.sqrt(-2 * log_failure / (samples * square))
         return cls(pilot.proposal, target, least, samples, min(best, 1 / bound))
 
-    def run(self, run: Run, advance: Callable[[int], object]) -> Callable[[float], float]:
+    def run(
+        self, run: Run, question: str, advance: Callable[[int], object]
+    ) -> Callable[[float], float]:
         """log W, as a function of ε ≥ `least`, which it rises with."""
-        losses = draw(
-            run, self.proposal, self.samples, seed=_TEST, least=self.least, advance=advance
-        )
+        seed, least = (_TEST, question), self.least
+        losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
         return lambda epsilon: self.log_wealth(losses.values(epsilon))
 
     def log_wealth(self, values: np.ndarray) -> float:
@@ -149,12 +152,12 @@ class Test:
         return float(logs.sum() + zeros * math.log1p(self.bet * self.target))
 
 
-def _pilot(run: Run, direction: int, target: float, most: float) -> Losses:
+def _pilot(run: Run, direction: int, target: float, most: float, question: str) -> Losses:
     """Few draws of the proposal whose M is least at ε."""
     epsilon = None
     for samples in _PILOTS:
         proposal = best_proposal(run, direction, target, epsilon)
-        found = draw(run, proposal, samples, seed=_PILOT)
+        found = draw(run, proposal, samples, seed=(_PILOT, question))
         epsilon = found.root(target, most)
     return found
 
