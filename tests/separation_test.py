@@ -33,6 +33,15 @@ def _effect(x):
     return io_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
+def _kept(x):
+    last = _KEPT[...]
+    _KEPT[...] = jax.lax.stop_gradient(x)
+    return x - last
+
+
+_KEPT = jax.new_ref(jnp.zeros(3))
+
+
 def _in_a_scan(x):
     return jax.lax.scan(lambda total, row: (total + _centred(row), None), x, x[None])[0]
 
@@ -79,6 +88,7 @@ MIXING = {
     "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "vmap rule of its own"),
     "a callback": (lambda w, x: w @ _outside(x, "broadcast_all"), "whole batch"),
     "an effect": (lambda w, x: w @ _effect(x), "whole batch"),
+    "a reference": (lambda w, x: w @ _kept(x), "a jax.Ref from outside"),
     "a collective": (lambda w, x: w @ (x - jax.lax.pmean(x, "runs")), "over the axis 'runs'"),
     "a rule's pass forward": (_ruled(_centred, "forward"), "vmap rule of its own"),
     "a rule's pass backward": (_ruled(_centred, "backward"), "vmap rule of its own"),

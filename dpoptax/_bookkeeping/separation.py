@@ -27,6 +27,8 @@ _BY_PLACE = ("key<rbg>", "key<urbg>")
 _DRAWS = ("random_bits", "random_fold_in", "random_split")
 # A function outside of the program that gets one example at a time.
 _ONE_BY_ONE = ("sequential", "sequential_unrolled")
+# Of a reference that was made before.
+_OUTSIDE = ("ReadEffect", "WriteEffect", "AccumEffect")
 _REST = (
     "what an example contributes would depend on the others in its batch, and no clip bounds how "
     "much one of them then moves the sum"
@@ -55,6 +57,11 @@ def _check_program(
             f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): {_REST}. "
             "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
             "have no per-example gradient"
+        )
+    if any(type(e).__name__ in _OUTSIDE for e in program.effects):
+        raise TypeError(
+            f"loss_fn reads or writes a jax.Ref from outside of it: {_REST}. Return what is to be "
+            "kept, with has_aux=True"
         )
     _check(program.jaxpr, private, active, derivatives)
 
