@@ -9,4 +9,7 @@ def jax_privacy_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"jax_privacy.{name}")
     except ImportError as error:
-        raise ImportError("correlated noise needs jax_privacy: install dpoptax[matrix]") from error
+        raise ImportError(
+            "correlated noise needs jax_privacy, which is not installed; "
+            "pip install 'dpoptax[matrix]'"
+        ) from error

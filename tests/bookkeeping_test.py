@@ -324,13 +324,18 @@ def test_inside_shard_map(name):
     close(jax.jit(sharded, compiler_options=QUICK)(points, batch), want)
 
 
-def test_a_loss_that_is_no_scalar():
-    network = NETWORKS["mlp"]
-    loss = lambda params, example: example[0] @ params["w"]  # noqa: E731
-    with pytest.raises(TypeError, match=r"scalar for one example.*shape \(4,\)"):
-        both(
-            network._replace(loss=loss),
-            dpoptax.l2_clip(1.0),
-            points_of(network, 1),
-            _batch(network),
-        )
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    ("returned", "has_aux", "message"),
+    [
+        (lambda row: row, False, r"scalar for one example.*shape \(4,\)"),
+        (lambda row: (row[0], row), False, "scalar for one example.*is a tuple.*has_aux=True"),
+        (lambda row: (row, row[0]), True, r"scalar for one example.*shape \(4,\)"),
+        (lambda row: row[0], True, r"loss_fn returned no pair \(loss, aux\)"),
+    ],
+)
+def test_a_loss_that_is_no_scalar(returned, has_aux, message, method):
+    loss = lambda w, row: returned(w * row)  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), has_aux=has_aux, method=method)
+    with pytest.raises(TypeError, match=message):
+        grad_fn(dpoptax.gradient_points((), jnp.ones(4)), jnp.ones((2, 4)))

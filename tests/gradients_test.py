@@ -162,6 +162,12 @@ def test_a_key_needs_the_records_and_the_records_a_key():
         grad_fn(points, batch, key=key, ids=jnp.arange(6.0))
 
 
+def test_weights_are_no_mask():
+    batch, weights = helpers.mlp_batch(0, 2), np.array([0.5, 0.0])
+    with pytest.raises(TypeError, match="mask is of float.*belong into the loss"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(_points(1), batch, weights)
+
+
 @pytest.mark.parametrize("microbatch_size", [None, 2, 4])
 def test_auxiliary_outputs_are_per_example_and_from_the_first_point(microbatch_size):
     def loss_fn(params, example):

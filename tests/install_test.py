@@ -135,7 +135,7 @@ def test_a_name_that_is_none_is_an_attribute_error():
 def test_an_extra_that_is_missing_is_named():
     uses = {
         "import dpoptax.auditing": "auditing needs jax_privacy",
-        "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "install dpoptax[matrix]",
+        "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
         "dpoptax.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
         "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }

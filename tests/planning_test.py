@@ -10,7 +10,7 @@ from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
-from dpoptax.training.run import planning, shapes
+from dpoptax.training.run import phases, planning, shapes
 from dpoptax.training.run.planning import plan_run, text
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -49,6 +49,14 @@ def test_flops_grow_with_the_batch_whatever_the_microbatch():
     # Forward and weight gradient: four operations a weight and example, and the softmax.
     per_example = flops() * (64 * 4 + 4)
     assert 4 * 640 < per_example < 8 * 640
+
+
+def test_a_plan_that_takes_long_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(phases, "PATIENCE", 0.0)
+    assert main(["plan", f"{CONFIGS}/digits/dp_sgd.py", "--accountant", "rdp"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "dpoptax: working out what the run costs ...\n"
+    assert told.out.startswith("dp_sgd\n")
 
 
 @pytest.mark.slow

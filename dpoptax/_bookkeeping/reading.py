@@ -156,6 +156,23 @@ def _of_one(example: PyTree, keyed: bool) -> str:
     return note + "; a loss with randomness gets a key by grad_fn(..., key=key, ids=indices)"
 
 
+def _check_scalar(shapes: PyTree, has_aux: bool) -> None:
+    """Raises where what a loss returned, as shapes, is no scalar, or no (scalar, aux)."""
+    if has_aux and not (isinstance(shapes, tuple | list) and len(shapes) == 2):
+        raise TypeError(
+            "has_aux=True, and loss_fn returned no pair (loss, aux); return one, or leave has_aux "
+            "out"
+        )
+    value = shapes[0]
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    if not is_array or value.shape != ():
+        found = f"has shape {value.shape}" if is_array else f"is a {type(value).__name__}"
+        raise TypeError(
+            f"loss_fn must return a scalar for one example, but its value {found}; reduce it, or "
+            "set has_aux=True if it returns (loss, aux)"
+        )
+
+
 def trace_loss(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
@@ -184,6 +201,7 @@ def trace_loss(
         return out if has_aux else (out, None)
 
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
+    _check_scalar(shapes, has_aux)
     check_separate(closed, len(jax.tree.leaves(params)), 2 if tangent else 1)
     return closed, shapes
 
@@ -200,11 +218,6 @@ def read_program(
     """Traces a loss, as `trace_loss` does, and reads it."""
     check_parameters(params)
     closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
-    if shapes[0].shape != ():
-        raise TypeError(
-            f"loss_fn must return a scalar for one example, but its value has shape "
-            f"{shapes[0].shape}; reduce it, or set has_aux=True if it returns (loss, aux)"
-        )
     count = len(jax.tree.leaves(params))
     args: list[Value] = []
     for i, var in enumerate(closed.jaxpr.invars):

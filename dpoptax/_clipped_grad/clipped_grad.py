@@ -109,9 +109,10 @@ def clipped_grad(
 
     Raises:
       TypeError: `clip` is no geometry; at the call, `points` that are not `GradientPoints`,
-        parameters that are integers, complex, or floats of fewer than 16 bits, or a loss that may
-        mix the examples it is mapped over: one with a collective over devices, a vmap rule of its
-        own, a callback for a whole batch, or random numbers by the generator "rbg".
+        parameters that are integers, complex, or floats of fewer than 16 bits, a `mask` of floats,
+        a loss that is no scalar or with `has_aux` no pair, or one that may mix the examples it is
+        mapped over: with a collective over devices, a vmap rule of its own, a callback for a whole
+        batch, or random numbers by the generator "rbg".
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
         `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
@@ -249,6 +250,11 @@ def _check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.shape != (batch_size,):
         raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
+    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
+        raise TypeError(
+            f"mask is of {mask.dtype}: want True for an example and False for padding. Weights of "
+            "examples belong into the loss, in front of the clip"
+        )
     return mask.astype(bool)
 
 

@@ -57,6 +57,7 @@ def _train(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     from dpoptax.training.run import planning
+    from dpoptax.training.run.phases import Phases, say
 
     path, *rest = arguments
     configs = load_configs(path)
@@ -74,7 +75,9 @@ def _plan(arguments: list[str]) -> int:
         description=f"What {path} would cost; every field can be overridden.",
     )
     fetch_for([given.config], given.fetch)
-    print(planning.text(name, planning.plan_run(given.config, compiled=given.compile)))
+    with Phases(say)("plan"):
+        cost = planning.plan_run(given.config, compiled=given.compile)
+    print(planning.text(name, cost))
     return 0
 
 

@@ -20,6 +20,7 @@ _SAYS = {
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",
     "generation": "generating texts",
+    "plan": "working out what the run costs",
     "files": "writing parameters and figures",
 }
 """What is said of a phase; of those that are not here, such as steps, a progress bar tells."""
