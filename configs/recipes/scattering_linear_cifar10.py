@@ -20,6 +20,8 @@ def get_config() -> TrainConfig:
     return TrainConfig(
         dataset="cifar10",
         features="scattering",
+        feature_colors="opponent",
+        feature_groups=81,
         model="linear",
         steps=120,
         batch_size=8192,
