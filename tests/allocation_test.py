@@ -409,7 +409,7 @@ def released(noises, steps):
     for noise, count in zip(noises, steps, strict=True):
         state = noise.init(params)
         for _ in range(count):
-            grads = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((2, 3)))
+            grads = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((10, 3)))
             _, state = noise.update(grads, state, params)
         states.append(state)
     return tuple(states)

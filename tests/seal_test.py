@@ -34,7 +34,8 @@ def batch(seed=0, size=4):
 @functools.cache
 def compiled(clip):
     grad_fn = dpoptax.clipped_grad(loss_fn, clip, method="vmap")  # which compiles sooner
-    return jax.jit(lambda seed: grad_fn(dpoptax.gradient_points((), PARAMS), batch(seed)))
+    points, mask = dpoptax.gradient_points((), PARAMS), np.ones(4, bool)
+    return jax.jit(lambda seed: grad_fn(points, batch(seed), mask))
 
 
 def clipped_sum(seed=0, clip=CLIP):
@@ -226,6 +227,25 @@ def test_another_grid_is_refused():
     total = jax.tree.map(lambda x: x.astype(jnp.int32), PARAMS)
     fine = dpoptax.assert_clipped(total, CLIP, grid=grid / 4)
     assert_refused(*tx.update(dataclasses.replace(fine, grid=grid), tx.init(PARAMS)))
+
+
+def test_the_padding_of_a_draw_cannot_pass_for_examples():
+    draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
+    data = jax.random.normal(jax.random.key(1), (20, 3))
+    points = dpoptax.gradient_points((), jnp.zeros(3))
+    grad_fn = dpoptax.clipped_grad(lambda w, x: w @ x, CLIP)
+    tx = noise()
+    state = tx.init(jnp.zeros(3))
+    batch = data[draw.indices]
+    assert np.isfinite(tx.update(grad_fn(points, batch, draw.mask), state)[0]).all()
+    part, rest = grad_fn(points, batch), grad_fn(points, batch[1:])
+    for clipped in (part, dpoptax.accumulate(rest, part)):
+        with pytest.raises(ValueError, match=r"no mask was given.*draw's mask, or mask=jnp.ones"):
+            tx.update(clipped, state)
+    # As many as the stage expects are a whole batch, in one piece or in parts.
+    halves = [grad_fn(points, data[:2]), grad_fn(points, data[2:4])]
+    for clipped in (grad_fn(points, data[:4]), dpoptax.accumulate(*halves)):
+        assert np.isfinite(tx.update(clipped, state)[0]).all()
 
 
 def test_a_sum_on_a_grid_is_of_integers():
@@ -430,7 +450,7 @@ def test_several_losses_on_one_batch_are_clipped_as_one_gradient():
         return loss_fn(params, example) + 100.0 * other_loss(params, example)
 
     grad_fn = jax.jit(dpoptax.clipped_grad(joint, CLIP))
-    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1))
+    alone = grad_fn(dpoptax.gradient_points((), PARAMS), batch(size=1), np.ones(1, bool))
     np.testing.assert_allclose(helpers.global_norm(alone.sum), 1.0, rtol=1e-5)
     mean, _ = released(alone)
     assert np.isfinite(mean["w"]).all()

@@ -19,7 +19,7 @@ def _after_steps(sampler, noise_multiplier, steps):
     tx = games.noise(sampler, noise_multiplier)
     params = jnp.zeros(2)
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), games.CLIP)
-    grads = grad_fn(dpoptax.gradient_points((), params), jnp.ones((1, 2)))
+    grads = grad_fn(dpoptax.gradient_points((), params), jnp.ones((1, 2)), np.ones(1, bool))
     update = jax.jit(tx.update)
     state = tx.init(params)
     for _ in range(steps):

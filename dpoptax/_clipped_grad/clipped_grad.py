@@ -94,8 +94,9 @@ def clipped_grad(
       `grad_fn(points, batch, mask=None, *, key=None, ids=None)`, with `points` from
       `dpoptax.gradient_points`, `mask` of shape (B,), True for examples and False for padding. It
       returns a `ClippedSum`, or with `has_aux` a pair of it and the auxiliary outputs, (B, …),
-      taken at the first point. Without a mask every row is an example, once: a sampler's draw is
-      padded with repetitions of a record, which its mask, and nothing else, leaves out.
+      taken at the first point. Without a mask every row is an example, once, and the noise stage
+      wants as many as it expects: a sampler's draw is padded with repetitions of a record, which
+      its mask, and nothing else, leaves out.
 
       `key` is for losses with randomness, and `ids`, (B,), integers, says which record each example
       is: the sampler's indices. Record i gets `fold_in(key, i)`, wherever it stands in the batch.
@@ -215,7 +216,7 @@ def clipped_grad(
         if grid is not None:
             check_capacity(clip, grid, which.shape[0])
         clipped, aux = clipped_sum(points, batch, which, key, records)
-        clipped = as_made(clipped)
+        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
         return (clipped, aux) if has_aux else clipped
 
     return grad_fn

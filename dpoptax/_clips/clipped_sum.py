@@ -41,8 +41,8 @@ class ClippedSum(metaclass=_Named):
     """A sum over examples of clipped gradients, and the geometry that bounds each summand.
 
     `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
-    nothing else, bit for bit: a seal over all of it says whether anything was changed on the way.
-    What is noised was clipped, by the bound that the noise is scaled to.
+    nothing else, bit for bit: a seal over all that the bound rests on says whether it was changed
+    on the way. What is noised was clipped, by the bound that the noise is scaled to.
 
     Attributes:
       sum: Σ_ξ clip(g(ξ)), a sum and not a mean, in float32 at least.
@@ -55,6 +55,8 @@ class ClippedSum(metaclass=_Named):
       linear_map: the public map that gradients went through before the clip; `None` for none.
       examples: how many summands there are at most, padding included; `None` where nobody said.
         Static.
+      unmasked: whether each row of the batch was taken for an example, as no mask was given, which
+        the noise stage refuses where their number is not the expected batch size. Static.
     """
 
     sum: PyTree
@@ -64,6 +66,7 @@ class ClippedSum(metaclass=_Named):
     grid: float | None = dataclasses.field(default=None, metadata={"static": True})
     linear_map: LinearMap | None = None
     examples: int | None = dataclasses.field(default=None, metadata={"static": True})
+    unmasked: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def decode(self, mean: PyTree) -> PyTree:
         """The gradient, shaped like the parameters, that a mean of such summands stands for."""
@@ -205,7 +208,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     seal = checksum(total, first.clip, _public(first), first.grid, examples)
     seal = jnp.where(sound, seal, ~seal)
     # Not `as_made`: whether the parts were sound is in the seal alone.
-    return dataclasses.replace(first, sum=total, seal=seal, examples=examples)
+    unmasked = any(part.unmasked for part in parts)
+    return dataclasses.replace(first, sum=total, seal=seal, examples=examples, unmasked=unmasked)
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:

@@ -94,6 +94,13 @@ def release(
             "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
             "with that same row_selecting_clip; no other stage prices both"
         )
+    if clipped.unmasked and clipped.examples != mechanism.batch_size:
+        raise ValueError(
+            f"no mask was given, so that all {clipped.examples} rows of the batch are examples, "
+            f"and the noise stage expects batch_size={mechanism.batch_size:g}: the padding of a "
+            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn the draw's "
+            f"mask, or mask=jnp.ones({clipped.examples}, bool) where every row is an example"
+        )
     check_scale(mechanism, clipped.clip.sensitivity)
     check_state(state, mechanism)
     intact = is_intact(clipped)
