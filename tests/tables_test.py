@@ -319,7 +319,7 @@ def test_a_step_draws_its_rows_and_its_noise_with_these_multipliers():
     params = {"table": jnp.zeros((4000, 40)), "weights": jnp.zeros(40), "bias": jnp.zeros(())}
     grad_fn = tables.selected_grad(loss_fn, clip, where=table_of)
     state, numbers, entries = tx.init(params), [], []
-    batch = jnp.full((8, L), -1), jnp.zeros(8)
+    batch = jnp.full((10, L), -1), jnp.zeros(10)
     for _ in range(30):
         found = grad_fn(state, params, batch)
         released, state = tx.update(found.sum, state, found.params)

@@ -104,14 +104,14 @@ def state_of(clip, transform):
         return _state_of_rows(clip, transform)
     grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p["w"] * x), clip)
     for _ in range(_STEPS):
-        clipped = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((2, 3)))
+        clipped = grad_fn(dpoptax.gradient_points(state, params), jnp.ones((_B, 3)))
         _, state = transform.update(clipped, state, params)
     return state
 
 
 def _state_of_rows(clip, transform):
     """The same, of a table."""
-    table, batch = jnp.ones((clip.selection.table_size, 3)), (jnp.ones(8, int), jnp.ones(8))
+    table, batch = jnp.ones((clip.selection.table_size, 3)), (jnp.ones(_B, int), jnp.ones(_B))
     grad_fn = dpoptax.tables.selected_grad(
         lambda p, x: x[1] * jnp.sum(dpoptax.tables.look_up(p, x[0])), clip, where=lambda p: p
     )

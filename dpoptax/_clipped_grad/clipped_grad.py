@@ -210,7 +210,7 @@ def clipped_grad(
             check_same_axes(point, batch)
         if layout is None:
             check_one_device(batch)
-        which = _check_mask(mask, batch_axis(batch))
+        which = check_mask(mask, batch_axis(batch))
         key = None if key is None else check_key(key)
         records = _check_ids(ids, key, which.shape[0])
         if grid is not None:
@@ -245,7 +245,8 @@ def _check_options(method: str, precision: str, grid: float | None) -> None:
         raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
 
 
-def _check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
+def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
+    """The mask of a batch, (B,) booleans; without one all are examples."""
     if mask is None:
         return jnp.ones(batch_size, bool)
     mask = jnp.asarray(mask)

@@ -1,5 +1,6 @@
 """Gradients by rows of a table that are selected in each step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._clipped_grad.clipped_grad import clipped_grad
+from dpoptax._clipped_grad.clipped_grad import check_mask, clipped_grad
 from dpoptax._clips.clipped_sum import ClippedSum, as_made
 from dpoptax._clips.contributions import RowSelectingClip
 from dpoptax._maps import LinearMapState
@@ -152,12 +153,10 @@ def selected_grad(
             )
         _check_memory(opt_state, params, place, clip)
         lookups, rest = _checked(batch)
-        which = jnp.ones(lookups.shape[0], bool) if mask is None else jnp.asarray(mask).astype(bool)
-        if which.shape != lookups.shape[:1]:
-            raise ValueError(f"mask has shape {which.shape}: want ({lookups.shape[0]},)")
-
+        which = check_mask(mask, lookups.shape[0])
         clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
-        return SelectedGrad(as_made(clipped), small, selected)
+        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
+        return SelectedGrad(clipped, small, selected)
 
     return grad_fn
 
