@@ -1,5 +1,7 @@
 """`explain`: what it says of each network, and that no gradient per example is formed unsaid."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -108,3 +110,23 @@ def test_no_array_is_as_large_as_a_gradient_for_each_example(count):
 
     assert largest(per_example_sum) >= batch * 500 * width
     assert largest(bookkept_sum) < batch * width * width
+
+
+def test_parts_of_a_large_stack_are_told_apart_in_a_byte_an_entry():
+    stack = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
+
+    def loss(stack, x):
+        def layer(x, w):
+            gate, up = jnp.split(w, 2, axis=1)
+            return jnp.tile(jnp.tanh(x @ gate) * (x @ up), 2), None
+
+        return jnp.sum(jax.lax.scan(layer, x, stack)[0])
+
+    tracemalloc.start()
+    try:
+        explanation = dpoptax.explain(loss, stack, jax.ShapeDtypeStruct((4, 512), jnp.float32))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert explanation.fallbacks == ()
+    assert peak < 2 * stack.size

@@ -204,6 +204,22 @@ def test_with_a_hessian_vector_product_it_falls_back(points):
     assert row.why == "computed on before it meets data in dot_general"
 
 
+def _power_iterations(w):
+    """Over its spectral norm, with a gradient through the iterations: each doubles the terms."""
+    u = w[:, 0]
+    for _ in range(2):
+        v = u @ w / jnp.linalg.norm(u @ w)
+        u = w @ v / jnp.linalg.norm(w @ v)
+    return w / (u @ w @ v)
+
+
+def _orthonormalised(w):
+    """Björck's iteration: each makes four products of one."""
+    for _ in range(10):
+        w = 1.5 * w - 0.5 * w @ (w.T @ w)
+    return w
+
+
 # What mixes entries otherwise than by scales, by sums along axes and by products of matrices.
 UNPULLED = {
     "squashed": jnp.tanh,
@@ -212,6 +228,8 @@ UNPULLED = {
     "cumulated": lambda w: jnp.cumsum(_standardised(w), axis=0),
     "through bfloat16": lambda w: _standardised(w).astype(jnp.bfloat16).astype(jnp.float32),
     "scaled along both": lambda w: w * w[:1] * w[:, :1],
+    "over the norm by power iterations": _power_iterations,
+    "orthonormalised": _orthonormalised,
 }
 
 

@@ -1,6 +1,7 @@
 """Decides, parameter by parameter, how the norm and the sum of its gradients are computed."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -282,9 +283,12 @@ def _join(
         if any(isinstance(m.use.rule, Lookup) for m in every):
             return None
     if len(groups) > 1:
-        entries = np.concatenate([group[0].view.entries() for group in groups.values()])
-        if np.unique(entries).size < entries.size:
-            return None
+        seen = np.zeros(math.prod(shape), bool)
+        for group in groups.values():
+            entries = group[0].view.among(seen)
+            if entries.any():
+                return None
+            entries[...] = True
     return [Product(tuple(g), _method(g, *scale), shape) for g in groups.values()]
 
 

@@ -25,6 +25,8 @@ _ENTRYWISE = frozenset(
         "max", "min", "pow", "rsqrt", "select_n", "sin", "sqrt", "tanh",
     }
 )  # fmt: skip
+# Where a value is used twice, time after time, its gradients double each time: formed ones do not.
+_MOST_PARTS = 32
 _SIGNS = {"add": (1, 1), "add_any": (1, 1), "copy": (1,), "neg": (-1,), "sub": (1, -1)}
 
 
@@ -140,6 +142,8 @@ class _Pull:
             raise NotFactoredError
         if (other := self.arrived.get(operand)) is not None:
             g = Cotangent(shape, other.outers + g.outers, other.terms + g.terms)
+        if len(g.outers) + len(g.terms) > _MOST_PARTS:
+            raise NotFactoredError
         self.arrived[operand] = g
 
     def step(self, value: Derived, g: Cotangent) -> None:

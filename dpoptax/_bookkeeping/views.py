@@ -139,13 +139,12 @@ class View:
         flat = jnp.zeros(math.prod(shape), values.dtype)
         return flat.at[positions.ravel()].add(values.ravel()).reshape(shape)
 
-    def entries(self) -> np.ndarray:
-        """The positions in the flattened parameter, ascending."""
-        positions = np.full((), self.offset)
-        for axis in self.axes:
-            for size, stride in axis:
-                positions = positions[..., None] + np.arange(size) * stride
-        return np.sort(positions, axis=None)
+    def among(self, entries: np.ndarray) -> np.ndarray:
+        """Its part of an array that is flattened like the parameter; memory is shared."""
+        atoms = self.atoms(tuple(range(len(self.axes))))
+        strides = [stride * entries.itemsize for _, stride in atoms]
+        first = entries[self.offset :]
+        return np.lib.stride_tricks.as_strided(first, [size for size, _ in atoms], strides)
 
 
 def through(
