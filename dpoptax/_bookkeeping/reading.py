@@ -132,7 +132,10 @@ def check_parameters(params: PyTree) -> None:
         dtype = jax.typeof(leaf).dtype
         if rules.is_real(dtype):
             continue
-        remedy = "has no gradient: close loss_fn over it, and leave it out of the parameters"
+        remedy = (
+            "has no gradient: close loss_fn over it, and leave it out of the parameters, which are "
+            "the second argument of dpoptax.gradient_points(opt_state, params)"
+        )
         if jnp.issubdtype(dtype, jnp.complexfloating):
             remedy = "cannot be clipped: hold its real and its imaginary part as two parameters"
         elif rules.is_narrow(dtype):

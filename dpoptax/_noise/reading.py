@@ -69,7 +69,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
             raise ValueError(
                 f"a ledger's count has shape {jnp.shape(state.count)}: these are the states of "
                 "several runs, and who sees them all learns from each. Price them together with "
-                "dpoptax.accounting.ensemble_epsilon_spent"
+                "dpoptax.accounting.ensemble_epsilon_spent(..., same_batches=...)"
             )
         _raise_refusals(state)
         key = np.asarray(imprint_of(state).key).tobytes()
