@@ -3,9 +3,9 @@ r"""A linear model on scattering features of CIFAR-10 (Tramèr and Boneh, 2021).
 The authors report 67.0 % at ε = 3, δ = 1e-5, in 60 epochs, with features normalised by noisy
 statistics of the data set, a part of its ε; here each example's are normalised by themselves.
 And here they are of opponent colours, in 81 groups, chosen on held-out training data, which the
-authors' are not. Measured on images
-decoded from JPEG, five seeds, the rate one of three by a trial on held-out training data:
-65.52 ± 0.10 % at ε = 3 (η = 8) and 61.69 ± 0.16 % at ε = 1 (η = 2, with factors 0.5 1 2), by
+authors' are not. Measured on images decoded from JPEG, five seeds, the rate one of three by a trial
+on held-out training data: 65.52 ± 0.10 % at ε = 3 (η = 8) and 61.69 ± 0.16 % at ε = 1 (η = 2, with
+factors 0.5 1 2), by
 
     dpoptax compare configs/recipes/scattering_linear_cifar10.py --epsilon 3 --factors 1 2 4 \
       --trial-seeds 1 --data-dir DIR --workdir runs/cifar10
