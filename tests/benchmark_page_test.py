@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from dpoptax.cli.main import main
-from dpoptax.papers import benchmark_groups
+from dpoptax.papers import benchmark_figures, benchmark_groups
+from dpoptax.papers.benchmark import write_benchmark
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
@@ -163,6 +165,29 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
         assert 1000 < (tmp_path / link).stat().st_size < 150_000
     published = next(line for line in text.splitlines() if "| 89.01 " in line)
     assert "97.30 at ε = 1 (DP-SGD, momentum)" in published  # and not the one without privacy
+
+
+def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
+    own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
+    lines.append(
+        tmp_path / "images" / "x.jsonl",
+        [
+            *benchmark(),
+            run("dp_sgd", DPSGD(), 0.95, **own),
+            run("momentum", DPSGD(), 0.955, optimizer="momentum", **own),
+        ],
+    )
+    write_benchmark(tmp_path / "images")
+    text = (tmp_path / "images.md").read_text()
+    assert "### MNIST, tanh_cnn_mnist, ε = 1, 240 steps\n\nModel tanh_cnn_mnist, B = " in text
+    assert "### MNIST, ε = 1, 30 steps\n\nModel linear on scattering features" in text
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(
+        axes, benchmark_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
+    )
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps"], [95.5])
+    assert "DP-SGD, linear, 30 steps" in drawn
 
 
 def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):

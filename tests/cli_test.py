@@ -166,7 +166,9 @@ def test_a_careless_delta_warns_once(config, tmp_path, capsys):
 def test_a_run_that_its_budget_stops_says_so(config, tmp_path, capsys):
     options = ["--noise-multiplier", "1", "--epsilon", "1.7"]
     assert main(["train", config(), *options, "--workdir", str(tmp_path / "run")]) == 0
-    assert "of 4 would exceed ε = 1.7" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "of 4 would exceed ε = 1.7" in shown.out
+    assert "epsilon=1.7 ends the run after" in shown.err
 
 
 def test_help_version_and_unknown_commands(config, capsys):

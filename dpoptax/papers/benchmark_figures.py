@@ -26,18 +26,23 @@ _FAR = 3.0
 
 
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
-    """A panel a data set: methods over ε at most steps, recipes, published numbers as points."""
+    """A panel a data set: methods over ε at most steps, recipes, published numbers as points.
+
+    The methods on features are lines; of a model of its own, the best is a point.
+    """
     datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
     figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
     panels = figure.subplots(1, len(datasets), squeeze=False)[0]
     for axes, dataset in zip(panels, datasets, strict=True):
-        _accuracies(axes, groups, recipes, dataset)
+        draw_accuracies(axes, groups, recipes, dataset)
     figure.savefig(path, dpi=140)
 
 
-def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> None:
+def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> None:
+    """The panel of one data set."""
     own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
-    private = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
+    finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
+    private = {s: e for s, e in finite.items() if s.features != "none"} or finite
     steps = max((setting.steps for setting in private), default=0)
     shown = {s.epsilon: e for s, e in sorted(private.items()) if s.steps == steps}
     labels = dict.fromkeys(entry.label for entries in shown.values() for entry in entries)
@@ -76,6 +81,17 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
             color=COLOURS[1],
             label=None if number else "recipe, here",
         )
+    for setting, entries in finite.items():
+        if setting not in private:
+            axes.plot(
+                [setting.epsilon],
+                [max(entry.mean for entry in entries if not entry.unproven)],
+                marker="D",
+                markersize=6,
+                linestyle="none",
+                color=COLOURS[2],
+                label=f"best of {len(entries)}, {setting.model}, {setting.steps} steps",
+            )
     free = [
         entry.mean
         for s, e in recipes.items()
@@ -83,7 +99,7 @@ def _accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> No
         for entry in e
     ]
     if free:
-        name = "not private, same features and steps"
+        name = "not private, linear on such features"
         axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")

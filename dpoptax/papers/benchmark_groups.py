@@ -43,8 +43,9 @@ class Setting:
     @property
     def title(self) -> str:
         """For headings and figures."""
+        own = f"{self.model}, " if self.features == "none" else ""
         order = " in order" if self.in_order else ""
-        return f"{data_name(self.dataset)}, ε = {self.epsilon:g}, {self.steps} steps{order}"
+        return f"{data_name(self.dataset)}, {own}ε = {self.epsilon:g}, {self.steps} steps{order}"
 
 
 @dataclasses.dataclass(frozen=True)

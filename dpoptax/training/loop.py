@@ -123,6 +123,12 @@ def _train_in(
             with phases("accounting"):
                 resume.check_same_run(run, begun, workdir)
             resume.check_same_sums(run, begun, place, metrics_path)
+        if progress and config.epsilon is not None and plan.permitted_steps < config.steps:
+            say(
+                f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
+                f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
+                "would exceed it"
+            )
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None) as observe:

@@ -1,0 +1,71 @@
+r"""What comes before the clip, how batches are drawn, and what is not linear behind the noise.
+
+With model, batches and steps of `scattering_linear.py`, beside DP-SGD with three optimizers:
+
+    dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
+      --data-dir DIR --workdir runs/before-mnist-1 --records docs/on-images/linear-mnist.jsonl
+
+A rate is the middle of five that were tried first, factors of four apart, on the held-out part.
+"""
+
+import dataclasses
+from typing import Any
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import (
+    DPSGD,
+    CorrelatedNoise,
+    JamesStein,
+    Method,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
+
+BINS = {"sampling": "balls_in_bins"}
+MOMENTUM = {"optimizer": "momentum"}
+ADAM = {"optimizer": "adam"}
+
+METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
+    "dp_sgd": (DPSGD(), 32.0, {}),
+    "momentum": (DPSGD(), 3.2, MOMENTUM),
+    "adam": (DPSGD(), 0.01, ADAM),
+    "balls_in_bins": (DPSGD(), 32.0, BINS),
+    "balls_in_bins_momentum": (DPSGD(), 3.2, BINS | MOMENTUM),
+    "balls_in_bins_filtered": (
+        CorrelatedNoise(preset="momentum"),
+        32.0,
+        BINS | {"accountant": "monte_carlo"},
+    ),
+    "scales_of_entries_adam": (ScaleThenPrivatize(each="entry"), 0.01, ADAM),
+    "scales_of_sides_adam": (ScaleThenPrivatize(each="side"), 0.01, ADAM),
+    "scales_of_layers_adam": (ScaleThenPrivatize(each="leaf"), 0.01, ADAM),
+    "scales_of_sides_momentum": (ScaleThenPrivatize(each="side"), 3.2, MOMENTUM),
+    "singular_values": (SingularValues(decay=0.9), 32.0, {}),
+    "james_stein": (JamesStein(decay=0.9), 32.0, {}),
+    "muon": (Muon(), 0.1, {}),
+    "shrunk_muon": (ShrunkMuon(), 0.1, {}),
+    "sign_momentum": (SignSGD(decay=0.9), 0.002, {}),
+}
+"""Method, rate, and what else it needs."""
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """Evaluated at the end alone."""
+    base = TrainConfig(
+        dataset="mnist",
+        features="scattering",
+        model="linear",
+        steps=120,
+        batch_size=1024,
+        l2_clip_norm=0.1,
+        epsilon=1.0,
+        delta=1e-5,
+        eval_every=1000,
+    )
+    return {
+        f"mnist/{name}": dataclasses.replace(base, method=method, learning_rate=rate, **needs)
+        for name, (method, rate, needs) in METHODS.items()
+    }

@@ -1,0 +1,52 @@
+r"""Methods on a network that learns its features: the small CNN with tanh, on MNIST.
+
+    dpoptax compare "configs/benchmark/tanh_cnn.py:mnist/*" --epsilon 1 --seeds 3 --trial-seeds 1 \
+      --data-dir DIR --workdir runs/cnn-mnist-1 --records docs/on-images/cnn-mnist.jsonl
+
+The model, and C = 0.1, are those of the recipe (`configs/recipes/tanh_cnn_mnist.py`); the methods
+are those of `scattering_linear.py` that take one gradient, and DP-PMLF.
+"""
+
+import dataclasses
+
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.methods import (
+    DPSGD,
+    PMLF,
+    AdaptiveKalman,
+    CorrelatedNoise,
+    Disk,
+    Doppler,
+    LPAdam,
+    Method,
+)
+
+METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
+    "dp_sgd": (DPSGD(), 8.0, {}),
+    "momentum": (DPSGD(), 0.8, {"optimizer": "momentum"}),
+    "doppler": (Doppler(), 8.0, {}),
+    "disk_one_gradient": (Disk(kappa=0.3, gamma=None), 8.0, {}),
+    "adaptive_kalman": (AdaptiveKalman(), 8.0, {}),
+    "lp_adam": (LPAdam(), 0.002, {}),
+    "correlated_filtered": (CorrelatedNoise(preset="momentum"), 8.0, {"sampling": "cyclic"}),
+    "pmlf": (PMLF(), 8.0, {}),
+}
+"""Method, rate, and what else it needs."""
+
+
+def get_configs() -> dict[str, TrainConfig]:
+    """Evaluated at the end alone."""
+    base = TrainConfig(
+        dataset="mnist",
+        model="tanh_cnn_mnist",
+        steps=240,
+        batch_size=512,
+        l2_clip_norm=0.1,
+        epsilon=1.0,
+        delta=1e-5,
+        eval_every=1000,
+    )
+    return {
+        f"mnist/{name}": dataclasses.replace(base, method=method, learning_rate=rate, **needs)
+        for name, (method, rate, needs) in METHODS.items()
+    }
