@@ -16,6 +16,7 @@ import tyro
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.timing import Result
 from benchmarks.variants import Cell, Variant
@@ -140,6 +141,9 @@ def draw_ratios(groups, path: Path) -> None:
         )
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set(xscale="log", title=str(group[0].cell) if group else "")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.margins(x=0.2)
         axis.invert_yaxis()
         axis.tick_params(labelsize=8)

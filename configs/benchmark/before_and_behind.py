@@ -39,7 +39,6 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
         32.0,
         BINS | {"accountant": "monte_carlo"},
     ),
-    "scales_of_entries_adam": (ScaleThenPrivatize(each="entry"), 0.01, ADAM),
     "scales_of_sides_adam": (ScaleThenPrivatize(each="side"), 0.01, ADAM),
     "scales_of_layers_adam": (ScaleThenPrivatize(each="leaf"), 0.01, ADAM),
     "scales_of_sides_momentum": (ScaleThenPrivatize(each="side"), 3.2, MOMENTUM),
