@@ -28,6 +28,7 @@ from dpoptax._bookkeeping.program import (
     Step,
     StepsOf,
     Value,
+    scan_parts,
     type_of,
 )
 from dpoptax._bookkeeping.separation import check_separate
@@ -107,7 +108,7 @@ class _Reader:
     ) -> Step:
         p = eqn.params
         scan, self.scans = self.scans, self.scans + 1
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        n_consts, n_carry = scan_parts(eqn)
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
