@@ -217,3 +217,19 @@ def test_what_jax_hides_itself_is_not_refused(method):
     loss = lambda w, x: w @ x * w[jnp.searchsorted(places, x[0])]  # noqa: E731
     found = dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
     assert np.all(np.isfinite(found.sum))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_eigenvalues_that_all_examples_are_rotated_for_together_are_refused(method, monkeypatch):
+    """TPUs rotate all matrices of a batch until the last is diagonal."""
+
+    def loss(w, x):
+        square = jnp.outer(w * x, w * x) + jnp.diag(w)
+        return jnp.sum(jnp.linalg.eigvalsh(square)) + jnp.sum(jnp.linalg.svd(square)[1])
+
+    grad_fn = dpoptax.clipped_grad(loss, CLIP, method=method)
+    points = dpoptax.gradient_points((), jnp.arange(1.0, 4.0))
+    assert np.all(np.isfinite(grad_fn(points, BATCH).sum))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(TypeError, match="computes eigh.*until the last has converged"):
+        dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)

@@ -29,9 +29,6 @@ _DRAWS = ("random_bits", "random_fold_in", "random_split")
 _ONE_BY_ONE = ("sequential", "sequential_unrolled")
 # Of a jax.Ref; where a whole loss has them, of one that was made before.
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect")
-# Series that go on for all entries of an array until the last has enough terms, and change the
-# others with each: of older versions of JAX.
-_TO_THE_LAST = {"regularized_incomplete_beta"} if jax.__version_info__ < (0, 12) else set()
 # Operations as objects, whose rules for vmap and derivatives are in no program; JAX's own keep
 # examples apart.
 _HIDDEN, _KNOWN = "call_hi_primitive", "jax._src.numpy."
@@ -141,6 +138,17 @@ def _check_hidden(eqn: JaxprEqn) -> None:
         )
 
 
+def _runs_to_the_last(name: str) -> bool:
+    """Whether a batch is iterated on until its last example has converged.
+
+    Each turn more changes the last places of all: of `betainc` by terms that are not quite nothing,
+    of XLA's eigenvalues by Jacobi, which TPUs have, by rotations that are not.
+    """
+    if name == "regularized_incomplete_beta":
+        return jax.__version_info__ < (0, 12)
+    return name in ("eigh", "svd") and jax.default_backend() == "tpu"
+
+
 def _check_operation(eqn: JaxprEqn) -> None:
     """Raises for an operation on private operands that `jax.vmap` does not map one by one."""
     name = eqn.primitive.name
@@ -151,12 +159,12 @@ def _check_operation(eqn: JaxprEqn) -> None:
             f"from the first example's key, by place in the batch: {_REST}. Give keys of "
             "jax.random.key(seed, impl='threefry2x32'), or of dpoptax.random_key_from_os()"
         )
-    if name in _TO_THE_LAST:
+    if _runs_to_the_last(name):
         raise TypeError(
-            "loss_fn computes an incomplete beta function (jax.scipy.special.betainc, and the "
-            "distribution functions made of it), which JAX before 0.12 computes for all examples "
-            f"until the last has converged: {_REST}. Take JAX 0.12, or write it with a "
-            "jax.lax.while_loop, which jax.vmap ends for each example by itself"
+            f"loss_fn computes {name}, which this version of JAX on this platform does for all "
+            f"examples together, until the last has converged: {_REST}. Write it with a "
+            "jax.lax.while_loop, which jax.vmap ends for each example by itself, or take JAX 0.12 "
+            "for betainc, and other platforms than TPU for eigenvalues and singular values"
         )
     if name == "custom_vmap_call":
         raise TypeError(
