@@ -173,6 +173,19 @@ def _what_reaches_no_gradient(p, x):
     return jnp.sum(jnp.sin(shown[0])) + rounded + lax.stop_gradient(jnp.sum(kept * shown[1]))
 
 
+@_program(_DATA, w=(4, 4), v=(4, 4), b=(4,))
+def _what_references_hold(p, x):
+    total, last = jax.new_ref(p["b"]), jax.new_ref(jnp.zeros(4))
+
+    def step(_, row):
+        total[...] += jnp.tanh(row @ p["w"])
+        last[0] = total[1] * p["v"][0, 0]
+        return None, total[...]
+
+    sums = lax.scan(step, None, x)[1]
+    return jnp.sum(jnp.sin(sums @ p["v"])) + jnp.sum(last[...] @ p["w"])
+
+
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_reads(name):
     loss, params, batch = _PROGRAMS[name]

@@ -83,6 +83,19 @@ def _mean(x):
     return jax.lax.pmean(x, "runs")
 
 
+def _with_option(loss):
+    """A loss traced where every custom_vjp is an object, whose rules no program shows."""
+
+    def traced(w, x):
+        jax.config.update("jax_custom_vjp3", True)
+        try:
+            return loss(w, x)
+        finally:
+            jax.config.update("jax_custom_vjp3", False)
+
+    return traced
+
+
 MIXING = {
     "a vmap rule": (lambda w, x: w @ _centred(x), "vmap rule of its own"),
     "a vmap rule in a scan": (lambda w, x: w @ _in_a_scan(x), "vmap rule of its own"),
@@ -107,6 +120,14 @@ MIXING = {
     "a rule of parameters alone": (
         lambda w, x: _of_parameters(_centred)(w) @ x,
         "vmap rule of its own",
+    ),
+    "a rule that an option hides": (
+        _with_option(lambda w, x: _ruled(_centred, "backward")(w, x)),
+        "hijax, CustomVJPTraced",
+    ),
+    "such a rule of parameters alone": (
+        _with_option(lambda w, x: _of_parameters(_centred)(w) @ x),
+        "hijax, CustomVJPTraced",
     ),
     "a place": (lambda w, x: w @ x * jax.lax.axis_index("runs"), "over the axis 'runs'"),
 }
@@ -168,3 +189,47 @@ def test_what_is_the_same_for_all_examples_or_one_by_one_is_not(method):
 
     plain = lambda w, x: w @ x  # noqa: E731
     np.testing.assert_allclose(_moved(method, loss), _moved(method, plain), rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_series_that_goes_on_until_the_last_example_has_enough_terms(method):
+    """Before JAX 0.12 one example moved the values of the others by 3e-5 of them."""
+
+    def loss(w, x):
+        a, b, y = x
+        return -jnp.log(jax.scipy.special.betainc(a, b, jax.nn.sigmoid(y + w @ jnp.ones(3))))
+
+    def added(first):
+        rows = np.array([[1.729, 0.1638, 0.9928]] * 64, np.float32)
+        rows[0] = first
+        return dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, rows, np.arange(64) > 0).sum
+
+    if jax.__version_info__ < (0, 12):
+        with pytest.raises(TypeError, match="until the last has converged"):
+            added((1.0, 1.0, 0.0))
+    else:
+        np.testing.assert_array_equal(added((1.0, 1.0, 0.0)), added((1e6, 1e6, 0.0)))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_what_jax_hides_itself_is_not_refused(method):
+    places = jnp.arange(3.0)
+    loss = lambda w, x: w @ x * w[jnp.searchsorted(places, x[0])]  # noqa: E731
+    found = dpoptax.clipped_grad(loss, CLIP, method=method)(POINTS, BATCH)
+    assert np.all(np.isfinite(found.sum))
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_eigenvalues_that_all_examples_are_rotated_for_together_are_refused(method, monkeypatch):
+    """TPUs rotate all matrices of a batch until the last is diagonal."""
+
+    def loss(w, x):
+        square = jnp.outer(w * x, w * x) + jnp.diag(w)
+        return jnp.sum(jnp.linalg.eigvalsh(square)) + jnp.sum(jnp.linalg.svd(square)[1])
+
+    grad_fn = dpoptax.clipped_grad(loss, CLIP, method=method)
+    points = dpoptax.gradient_points((), jnp.arange(1.0, 4.0))
+    assert np.all(np.isfinite(grad_fn(points, BATCH).sum))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(TypeError, match="computes eigh.*until the last has converged"):
+        dpoptax.clipped_grad(loss, CLIP, method=method)(points, BATCH)

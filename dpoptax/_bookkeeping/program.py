@@ -15,6 +15,14 @@ def type_of(atom: Var | Literal) -> ShapedArray:
     return cast(ShapedArray, atom.aval)
 
 
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many the first value of its carry."""
+    if "num_consts" in eqn.params:  # before jax 0.12
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Application:
     """An operation whose operands are all derived."""
@@ -185,8 +193,8 @@ class Step:
     @property
     def carry(self) -> slice:
         """The operands of a scan that are its carry's first value."""
-        first = self.eqn.params["num_consts"]
-        return slice(first, first + self.eqn.params["num_carry"])
+        consts, carry = scan_parts(self.eqn)
+        return slice(consts, consts + carry)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,9 +28,10 @@ from dpoptax._bookkeeping.program import (
     Step,
     StepsOf,
     Value,
+    scan_parts,
     type_of,
 )
-from dpoptax._bookkeeping.separation import check_separate
+from dpoptax._bookkeeping.separation import check_separate, touches_reference
 from dpoptax._bookkeeping.uses import Finder
 from dpoptax._bookkeeping.views import View
 from dpoptax._trees import PyTree
@@ -47,6 +48,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.scans = 0
+        self.references = False  # whether the program reads or writes a jax.Ref of its own
 
     def read(
         self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], loops: Loops
@@ -79,6 +81,7 @@ class _Reader:
             called = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
             inner, consts = open_program(eqn.params[called])
             return self.extend(block, inner, [*consts, *operands], loops)
+        self.references |= touches_reference(eqn.effects)
         derived = tuple(v for v in operands if isinstance(v, Derived))
         if not eqn.effects and len(derived) == len(operands):
             return list(derive(eqn, derived))
@@ -107,7 +110,7 @@ class _Reader:
     ) -> Step:
         p = eqn.params
         scan, self.scans = self.scans, self.scans + 1
-        n_consts, n_carry = p["num_consts"], p["num_carry"]
+        n_consts, n_carry = scan_parts(eqn)
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
@@ -232,12 +235,15 @@ def read_program(
         else:
             args.append(Private(type_of(var), varies=False))
     parameters = tuple(type_of(var) for var in closed.jaxpr.invars[:count])
-    block = _Reader().read(closed.jaxpr, [known(c) for c in closed.consts], args, ())
+    reader = _Reader()
+    block = reader.read(closed.jaxpr, [known(c) for c in closed.consts], args, ())
     active = Activity()
     active.flow_through(block, [True] + [False] * (len(block.results) - 1))
     finder = Finder(parameters, active)
     finder.find(block)
     finder.mark_opaque(block.results[:1], "the loss itself")
+    if reader.references:  # what one step writes another reads, and no value says so
+        finder.mark_opaque(args, "a jax.Ref")
     return Program(
         block,
         parameters,

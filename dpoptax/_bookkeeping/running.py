@@ -152,7 +152,7 @@ class _Runner:
     def scan(self, step: Step, operands: list[jax.Array]) -> list[jax.Array]:
         assert step.body is not None
         p, body, scan = step.eqn.params, step.body, step.scan
-        first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+        first, last = step.carry.start, step.carry.stop
         private = [not isinstance(v, Derived) for v in step.operands]
         consts = [x for x, is_private in zip(operands[:first], private, strict=False) if is_private]
         xs = [x for x, ok in zip(operands[last:], private[last:], strict=True) if ok]

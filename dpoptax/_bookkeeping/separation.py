@@ -6,7 +6,7 @@ loss, or in the derivative that the author of a `jax.custom_vjp` or a `jax.custo
 no program has before it is differentiated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -27,8 +27,11 @@ _BY_PLACE = ("key<rbg>", "key<urbg>")
 _DRAWS = ("random_bits", "random_fold_in", "random_split")
 # A function outside of the program that gets one example at a time.
 _ONE_BY_ONE = ("sequential", "sequential_unrolled")
-# Of a reference that was made before.
-_OUTSIDE = ("ReadEffect", "WriteEffect", "AccumEffect")
+# Of a jax.Ref; where a whole loss has them, of one that was made before.
+_OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect")
+# Operations as objects, whose rules for vmap and derivatives are in no program; JAX's own keep
+# examples apart.
+_HIDDEN, _KNOWN = "call_hi_primitive", "jax._src.numpy."
 _REST = (
     "what an example contributes would depend on the others in its batch, and no clip bounds how "
     "much one of them then moves the sum"
@@ -58,7 +61,7 @@ def _check_program(
             "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
             "have no per-example gradient"
         )
-    if any(type(e).__name__ in _OUTSIDE for e in program.effects):
+    if touches_reference(program.effects):
         raise TypeError(
             f"loss_fn reads or writes a jax.Ref from outside of it: {_REST}. Return what is to be "
             "kept, with has_aux=True"
@@ -78,6 +81,8 @@ def _check(
         flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
         if any(own):
             _check_operation(eqn)
+        if name == _HIDDEN and any(own + flows):
+            _check_hidden(eqn)
         if name in CUSTOM and any(flows):
             _check_derivative(eqn, own, flows, derivatives)
         for inner in inside(eqn.params):
@@ -118,6 +123,32 @@ def _check_derivative(
     _check_program(program, [*private, *rest], [*active, *rest], derivatives - 1)
 
 
+def touches_reference(effects: Iterable[object]) -> bool:
+    """Whether a `jax.Ref` is read or written, by the effects of an operation or a program."""
+    return any(type(effect).__name__ in _OF_REFERENCES for effect in effects)
+
+
+def _check_hidden(eqn: JaxprEqn) -> None:
+    kind = type(eqn.params["_prim"])
+    if not kind.__module__.startswith(_KNOWN):
+        raise TypeError(
+            f"loss_fn has an operation of jax.experimental.hijax, {kind.__name__}, whose rules for "
+            f"vmap and derivatives are in no program and may mix examples: {_REST}. Write it with "
+            "jax.custom_vjp, and leave the options jax_custom_vjp3 and jax_remat3 off"
+        )
+
+
+def _runs_to_the_last(name: str) -> bool:
+    """Whether a batch is iterated on until its last example has converged.
+
+    Each turn more changes the last places of all: of `betainc` by terms that are not quite nothing,
+    of XLA's eigenvalues by Jacobi, which TPUs have, by rotations that are not.
+    """
+    if name == "regularized_incomplete_beta":
+        return jax.__version_info__ < (0, 12)
+    return name in ("eigh", "svd") and jax.default_backend() == "tpu"
+
+
 def _check_operation(eqn: JaxprEqn) -> None:
     """Raises for an operation on private operands that `jax.vmap` does not map one by one."""
     name = eqn.primitive.name
@@ -127,6 +158,13 @@ def _check_operation(eqn: JaxprEqn) -> None:
             "loss_fn draws random numbers by the generator 'rbg', which under jax.vmap takes them "
             f"from the first example's key, by place in the batch: {_REST}. Give keys of "
             "jax.random.key(seed, impl='threefry2x32'), or of dpoptax.random_key_from_os()"
+        )
+    if _runs_to_the_last(name):
+        raise TypeError(
+            f"loss_fn computes {name}, which this version of JAX on this platform does for all "
+            f"examples together, until the last has converged: {_REST}. Write it with a "
+            "jax.lax.while_loop, which jax.vmap ends for each example by itself, or take JAX 0.12 "
+            "for betainc, and other platforms than TPU for eigenvalues and singular values"
         )
     if name == "custom_vmap_call":
         raise TypeError(
