@@ -3,7 +3,8 @@ r"""What comes before the clip, how batches are drawn, and what is not linear be
 With model, batches and steps of `scattering_linear.py`, beside DP-SGD with three optimizers:
 
     dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/before-mnist-1 --records docs/on-images/linear-mnist.jsonl
+      --data-dir DIR --workdir runs/before-mnist-1 \
+      --records docs/before-and-behind/linear-mnist.jsonl
 
 Rates of what has none in `scattering_linear.py` are the best of five, factors of four apart, that
 one trial each on the held-out part tried before. Scales of entries are left out: their gradients
