@@ -9,7 +9,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from dpoptax import accounting
-from dpoptax._privacy import composition, pricing
+from dpoptax._privacy import composition
 
 
 def _coin(interval, towards):
@@ -74,13 +74,3 @@ def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(d
     run = {"noise_multiplier": sigma, "sampling_probability": q, "steps": steps, "delta": delta}
     found = accounting.epsilon(**run)
     assert least + steps * math.log(q) < found < accounting.epsilon(**run, accountant="rdp")
-
-
-def test_dp_accountings_own_composition_would_state_too_small_an_epsilon():
-    # What this composition is for: without it the first line would be the price.
-    event = dpa.SelfComposedDpEvent(
-        dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0)), 10**4
-    )
-    own = dpa.pld.PLDAccountant(value_discretization_interval=pricing.DISCRETIZATION)
-    theirs = own.compose(event).get_epsilon(1e-12)
-    assert accounting.event_epsilon(event, 1e-12) > theirs + 0.04
