@@ -12,9 +12,10 @@ are formed, and a run takes six times as long.
 """
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
-from dpoptax.training.config import TrainConfig
+from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.methods import (
     DPSGD,
     CorrelatedNoise,
@@ -56,17 +57,7 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
 
 def get_configs() -> dict[str, TrainConfig]:
     """Evaluated at the end alone."""
-    base = TrainConfig(
-        dataset="mnist",
-        features="scattering",
-        model="linear",
-        steps=120,
-        batch_size=1024,
-        l2_clip_norm=0.1,
-        epsilon=1.0,
-        delta=1e-5,
-        eval_every=1000,
-    )
+    base = load_config(f"{Path(__file__).with_name('scattering_linear.py')}:mnist/dp_sgd")
     return {
         f"mnist/{name}": dataclasses.replace(base, method=method, learning_rate=rate, **needs)
         for name, (method, rate, needs) in METHODS.items()

@@ -4,7 +4,7 @@ r"""Methods on a network that learns its features: the small CNN with tanh, on M
       --data-dir DIR --workdir runs/cnn-mnist-1 --records docs/on-images/cnn-mnist.jsonl
 
 The model, and C = 0.1, are those of the recipe (`configs/recipes/tanh_cnn_mnist.py`); the methods
-are those of `scattering_linear.py` that take one gradient, and DP-PMLF.
+are eight of `scattering_linear.py`, all but DP-PMLF of one gradient.
 """
 
 import dataclasses

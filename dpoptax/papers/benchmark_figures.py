@@ -99,7 +99,7 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
         for entry in e
     ]
     if free:
-        name = "not private, linear on such features"
+        name = "not private, same features and steps"
         axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
