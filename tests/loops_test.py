@@ -1,5 +1,7 @@
 """The same lines in every kind of training loop: plain, TrainState, nnx, scan, injected rates."""
 
+import inspect
+
 import chex
 import flax.linen as nn
 import jax
@@ -86,6 +88,33 @@ def test_inject_hyperparams(reference):
     tx = noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
     with pytest.raises(TypeError, match="noise_multiplier"):
         tx.init(params)
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (dpoptax.disk, {"kappa": 0.7, "gamma": 0.5}),
+        (dpoptax.pmlf, {"length": 2, "beta": 0.5, "b": (1.0,)}),
+        (dpoptax.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
+        (dpoptax.adaptive_kalman, {"stddev": 0.1}),
+        (dpoptax.adaptive_fir, {"length": 3, "stddev": 0.1}),
+        (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
+        (dpoptax.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.james_stein, {"stddev": 0.1}),
+        (dpoptax.singular_value_shrinkage, {"stddev": 0.1}),
+        (dpoptax.scale_then_privatize, {}),
+    ],
+)
+def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
+    params = {"w": jnp.ones((3, 2))}
+    with pytest.raises(TypeError, match="name all but learning_rate"):
+        optax.inject_hyperparams(factory)(**arguments).init(params)
+    numbers = set(inspect.signature(factory).parameters) - {"learning_rate"}
+    tx = optax.inject_hyperparams(factory, static_args=numbers)(**arguments)
+    state = tx.init(params)
+    jax.jit(tx.update)(params, state, params)
+    assert set(state.hyperparams) == {"learning_rate"} & set(arguments)
 
 
 class _Linen(nn.Module):
