@@ -186,6 +186,28 @@ def test_nnx_optimizer():
     assert dpoptax.ledgers(nnx.as_pure(optimizer.opt_state))[0].releases == 3
 
 
+@pytest.mark.parametrize("whole", [lambda model: model, lambda model: nnx.split(model)[1]])
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "BatchStat"),
+        (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngCount"),
+    ],
+)
+def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
+    params = whole(nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0))))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0))
+    with pytest.raises(TypeError, match=rf"an nnx\.{name}, .*nnx\.split\(model, nnx\.Param"):
+        grad_fn(dpoptax.gradient_points((), params), BATCH, MASK)
+
+
+def test_an_nnx_model_of_parameters_alone_may_be_given_whole():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
+    clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
+    assert isinstance(clipped.sum, nnx.Linear)
+
+
 def test_plain_optax_form_equals_clipped_grad():
     params = helpers.mlp_params(0)
     arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
