@@ -251,7 +251,9 @@ def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
     workdir = tmp_path / "out"
     options = ["--grid", "learning_rate=1,2", "--workdir", str(workdir), "--dry-run"]
     assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
-    assert "its selection included" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "its selection included" in told.out
+    assert told.err.startswith("dpoptax: working out what the sweep costs ...")
     assert not workdir.exists()
 
 

@@ -110,7 +110,7 @@ def _sweep(arguments: list[str]) -> int:
     )
     configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
-        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
+        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0, progress=True)
         print("\n".join(notes(chosen, cost)))
         return 0
     results = sweep.run_sweep(configs, chosen)
