@@ -200,6 +200,11 @@ def _check_scalar(shapes: PyTree, has_aux: bool) -> None:
             f"loss_fn must return a scalar for one example, but its value {found}; reduce it, or "
             "set has_aux=True if it returns (loss, aux)"
         )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(
+            f"loss_fn must return a real number, but its value is of {value.dtype}, which has no "
+            "gradient"
+        )
 
 
 def trace_loss(
