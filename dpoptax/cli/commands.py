@@ -140,13 +140,18 @@ def _audit(arguments: list[str]) -> int:
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
+    jobs[0].figure.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is needed
     for job in jobs:
         fetch_for([job.config], job.fetch)
     rows = [
         row
         for job in jobs
         for row in audit.audit_config(
-            job.config, trials=job.trials, confidence=job.confidence, seed=job.attack_seed
+            job.config,
+            trials=job.trials,
+            confidence=job.confidence,
+            seed=job.attack_seed,
+            progress=True,
         )
     ]
     print(audit.table(rows))
