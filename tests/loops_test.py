@@ -1,5 +1,7 @@
 """The same lines in every kind of training loop: plain, TrainState, nnx, scan, injected rates."""
 
+import inspect
+
 import chex
 import flax.linen as nn
 import jax
@@ -88,6 +90,33 @@ def test_inject_hyperparams(reference):
         tx.init(params)
 
 
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (dpoptax.disk, {"kappa": 0.7, "gamma": 0.5}),
+        (dpoptax.pmlf, {"length": 2, "beta": 0.5, "b": (1.0,)}),
+        (dpoptax.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
+        (dpoptax.adaptive_kalman, {"stddev": 0.1}),
+        (dpoptax.adaptive_fir, {"length": 3, "stddev": 0.1}),
+        (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
+        (dpoptax.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.james_stein, {"stddev": 0.1}),
+        (dpoptax.singular_value_shrinkage, {"stddev": 0.1}),
+        (dpoptax.scale_then_privatize, {}),
+    ],
+)
+def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
+    params = {"w": jnp.ones((3, 2))}
+    with pytest.raises(TypeError, match="name all but learning_rate"):
+        optax.inject_hyperparams(factory)(**arguments).init(params)
+    numbers = set(inspect.signature(factory).parameters) - {"learning_rate"}
+    tx = optax.inject_hyperparams(factory, static_args=numbers)(**arguments)
+    state = tx.init(params)
+    jax.jit(tx.update)(params, state, params)
+    assert set(state.hyperparams) == {"learning_rate"} & set(arguments)
+
+
 class _Linen(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -155,6 +184,28 @@ def test_nnx_optimizer():
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after, before)
     assert min(jax.tree.leaves(moved)) > 0
     assert dpoptax.ledgers(nnx.as_pure(optimizer.opt_state))[0].releases == 3
+
+
+@pytest.mark.parametrize("whole", [lambda model: model, lambda model: nnx.split(model)[1]])
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "BatchStat"),
+        (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngCount"),
+    ],
+)
+def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
+    params = whole(nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0))))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0))
+    with pytest.raises(TypeError, match=rf"an nnx\.{name}, .*nnx\.split\(model, nnx\.Param"):
+        grad_fn(dpoptax.gradient_points((), params), BATCH, MASK)
+
+
+def test_an_nnx_model_of_parameters_alone_may_be_given_whole():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
+    clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
+    assert isinstance(clipped.sum, nnx.Linear)
 
 
 def test_plain_optax_form_equals_clipped_grad():

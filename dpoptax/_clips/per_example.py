@@ -24,7 +24,9 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
     how much shorter all are clipped, to leave room for the rounding of the sum, depends on it. Each
     gradient must be of its example alone. Those that `jax.vmap(jax.grad(loss_fn), (None, 0))` gives
     of a grouped convolution are not: where one is not finite, XLA makes all of them NaN.
-    `clipped_grad` takes them so that none does.
+    `clipped_grad` takes them so that none does. Nor are they behind a transform that mixes rows or
+    steps: in front of this one `optax.clip_by_global_norm` scales all by a norm of the whole batch,
+    and `optax.trace` adds up the rows of successive batches. Nothing here can see that.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.
