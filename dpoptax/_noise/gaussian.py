@@ -107,6 +107,7 @@ def release(
     if belongs is not None:
         intact &= belongs(clipped)
     refused = refusals(state, mechanism, intact)
+    clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
     mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
     mean = _nan_where(refused != 0, mean)
     released = clipped.decode(mean) if decode else mean
@@ -318,6 +319,20 @@ def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Arra
         )
     stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
+
+
+@jax.custom_jvp
+def _not_differentiated(total: PyTree) -> PyTree:
+    return total
+
+
+@_not_differentiated.defjvp
+def _refuse_derivative(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+    raise TypeError(
+        "the noise stage is differentiated: noise is a constant to a derivative, and so that of a "
+        "release is that of the clipped sum, private data without noise. Take the release for a "
+        "number: tx.update(jax.lax.stop_gradient(grads), opt_state, params)"
+    )
 
 
 def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:
