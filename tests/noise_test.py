@@ -100,7 +100,7 @@ def test_ledger_counts_releases_and_is_found_anywhere():
     params = jnp.zeros(3)
     state = tx.init(params)
     for _ in range(5):
-        _, state = tx.update(jnp.ones((2, 3)), state, params)
+        _, state = tx.update(jnp.ones((4, 3)), state, params)
     (ledger,) = dpoptax.ledgers({"anything": (state,)})
     assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5)
     assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()

@@ -98,8 +98,9 @@ def release(
         raise ValueError(
             f"no mask was given, so that all {clipped.examples} rows of the batch are examples, "
             f"and the noise stage expects batch_size={mechanism.batch_size:g}: the padding of a "
-            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn the draw's "
-            f"mask, or mask=jnp.ones({clipped.examples}, bool) where every row is an example"
+            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn, or the "
+            "update of clip_and_noise, the draw's mask, or "
+            f"mask=jnp.ones({clipped.examples}, bool) where every row is an example"
         )
     check_scale(mechanism, clipped.clip.sensitivity)
     check_state(state, mechanism)
@@ -217,13 +218,14 @@ def clip_and_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
 
         release_t = (Σ_i clip(g_i) + σ C N(0, I)) / B,   for leaves (examples, …)
 
     The chain of `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
-    errors. It needs per-example gradients, with their memory; `clipped_grad` does without.
+    errors. `update(grads, state, params, mask=mask)` leaves out the padding of a sampler's draw. It
+    needs per-example gradients, with their memory; `clipped_grad` does without.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.
