@@ -224,3 +224,25 @@ def test_plain_optax_form_equals_clipped_grad():
 
     a, b = both(params)
     chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    "clip", [dpoptax.l2_clip(0.3), dpoptax.per_layer_clip(0.3)], ids=["l2", "per layer"]
+)
+def test_a_step_promotes_no_ranks(clip, method):
+    """Who has JAX refuse it finds their own broadcasts, and none of the library's."""
+    params = helpers.mlp_params(0)
+    stage = {"noise_multiplier": 1.0, "batch_size": 12, "key": jax.random.key(0)}
+    tx = optax.chain(dpoptax.gaussian_noise(**stage), dpoptax.disk(0.7, 0.5), optax.sgd(0.1))
+
+    def loss(p, example):
+        hidden = jnp.tanh(example[0] @ p[0]["w"] + p[0]["b"])
+        return jnp.sum(jnp.square(hidden @ p[1]["w"] + p[1]["b"]))
+
+    grad_fn = dpoptax.clipped_grad(loss, clip, method=method, microbatch_size=4)
+    with jax.numpy_rank_promotion("raise"):
+        state = tx.init(params)
+        grads = grad_fn(dpoptax.gradient_points(state, params), BATCH, MASK)
+        updates, _ = jax.jit(tx.update)(grads, state, params)
+    chex.assert_tree_all_finite(updates)

@@ -143,7 +143,7 @@ def _buffering(strategy: Strategy) -> _Noising:
         # By default GPUs and TPUs round factors of products to 8 or 11 bits: the strategy's numbers
         # would be others than those that are priced, and what is rounded off the noise of earlier
         # steps would tell it from the sums that it was added to.
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
             noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
 
