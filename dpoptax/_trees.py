@@ -38,6 +38,18 @@ def no_params(stage: str) -> ValueError:
     )
 
 
+def check_known(**numbers: object) -> None:
+    """Raises where a number that Python reads is an array, as `optax.inject_hyperparams` makes."""
+    for name, value in numbers.items():
+        if isinstance(value, jax.Array):
+            raise TypeError(
+                f"{name}={value!r}: want a Python number, known before jit. "
+                "optax.inject_hyperparams makes arrays of all numbers but those named by "
+                "static_args: name all but learning_rate, or give it a function of learning_rate "
+                "alone that returns the chain"
+            )
+
+
 def is_masked(x: object) -> bool:
     """Whether `x` is what `optax.masked` leaves in place of a parameter."""
     return isinstance(x, optax.MaskedNode)

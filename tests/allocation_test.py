@@ -437,8 +437,12 @@ class TestLedger:
         state = released(self.noises(), [1, 2])
         with pytest.raises(ValueError, match="RandomAllocationSampler cannot be priced apart"):
             accounting.epsilon_spent(state, RandomAllocationSampler(100, 10, seed=0), 1e-3)
-        poisson = PoissonSampler(100, 10, seed=0)
-        assert accounting.epsilon_spent(state, poisson, 1e-3, accountant="rdp") > 0
+        # Every second step of two groups is of one of them.
+        with pytest.raises(ValueError, match="CyclicPoissonSampler cannot be priced apart"):
+            accounting.epsilon_spent(state, matrix.CyclicPoissonSampler(100, 10, 0, 1, 2), 1e-3)
+        without_turns = matrix.CyclicPoissonSampler(100, 10, seed=0)
+        for sampler in (PoissonSampler(100, 10, seed=0), without_turns):
+            assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
 
     def test_correlated_noise_is_priced_with_its_strategy(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5))

@@ -103,3 +103,11 @@ def test_the_command_prints_bounds_writes_the_figure_and_fails_where_a_claim_is_
     assert "Each bound alone holds with 99.9 % confidence, at δ = 1e-05." in printed
     assert f"Claimed and audited trade-off of errors: {figure}" in printed
     assert figure.exists()
+
+
+def test_a_figure_that_cannot_be_written_is_said_before_the_audits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(audit, "audit_config", lambda *args, **kwargs: pytest.fail("audited"))
+    (tmp_path / "file").touch()
+    figure = tmp_path / "file" / "audit.png"
+    assert main(["audit", "configs/digits/dp_sgd.py", "--figure", str(figure)]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err

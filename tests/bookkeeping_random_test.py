@@ -104,7 +104,7 @@ def _compare(layers, length, count, seed, tolerance=None):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 2), seed=st.integers(0, 99))
 def test_many_random_programs(layers, length, count, seed):
     test_random_programs.hypothesis.inner_test(layers, length, count, seed)
@@ -112,7 +112,7 @@ def test_many_random_programs(layers, length, count, seed):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(layers=_layers, length=st.integers(1, 5), count=st.integers(1, 3), seed=st.integers(0, 99))
 def test_random_programs_by_inner_products(layers, length, count, seed):
     """So small gradients are formed else, and nothing is pulled back. Bounds exceed norms."""

@@ -331,6 +331,7 @@ def test_inside_shard_map(name):
         (lambda row: row, False, r"scalar for one example.*shape \(4,\)"),
         (lambda row: (row[0], row), False, "scalar for one example.*is a tuple.*has_aux=True"),
         (lambda row: (row, row[0]), True, r"scalar for one example.*shape \(4,\)"),
+        (jnp.argmax, False, "a real number, but its value is of int32"),
         (lambda row: row[0], True, r"loss_fn returned no pair \(loss, aux\)"),
     ],
 )

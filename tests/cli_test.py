@@ -135,7 +135,9 @@ def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
         ("import no_such_module", "No module named 'no_such_module'"),
         ("x = 1", "defines no get_config()"),
         ("def get_config(): return {'steps': 3}", "returned dict; return a TrainConfig"),
-        (CONFIG.format(method="DPSGD()", more=", step=3"), "unexpected keyword argument 'step'"),
+        (CONFIG.format(method="DPSGD()", more=", step=3"), "Did you mean 'steps'?"),
+        (CONFIG.format(method="Doppler(pre='none')", more=""), "field of Doppler='pre' is unknown"),
+        ("def get_config():\n    return 1 / 0", "line 2: ZeroDivisionError"),
         (CONFIG.format(method="DPSGD()", more=", delta=2"), "delta=2"),
     ],
 )

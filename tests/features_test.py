@@ -278,12 +278,23 @@ def test_what_cannot_be_set_for_all_is_one_clear_message(tmp_path, capsys, given
 
 
 @pytest.mark.slow
-def test_an_audit_attacks_the_training_on_features(folder, tmp_path):
+def test_an_audit_attacks_the_training_on_features(folder, tmp_path, capsys):
     jax_privacy = pytest.importorskip("jax_privacy")
     assert jax_privacy
     from dpoptax.training import audit
 
     config = dataclasses.replace(CONFIG, steps=1)
-    rows = audit.audit_config(config, trials=200)
+    rows = audit.audit_config(config, trials=200, progress=True)
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith("dpoptax: auditing")] == [
+        f"dpoptax: auditing DP-SGD, {name} ..."
+        for name in (
+            "one full-batch release",
+            "one full-batch release, worst example found",
+            "1 steps, white-box",
+            "1 steps, last-iterate",
+            "one training of linear",
+        )
+    ]
     assert rows[-1].name == "one training of linear"
     assert not any(row.result.violated for row in rows)

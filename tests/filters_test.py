@@ -264,6 +264,12 @@ def test_validate_refuses_what_is_no_sequence_of_numbers(b):
         filters.validate(b)
 
 
+@pytest.mark.parametrize("whole", [filters.preset("momentum"), "momentum"])
+def test_validate_says_how_a_whole_filter_is_given(whole):
+    with pytest.raises(TypeError, match=r"unpack it, as in \*dpoptax\.filters\.preset"):
+        filters.validate(whole)
+
+
 def test_validate_can_leave_gain_and_step_response_alone():
     assert filters.validate([0.5], unit_gain=False) == Filter((0.5,))
     assert filters.validate([0.0, 1.0], correctable=False) == Filter((0.0, 1.0))

@@ -83,7 +83,7 @@ def _kill(process, workdir, rng):
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"), [(3, 240), pytest.param(15, 300, marks=pytest.mark.slow)]
+    ("kills", "steps"), [(3, 240), pytest.param(8, 300, marks=pytest.mark.slow)]
 )
 def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once: a start costs no more

@@ -110,6 +110,14 @@ def test_the_state_of_another_chain_is_refused_when_traced():
         chain(2.0).update(clipped(), state, PARAMS)
 
 
+@pytest.mark.parametrize(
+    "read", [dpoptax.ledgers, lambda s: accounting.epsilon_spent(s, SAMPLER, DELTA)]
+)
+def test_a_ledger_is_read_outside_of_jit(read):
+    with pytest.raises(TypeError, match="outside of jit"):
+        jax.jit(read)(chain().init(PARAMS))
+
+
 def test_another_key_in_the_middle_of_a_run_is_refused():
     tx = chain()
     _, (noise, rest) = after(tx, 2)

@@ -1,5 +1,7 @@
 """The same lines in every kind of training loop: plain, TrainState, nnx, scan, injected rates."""
 
+import inspect
+
 import chex
 import flax.linen as nn
 import jax
@@ -88,6 +90,33 @@ def test_inject_hyperparams(reference):
         tx.init(params)
 
 
+@pytest.mark.parametrize(
+    ("factory", "arguments"),
+    [
+        (dpoptax.disk, {"kappa": 0.7, "gamma": 0.5}),
+        (dpoptax.pmlf, {"length": 2, "beta": 0.5, "b": (1.0,)}),
+        (dpoptax.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
+        (dpoptax.adaptive_kalman, {"stddev": 0.1}),
+        (dpoptax.adaptive_fir, {"length": 3, "stddev": 0.1}),
+        (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
+        (dpoptax.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.james_stein, {"stddev": 0.1}),
+        (dpoptax.singular_value_shrinkage, {"stddev": 0.1}),
+        (dpoptax.scale_then_privatize, {}),
+    ],
+)
+def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
+    params = {"w": jnp.ones((3, 2))}
+    with pytest.raises(TypeError, match="name all but learning_rate"):
+        optax.inject_hyperparams(factory)(**arguments).init(params)
+    numbers = set(inspect.signature(factory).parameters) - {"learning_rate"}
+    tx = optax.inject_hyperparams(factory, static_args=numbers)(**arguments)
+    state = tx.init(params)
+    jax.jit(tx.update)(params, state, params)
+    assert set(state.hyperparams) == {"learning_rate"} & set(arguments)
+
+
 class _Linen(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -157,6 +186,28 @@ def test_nnx_optimizer():
     assert dpoptax.ledgers(nnx.as_pure(optimizer.opt_state))[0].releases == 3
 
 
+@pytest.mark.parametrize("whole", [lambda model: model, lambda model: nnx.split(model)[1]])
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (lambda rngs: nnx.BatchNorm(3, rngs=rngs), "BatchStat"),
+        (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngCount"),
+    ],
+)
+def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
+    params = whole(nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0))))
+    grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0))
+    with pytest.raises(TypeError, match=rf"an nnx\.{name}, .*nnx\.split\(model, nnx\.Param"):
+        grad_fn(dpoptax.gradient_points((), params), BATCH, MASK)
+
+
+def test_an_nnx_model_of_parameters_alone_may_be_given_whole():
+    model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    grad_fn = dpoptax.clipped_grad(lambda m, x: jnp.sum(m(x) ** 2), dpoptax.l2_clip(1.0))
+    clipped = grad_fn(dpoptax.gradient_points((), model), jnp.ones((5, 4)))
+    assert isinstance(clipped.sum, nnx.Linear)
+
+
 def test_plain_optax_form_equals_clipped_grad():
     params = helpers.mlp_params(0)
     arguments = {"noise_multiplier": 0.5, "batch_size": 12, "key": jax.random.key(1)}
@@ -173,3 +224,25 @@ def test_plain_optax_form_equals_clipped_grad():
 
     a, b = both(params)
     chex.assert_trees_all_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize(
+    "clip", [dpoptax.l2_clip(0.3), dpoptax.per_layer_clip(0.3)], ids=["l2", "per layer"]
+)
+def test_a_step_promotes_no_ranks(clip, method):
+    """Who has JAX refuse it finds their own broadcasts, and none of the library's."""
+    params = helpers.mlp_params(0)
+    stage = {"noise_multiplier": 1.0, "batch_size": 12, "key": jax.random.key(0)}
+    tx = optax.chain(dpoptax.gaussian_noise(**stage), dpoptax.disk(0.7, 0.5), optax.sgd(0.1))
+
+    def loss(p, example):
+        hidden = jnp.tanh(example[0] @ p[0]["w"] + p[0]["b"])
+        return jnp.sum(jnp.square(hidden @ p[1]["w"] + p[1]["b"]))
+
+    grad_fn = dpoptax.clipped_grad(loss, clip, method=method, microbatch_size=4)
+    with jax.numpy_rank_promotion("raise"):
+        state = tx.init(params)
+        grads = grad_fn(dpoptax.gradient_points(state, params), BATCH, MASK)
+        updates, _ = jax.jit(tx.update)(grads, state, params)
+    chex.assert_tree_all_finite(updates)

@@ -89,6 +89,17 @@ def test_what_is_priced_is_what_float32_computes(strategy):
     np.testing.assert_allclose(first, strategy.column(9), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
+    """As who keeps an optimizer's state in bfloat16 does: the noise were another than is priced."""
+    tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
+    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    _, state = tx.update(total, tx.init(jnp.zeros(3)))
+    narrow = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.bfloat16))
+    with pytest.raises(ValueError, match="bfloat16, not float32: the state was cast"):
+        tx.update(total, narrow)
+
+
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
 def test_no_product_of_the_noise_is_at_a_platforms_default_precision(strategy):
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)

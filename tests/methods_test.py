@@ -265,3 +265,8 @@ def test_inner_outer_normalises_nothing(problem):
 def test_bad_arguments(factory, message):
     with pytest.raises(ValueError, match=message):
         factory()
+
+
+def test_a_look_ahead_that_changes_is_refused():
+    with pytest.raises(TypeError, match="a schedule may be given as kappa alone"):
+        dpoptax.disk(0.7, lambda t: 0.5)

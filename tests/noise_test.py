@@ -100,7 +100,7 @@ def test_ledger_counts_releases_and_is_found_anywhere():
     params = jnp.zeros(3)
     state = tx.init(params)
     for _ in range(5):
-        _, state = tx.update(jnp.ones((2, 3)), state, params)
+        _, state = tx.update(jnp.ones((4, 3)), state, params)
     (ledger,) = dpoptax.ledgers({"anything": (state,)})
     assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5)
     assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()
@@ -152,6 +152,35 @@ def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point
     )
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.25 times.*2e-38.*flushed to zero"):
         tx.update(total, tx.init(jnp.zeros(2)))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_derivative_through_the_noise_is_refused(adaptive):
+    """Noise is a constant to it: it would be that of the clipped sum, which is private."""
+    stage = {"noise_multiplier": 1e3, "batch_size": 4, "key": jax.random.key(0)}
+    clip = dpoptax.adaptive_clip(1.0) if adaptive else dpoptax.l2_clip(1.0)
+    noise = (
+        dpoptax.adaptive_gaussian_noise(clip, **stage)
+        if adaptive
+        else dpoptax.gaussian_noise(**stage)
+    )
+    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(jnp.tanh(p * x)), clip)
+    batch = jax.random.normal(jax.random.key(1), (4, 3))
+
+    def released(params, constant=lambda grads: grads):
+        state = noise.init(params)
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, jnp.ones(4, bool))
+        return noise.update(constant(grads), state, params)[0]
+
+    with pytest.raises(TypeError, match="stop_gradient"):
+        jax.jacfwd(released)(jnp.ones(3))
+    with pytest.raises(TypeError, match="stop_gradient"):
+        jax.jit(jax.linearize, static_argnums=0)(released, jnp.ones(3))
+    release, derivative = jax.jvp(
+        lambda params: released(params, jax.lax.stop_gradient), (jnp.ones(3),), (jnp.ones(3),)
+    )
+    assert not derivative.any()
+    np.testing.assert_array_equal(release, released(jnp.ones(3)))
 
 
 def test_the_key_is_required():

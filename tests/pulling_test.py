@@ -129,11 +129,11 @@ def _check_several(loss, params, weights, monkeypatch, way="gram"):
     close(got, want, tolerance=2e-3)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("weights", ["three", "large and cancelling"])
 @pytest.mark.parametrize("name", slow_but((), FUNCTIONS))
 def test_clipped_sums_at_several_points(name, weights, monkeypatch):
     function, count = FUNCTIONS[name]
-    _check_several(_loss(function), _params(count), weights, monkeypatch)
+    _check_several(_loss(function), _params(count), WEIGHTS[weights], monkeypatch)
 
 
 def _tied_and_scaled(params, x):

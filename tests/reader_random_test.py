@@ -240,7 +240,7 @@ def test_random_programs(**program):
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(**_programs)
 def test_many_random_programs(**program):
     check(**program)

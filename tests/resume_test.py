@@ -15,7 +15,7 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Disk, NonPrivate
+from dpoptax.training.methods import Augmented, Disk, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import resume, setup
@@ -89,20 +89,66 @@ def test_a_finished_run_stays_as_it_is_and_keeps_its_last_checkpoints(undisturbe
 
 def test_steps_that_were_shown_are_not_run_again_with_other_sums(stopped, monkeypatch):
     shutil.rmtree(stopped / "checkpoints" / "4")  # step 4 was shown, and is run again from step 2
-    monkeypatch.setattr(resume, "room", lambda run, place: [64, 16, "0"])
-    with pytest.raises(ConfigError, match="shows step 4, .* go on from step 2 .* same noise"):
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with pytest.raises(ConfigError, match="shown step 4 .* go on from step 2 .* same noise"):
         run(stopped)
     monkeypatch.undo()
     assert run(stopped).summary["steps"] == 6
 
 
-def test_the_room_for_rounding_is_told_by_rows_and_many_devices(undisturbed):
+def test_what_sums_are_computed_with_is_recorded(undisturbed):
     with Checkpoints(undisturbed[1] / "checkpoints") as checkpoints:
-        rows, few, version = checkpoints.newest_record()["room"]
-    padded = undisturbed[0].summary["padded_size"]
-    assert (rows, few, version) == (padded, 8, undisturbed[0].summary["versions"]["dpoptax"])
+        recorded = checkpoints.newest_record()["arithmetic"]
+    summary, rows = undisturbed[0].summary, recorded["rows"]
+    assert (rows, recorded["devices"]) == (summary["padded_size"], 8)
+    assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
     # What the record need not tell apart, and what it has to.
-    assert tau(Whole(rows)) == tau(Whole(rows, few)) < tau(Whole(rows, 8 * few))
+    assert tau(Whole(rows)) == tau(Whole(rows, 8)) < tau(Whole(rows, 64))
+
+
+def test_64_bits_which_draw_other_copies_are_not_put_under_the_same_noise(tmp_path, monkeypatch):
+    """Steps 1 and 2 were shown, the only checkpoint is of step 0."""
+    augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, **augmented)
+    arithmetic = resume.arithmetic
+    monkeypatch.setattr(resume, "arithmetic", jax.enable_x64(True)(arithmetic))
+    with pytest.raises(ConfigError, match=r"shown step 2 .*jax_enable_x64 False -> True"):
+        run(tmp_path, **augmented)
+
+
+def test_what_was_shown_is_known_though_the_newest_checkpoint_is_damaged(stopped, monkeypatch):
+    for file in (stopped / "checkpoints" / "4" / "state").rglob("*"):
+        if file.is_file():
+            _damage_truncate(file)  # and the record stays whole
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with (
+        pytest.warns(UserWarning, match="going on from step 2"),
+        pytest.raises(ConfigError, match="shown step 4 .* go on from step 2"),
+    ):
+        run(stopped)
+
+
+def test_what_was_shown_is_known_though_a_start_was_stopped_on_its_way_there(tmp_path, monkeypatch):
+    """Between the two starts that show step 4, the second ends before it gets so far."""
+    for steps in (5, 1):
+        with pytest.raises(StoppedError):
+            run(tmp_path, stop_before=steps, eval_every=1, checkpoint_every=6)
+    monkeypatch.setattr(resume, "arithmetic", lambda run, place: {"rows": 64})
+    with pytest.raises(ConfigError, match="shown step 5 .* go on from step 0"):
+        run(tmp_path, eval_every=1, checkpoint_every=6)
+
+
+def test_no_run_ends_before_a_step_that_it_has_shown(tmp_path):
+    """Its ε would leave out what was released; a budget is as spent as that."""
+    rare = {"eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=4, **rare)
+    with pytest.raises(ConfigError, match="ends the run before step 4"):
+        run(tmp_path, steps=2, **rare)
+    with pytest.raises(ConfigError, match="has spent in 4 steps"):
+        run(tmp_path, epsilon=1.25, **rare)
+    assert run(tmp_path, steps=4, **rare).summary["steps"] == 4
 
 
 def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):

@@ -248,6 +248,29 @@ def test_the_padding_of_a_draw_cannot_pass_for_examples():
         assert np.isfinite(tx.update(clipped, state)[0]).all()
 
 
+def test_the_padding_of_a_draw_cannot_pass_for_examples_in_plain_optax_form():
+    """Row 0, of which the padding is made, would be added many times over."""
+    draw = dpoptax.sampling.PoissonSampler(dataset_size=20, batch_size=4, seed=0).sample(0)
+    params, data = jnp.zeros(3), jax.random.normal(jax.random.key(1), (20, 3))
+    arguments = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
+    tx = optax.chain(dpoptax.clip_and_noise(CLIP, **arguments), optax.sgd(1.0))
+    state, grads = tx.init(params), data[draw.indices]
+    with pytest.raises(ValueError, match="no mask was given.*clip_and_noise, the draw's mask"):
+        tx.update(grads, state, params)
+    alone = dpoptax.clip_per_example(CLIP)
+    masked, _ = alone.update(grads, optax.EmptyState(), params, mask=draw.mask)
+    without = jnp.where(draw.mask[:, None], grads, 0.0)
+    np.testing.assert_array_equal(
+        masked.sum, alone.update(without, optax.EmptyState(), params)[0].sum
+    )
+    updates, state = jax.jit(tx.update)(grads, state, params, mask=draw.mask)
+    noisy, _ = dpoptax.gaussian_noise(**arguments).update(masked, tx.init(params)[0][1])
+    np.testing.assert_allclose(updates, -noisy, rtol=1e-6)
+    with pytest.raises(ValueError, match="mask has shape"):
+        tx.update(grads, state, params, mask=draw.mask[1:])
+    assert np.isfinite(tx.update(grads[:4], state, params)[0]).all()
+
+
 def test_a_sum_on_a_grid_is_of_integers():
     with pytest.raises(TypeError, match=r"counts steps of it, in integers.*float32"):
         dpoptax.assert_clipped(PARAMS, CLIP, grid=2.0**-20)

@@ -103,7 +103,7 @@ class TestDraws:
     @pytest.mark.slow
     def test_draws_beyond_the_padding_are_cut_to_a_uniform_subset(self):
         kept = np.zeros(24, int)
-        for seed in range(800):
+        for seed in range(300):
             cut = MinSeparationSampler(24, 6, seed=seed, separation=2, max_batch_size=6)
             whole = MinSeparationSampler(24, 6, seed=seed, separation=2, max_batch_size=24)
             (indices, mask), full = cut.sample(3), whole.sample(3)

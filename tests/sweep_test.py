@@ -185,6 +185,15 @@ def test_fields_of_the_method_can_be_tried():
     assert found[0].config.batch_size == 64
 
 
+def test_the_settings_that_are_offered_are_those_that_can_be_given():
+    configs = {"one": TrainConfig(method=Doppler())}
+    with pytest.raises(ConfigError, match="'method' is unknown") as raised:
+        settings.grid_candidates(configs, ("method=disk",))
+    offered = str(raised.value).split("available: ")[1].split(". Did you mean")[0].split(", ")
+    assert {"steps", "method.preset"} <= set(offered)
+    assert not {"method", "seed", "parallel"} & set(offered)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -242,7 +251,9 @@ def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):
     workdir = tmp_path / "out"
     options = ["--grid", "learning_rate=1,2", "--workdir", str(workdir), "--dry-run"]
     assert main(["sweep", str(tmp_path / "tiny.py"), *options]) == 0
-    assert "its selection included" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "its selection included" in told.out
+    assert told.err.startswith("dpoptax: working out what the sweep costs ...")
     assert not workdir.exists()
 
 

@@ -95,7 +95,7 @@ def _step(step: Scaling | OnSide, segment: Segment, fixed: jax.Array) -> Segment
         return Segment(contract("bktr,dr->bktd", rows.astype(jnp.float32), fixed), columns)
     scale = fixed.reshape(fixed.shape[0], -1)  # (K, R), either of size 1
     if not indexed(rows):
-        return Segment(rows * scale[:, None], columns)
+        return Segment(rows * scale[None, :, None], columns)
     if scale.shape[1] == 1:
         picked = jnp.broadcast_to(scale, rows.shape[1:])
     else:

@@ -131,6 +131,7 @@ class _Reader:
 
 def check_parameters(params: PyTree) -> None:
     """Raises a TypeError where parameters are anything but real floats of 16 bits or more."""
+    _check_variables(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jax.typeof(leaf).dtype
         if rules.is_real(dtype):
@@ -147,6 +148,28 @@ def check_parameters(params: PyTree) -> None:
             )
         name = jax.tree_util.keystr(path) or "the parameter"
         raise TypeError(f"params: {name} of dtype {dtype} {remedy}")
+
+
+def _check_variables(params: PyTree) -> None:
+    """Raises where a variable of flax.nnx is none that is trained, such as BatchNorm's statistics.
+
+    Told by name, for flax is not needed here; a user's own kinds of variables are left alone.
+    """
+
+    def kinds(x: object) -> set[str]:
+        return {k.__name__ for k in type(x).__mro__ if k.__module__.startswith("flax.nnx.")}
+
+    def is_variable(x: object) -> bool:
+        return "Variable" in kinds(x)
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable):
+        kind = type(leaf).__name__
+        if is_variable(leaf) and kind in kinds(leaf) and "Param" not in kinds(leaf):
+            raise TypeError(
+                f"params: {jax.tree_util.keystr(path)} is an nnx.{kind}, which is not trained: "
+                "take graph, params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
+                "nnx.merge(graph, params, rest)"
+            )
 
 
 def _of_one(example: PyTree, keyed: bool) -> str:
@@ -176,6 +199,11 @@ def _check_scalar(shapes: PyTree, has_aux: bool) -> None:
         raise TypeError(
             f"loss_fn must return a scalar for one example, but its value {found}; reduce it, or "
             "set has_aux=True if it returns (loss, aux)"
+        )
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(
+            f"loss_fn must return a real number, but its value is of {value.dtype}, which has no "
+            "gradient"
         )
 
 

@@ -133,11 +133,11 @@ class View:
         if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
             order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
             return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
-        positions = jnp.full((), self.offset)
+        positions = jnp.full(1, self.offset)
         for size, stride in atoms:
-            positions = positions[..., None] + stride * jnp.arange(size)
+            positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
         flat = jnp.zeros(math.prod(shape), values.dtype)
-        return flat.at[positions.ravel()].add(values.ravel()).reshape(shape)
+        return flat.at[positions].add(values.ravel()).reshape(shape)
 
     def among(self, entries: np.ndarray) -> np.ndarray:
         """Its part of an array that is flattened like the parameter; memory is shared."""

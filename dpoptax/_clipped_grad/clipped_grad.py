@@ -23,7 +23,7 @@ from dpoptax._clipped_grad.sharding import (
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
 from dpoptax._clips.grid import check_capacity
-from dpoptax._clips.per_example import batch_axis
+from dpoptax._clips.per_example import batch_axis, check_mask
 from dpoptax._clips.sums import Whole
 from dpoptax._keys import check_key
 from dpoptax._points import GradientPoints
@@ -244,21 +244,6 @@ def _check_options(method: str, precision: str, grid: float | None) -> None:
         raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
-
-
-def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
-    """The mask of a batch, (B,) booleans; without one all are examples."""
-    if mask is None:
-        return jnp.ones(batch_size, bool)
-    mask = jnp.asarray(mask)
-    if mask.shape != (batch_size,):
-        raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
-    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
-        raise TypeError(
-            f"mask is of {mask.dtype}: want True for an example and False for padding. Weights of "
-            "examples belong into the loss, in front of the clip"
-        )
-    return mask.astype(bool)
 
 
 def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:

@@ -241,7 +241,7 @@ def coefficients(
     factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
     ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # A geometry that divides by the norm has no factor for a gradient of zero: that adds zero too.
-    sound = used & jnp.isfinite(norms) & jnp.isfinite(factors)
+    sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)
     factors = jnp.where(sound, factors * ratio * scale, 0.0)
     # Parts that all but cancel have one coefficient, to the last place.
     found = held(factors[np.array(groups)] * relative)

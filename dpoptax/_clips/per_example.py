@@ -1,42 +1,49 @@
 """Clipped sums of per-example gradients that are formed: the reference, for any geometry."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from dpoptax._clips import bounds, sums
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
 from dpoptax._trees import PyTree, held
 
 # Leaves that an error lists; a list of numbers in place of an array has thousands.
 _SHOWN = 8
 
 
-def clip_per_example(clip: Clip) -> optax.GradientTransformation:
+def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
     """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
 
-    The first half of `clip_and_noise`, for who wants to look between the two. Privacy: none yet;
-    the sum is private data until noise is added. One example moves it by at most `clip.sensitivity`
-    where, without it, a row of zeros stands in its place: B must be public, as of padded draws, for
-    how much shorter all are clipped, to leave room for the rounding of the sum, depends on it. Each
-    gradient must be of its example alone. Those that `jax.vmap(jax.grad(loss_fn), (None, 0))` gives
-    of a grouped convolution are not: where one is not finite, XLA makes all of them NaN.
-    `clipped_grad` takes them so that none does.
+    `update(grads, state, params, mask=mask)` leaves out the rows where `mask`, (B,), is False: the
+    padding of a sampler's draw. Without a mask every row is an example, once, and the noise stage
+    wants as many as it expects. The first half of `clip_and_noise`, for who wants to look between
+    the two. Privacy: none yet; the sum is private data until noise is added. One example moves it
+    by at most `clip.sensitivity` where, without it, a row that is masked stands in its place: B
+    must be public, as of padded draws, for how much shorter all are clipped, to leave room for the
+    rounding of the sum, depends on it. Each gradient must be of its example alone. Those that
+    `jax.vmap(jax.grad(loss_fn), (None, 0))` gives of a grouped convolution are not: where one is
+    not finite, XLA makes all of them NaN; `clipped_grad` takes them so that none does. Nor are they
+    behind a transform that mixes rows or steps: in front of this one `optax.clip_by_global_norm`
+    scales all by a norm of the whole batch, and `optax.trace` adds up the rows of successive
+    batches. Nothing here can see that.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.
 
     Returns:
-      A stateless `optax.GradientTransformation`.
+      A stateless `optax.GradientTransformationExtraArgs`.
 
     Raises:
-      TypeError: `clip` is no geometry.
+      TypeError: `clip` is no geometry; at `update`, a `mask` of floats.
       ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
-        leaves whose leading axes, the examples, disagree, or that are not those of `params`, where
-        `update` gets them, with such an axis in front.
+        leaves whose leading axes, the examples, disagree with each other or with `mask`, or that
+        are not those of `params`, where `update` gets them, with such an axis in front.
 
     >>> import dpoptax, jax.numpy as jnp
     >>> tx = clip_per_example(dpoptax.l2_clip(1.0))
@@ -56,13 +63,21 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformation:
         return optax.EmptyState()
 
     def update_fn(
-        updates: PyTree, state: optax.EmptyState, params: PyTree = None
+        updates: PyTree,
+        state: optax.EmptyState,
+        params: PyTree = None,
+        *,
+        mask: ArrayLike | None = None,
+        **extra_args: Any,
     ) -> tuple[ClippedSum, optax.EmptyState]:
+        del extra_args
         _check_axis(updates, params)
-        total, examples = sum_clipped(clip, updates), batch_axis(updates)
-        return assert_clipped(total, clip, examples=examples), state
+        examples = batch_axis(updates)
+        total = sum_clipped(clip, updates, check_mask(mask, examples))
+        clipped = assert_clipped(total, clip, examples=examples)
+        return as_made(dataclasses.replace(clipped, unmasked=mask is None)), state
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def sum_clipped(
@@ -167,6 +182,21 @@ def _check_axis(grads: PyTree, params: PyTree) -> None:
                 "jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))(params, batch) gives. The gradient "
                 "of a whole batch cannot be made private"
             )
+
+
+def check_mask(mask: ArrayLike | None, batch_size: int) -> jax.Array:
+    """The mask of a batch, (B,) booleans; without one all are examples."""
+    if mask is None:
+        return jnp.ones(batch_size, bool)
+    mask = jnp.asarray(mask)
+    if mask.shape != (batch_size,):
+        raise ValueError(f"mask has shape {mask.shape}: want ({batch_size},), one for each example")
+    if not (jnp.issubdtype(mask.dtype, bool) or jnp.issubdtype(mask.dtype, jnp.integer)):
+        raise TypeError(
+            f"mask is of {mask.dtype}: want True for an example and False for padding. Weights of "
+            "examples belong into the loss, in front of the clip"
+        )
+    return mask.astype(bool)
 
 
 def batch_axis(tree: PyTree) -> int:

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._methods.kalman import corrected
 from dpoptax._points import track_iterates
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_known
 
 Schedule = Callable[[jax.Array], jax.Array | float]
 
@@ -64,9 +64,12 @@ def disk(
 
     >>> tx = disk(kappa=0.7, gamma=0.5)
     """
+    check_known(kappa=kappa, gamma=gamma, filter_gain=filter_gain)
     for name, value in (("kappa", kappa), ("filter_gain", filter_gain)):
         if value is not None and not callable(value) and not 0.0 < value <= 1.0:
             raise ValueError(f"{name}={value}: want a gain in (0, 1]")
+    if callable(gamma):
+        raise TypeError(f"gamma={gamma}: want a number; a schedule may be given as kappa alone")
     if gamma is not None and not math.isfinite(gamma):
         raise ValueError(f"gamma={gamma}: want a finite number, or None for (1 − κ)/κ")
     if callable(kappa):

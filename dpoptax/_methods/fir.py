@@ -9,7 +9,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clipped_sum import check_released
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_known
 
 
 class AdaptiveFirState(NamedTuple):
@@ -65,6 +65,7 @@ def adaptive_fir(
 
     >>> tx = adaptive_fir(length=4, stddev=1.1 * 1.0 / 256)
     """
+    check_known(length=length, stddev=stddev, decay=decay)
     if not (isinstance(length, int) and length >= 2):
         raise ValueError(f"length={length}: want an integer, at least 2")
     if not (math.isfinite(stddev) and stddev > 0):

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import LowPassState, low_pass
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_known
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -77,6 +77,7 @@ def scale_by_lp_adam(
 
     >>> tx = scale_by_lp_adam(b=[1 / 11, 1 / 11], a=[-9 / 11])
     """
+    check_known(b2=b2, eps=eps, stddev=stddev)
     if not 0.0 <= b2 < 1.0:
         raise ValueError(f"b2={b2}: want a number in [0, 1)")
     if not (math.isfinite(stddev) and stddev >= 0.0):
@@ -174,6 +175,7 @@ def adam_bc(
 
     >>> tx = adam_bc(1e-3, stddev=1.1 * 1.0 / 256)
     """
+    check_known(b1=b1)
     if not 0.0 <= b1 < 1.0:
         raise ValueError(f"b1={b1}: want a number in [0, 1)")
     return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)

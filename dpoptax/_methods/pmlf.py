@@ -7,6 +7,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import track_iterates
+from dpoptax._trees import check_known
 
 
 def pmlf(
@@ -79,6 +80,7 @@ def inner_outer(
 
     >>> tx = inner_outer(length=2, beta=0.5, momentum=0.9)
     """
+    check_known(momentum=momentum)
     if not 0.0 <= momentum < 1.0:
         raise ValueError(f"momentum={momentum}: want a number in [0, 1)")
     outer = optax.trace(momentum, accumulator_dtype=accumulator_dtype)
@@ -87,6 +89,7 @@ def inner_outer(
 
 def _powers(length: int, beta: float) -> list[float]:
     """β^0, …, β^{k−1}, without those that are zero."""
+    check_known(length=length, beta=beta)
     if not (isinstance(length, int) and length >= 1):
         raise ValueError(f"length={length}: want an integer, at least 1")
     if not 0.0 <= beta <= 1.0:

@@ -14,7 +14,7 @@ from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import Diagonal, LinearMapState
 from dpoptax._methods.singular_values import is_kernel
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_known
 
 Each: TypeAlias = Literal["entry", "side", "leaf"]
 # Second moments of one parameter: of its entries, of its rows and its columns, or of all.
@@ -155,6 +155,7 @@ def scale_then_privatize(
 def _check(each: str, b2: float, eps: float, power: float, stddev: float, every: int) -> None:
     if each not in ("entry", "side", "leaf"):
         raise ValueError(f"each={each!r}: want 'entry', 'side' or 'leaf'")
+    check_known(b2=b2, eps=eps, power=power, stddev=stddev, every=every)
     if not 0.0 <= b2 < 1.0:
         raise ValueError(f"b2={b2}: want a number in [0, 1)")
     if not (math.isfinite(eps) and eps >= 1e-4):

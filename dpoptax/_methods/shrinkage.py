@@ -17,7 +17,7 @@ from dpoptax._methods.singular_values import (
     matrix_shape,
     shrunk,
 )
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_known
 
 
 def singular_value_shrinkage(
@@ -174,6 +174,7 @@ def _of_mean(
     accumulator_dtype: DTypeLike | None,
 ) -> optax.GradientTransformation:
     """`shrink(mean, τ)` of the running mean of the gradients and the noise that is left in it."""
+    check_known(stddev=stddev, decay=decay)
     if not (math.isfinite(stddev) and stddev >= 0.0):
         raise ValueError(
             f"stddev={stddev}: want the noise's standard deviation in each coordinate, a finite "

@@ -45,7 +45,7 @@ def map_singular_values(kernel: jax.Array, replace: Callable[[jax.Array], jax.Ar
     def run(kernel: jax.Array) -> jax.Array:
         matrix = kernel.reshape(matrix_shape(kernel)).astype(jnp.float32)
         left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-        return ((left * replace(values)) @ right).reshape(kernel.shape).astype(kernel.dtype)
+        return ((left * replace(values)[None]) @ right).reshape(kernel.shape).astype(kernel.dtype)
 
     return on_whole(run, kernel) if kernel.size else kernel
 

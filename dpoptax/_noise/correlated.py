@@ -78,7 +78,7 @@ def correlated_noise(
 
     Raises:
       TypeError: a strategy that is none; as `gaussian_noise`.
-      ValueError: as `gaussian_noise`.
+      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast.
       ImportError: jax_privacy is not installed.
 
     Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear
@@ -105,6 +105,7 @@ def correlated_noise(
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
             zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
+            _check_buffers(state.buffers, jax.eval_shape(add.init, zeros))
             noise, buffers = add.next(zeros, state, step_key)
             # Scaled after the matrix: the scale is this step's own even if the clip changed.
             stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
@@ -119,6 +120,17 @@ def correlated_noise(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
+def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
+    """Raises where what is kept of earlier noise has been rounded to another type."""
+    for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
+        if buffer.dtype != own.dtype and jnp.issubdtype(own.dtype, jnp.inexact):
+            raise ValueError(
+                f"a buffer of the correlated noise is {buffer.dtype}, not {own.dtype}: the state "
+                "was cast, and what is rounded off the noise of earlier steps would tell it from "
+                "the sums that it was added to. Leave this state as it is"
+            )
+
+
 def _buffering(strategy: Strategy) -> _Noising:
     """(M⁻¹ Z)_t from Z_t and what is kept of the steps before."""
     with jax.ensure_compile_time_eval():  # constants, also where the factory is called under jit
@@ -131,7 +143,7 @@ def _buffering(strategy: Strategy) -> _Noising:
         # By default GPUs and TPUs round factors of products to 8 or 11 bits: the strategy's numbers
         # would be others than those that are priced, and what is rounded off the noise of earlier
         # steps would tell it from the sums that it was added to.
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
             noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
 

@@ -98,8 +98,9 @@ def release(
         raise ValueError(
             f"no mask was given, so that all {clipped.examples} rows of the batch are examples, "
             f"and the noise stage expects batch_size={mechanism.batch_size:g}: the padding of a "
-            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn the draw's "
-            f"mask, or mask=jnp.ones({clipped.examples}, bool) where every row is an example"
+            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn, or the "
+            "update of clip_and_noise, the draw's mask, or "
+            f"mask=jnp.ones({clipped.examples}, bool) where every row is an example"
         )
     check_scale(mechanism, clipped.clip.sensitivity)
     check_state(state, mechanism)
@@ -107,6 +108,7 @@ def release(
     if belongs is not None:
         intact &= belongs(clipped)
     refused = refusals(state, mechanism, intact)
+    clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
     mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
     mean = _nan_where(refused != 0, mean)
     released = clipped.decode(mean) if decode else mean
@@ -216,13 +218,14 @@ def clip_and_noise(
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Clips per-example gradients, sums them and adds noise: DP-SGD's stage in plain optax form.
 
         release_t = (Σ_i clip(g_i) + σ C N(0, I)) / B,   for leaves (examples, …)
 
     The chain of `clip_per_example` and `gaussian_noise`; see there for shapes, units, privacy and
-    errors. It needs per-example gradients, with their memory; `clipped_grad` does without.
+    errors. `update(grads, state, params, mask=mask)` leaves out the padding of a sampler's draw. It
+    needs per-example gradients, with their memory; `clipped_grad` does without.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.
@@ -318,6 +321,20 @@ def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Arra
         )
     stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
+
+
+@jax.custom_jvp
+def _not_differentiated(total: PyTree) -> PyTree:
+    return total
+
+
+@_not_differentiated.defjvp
+def _refuse_derivative(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+    raise TypeError(
+        "the noise stage is differentiated: noise is a constant to a derivative, and so that of a "
+        "release is that of the clipped sum, private data without noise. Take the release for a "
+        "number: tx.update(jax.lax.stop_gradient(grads), opt_state, params)"
+    )
 
 
 def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:

@@ -110,13 +110,13 @@ class HypersphericalClip(UnitClip):
         """u(g) in the shapes of the gradients, leaves (B, …); NaN for a gradient with one."""
         flat, restore = _flatten(grads, batched=True)
         norm, angles = to_hyperspherical(flat)
-        offsets = _wrap(angles - self._origin(reference))
+        offsets = _wrap(angles - jnp.broadcast_to(self._origin(reference), angles.shape))
         if self.angle_norm is not None:
             length = jnp.linalg.norm(offsets, axis=-1, keepdims=True)
             offsets *= jnp.minimum(1.0, self.angle_norm / jnp.where(length > 0, length, 1.0))
         else:
             # The paper's ranges βπ and 2βπ, halved as they are centred.
-            box = self._beta_pi * jnp.full(offsets.shape[-1], 0.5).at[-1:].set(1.0)
+            box = self._beta_pi * jnp.full((1, offsets.shape[-1]), 0.5).at[:, -1:].set(1.0)
             offsets = jnp.clip(offsets, -box, box)
         # A zero gradient points nowhere: it pulls the mean neither to the equator nor elsewhere.
         offsets = jnp.where((norm != 0)[:, None], offsets, 0.0)

@@ -57,6 +57,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
       opt_state: an optimizer's state, or any pytree around it, such as a restored checkpoint.
 
     Raises:
+      TypeError: a state that is traced, inside of `jit`.
       ValueError: a ledger that refused a release, and why; arrays that are another mechanism's, key
         or ledger's; two stages with one key; a state of several runs, as `vmap` makes, which
         `dpoptax.accounting.ensemble_epsilon_spent` prices; a state of a version without imprints.
@@ -65,6 +66,11 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     found: dict[bytes, int] = {}
     for i, state in enumerate(states):
         check_imprint(state)
+        if isinstance(state.count, jax.core.Tracer):
+            raise TypeError(
+                "a ledger is read as Python values, and this one is traced: call ledgers and "
+                "epsilon_spent outside of jit, with the state that the step returned"
+            )
         if jnp.shape(state.count) != ():
             raise ValueError(
                 f"a ledger's count has shape {jnp.shape(state.count)}: these are the states of "

@@ -31,6 +31,8 @@ import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import special
 
+from dpoptax._privacy import renyi
+
 # How fine laws are: points over 8.5 standard deviations to both sides, and one in each further one,
 # to where double precision ends.
 POINTS, COARSE_POINTS = 1000, 400
@@ -129,7 +131,7 @@ def renyi_divergences(
         if 1 < alpha <= _MOST_ORDER:
             remove = float(np.interp(alpha, np.arange(_MOST_ORDER + 1), exact))
             add = _log_negative_moment(sigma, period, steps, alpha - 1)
-            found[i] = max(remove, add, 0.0) / (alpha - 1)
+            found[i] = (max(remove, add, 0.0) + float(renyi.rounding(alpha))) / (alpha - 1)
     found.flags.writeable = False
     return found
 

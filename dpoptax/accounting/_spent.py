@@ -148,7 +148,7 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
         raise ValueError(
             "opt_state holds noise stages with different numbers of releases, and the steps of a "
             f"{type(sampler).__name__} cannot be priced apart: no epsilon is known; use one noise "
-            "stage, or PoissonSampler"
+            "stage, update all of them in every step, or draw with PoissonSampler"
         )
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):

@@ -110,7 +110,7 @@ def _sweep(arguments: list[str]) -> int:
     )
     configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
-        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0)
+        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0, progress=True)
         print("\n".join(notes(chosen, cost)))
         return 0
     results = sweep.run_sweep(configs, chosen)
@@ -140,13 +140,18 @@ def _audit(arguments: list[str]) -> int:
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
+    jobs[0].figure.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is needed
     for job in jobs:
         fetch_for([job.config], job.fetch)
     rows = [
         row
         for job in jobs
         for row in audit.audit_config(
-            job.config, trials=job.trials, confidence=job.confidence, seed=job.attack_seed
+            job.config,
+            trials=job.trials,
+            confidence=job.confidence,
+            seed=job.attack_seed,
+            progress=True,
         )
     ]
     print(audit.table(rows))

@@ -51,8 +51,6 @@ class Sampler(abc.ABC):
     multiple_of: int = 1
 
     neighbouring_relation: ClassVar[str]
-    # Whether any steps of a run can be priced apart from the others, and the prices composed.
-    independent_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         limits = {
@@ -87,6 +85,11 @@ class Sampler(abc.ABC):
     def sampling_probability(self) -> float:
         """B / N, the probability that a given record is in a given step."""
         return self.batch_size / self.dataset_size
+
+    @property
+    def independent_steps(self) -> bool:
+        """Whether any steps of a run can be priced apart from the others, and prices composed."""
+        return True
 
     def samples(self, start: int, stop: int) -> Iterator[Sample]:
         """The samples of steps start, ..., stop - 1."""
@@ -140,7 +143,11 @@ class ChainSampler(Sampler):
 
     max_batch_size: int | None
     neighbouring_relation: ClassVar[str] = "replace-special"
-    independent_steps: ClassVar[bool] = False
+
+    @property
+    def independent_steps(self) -> bool:
+        """Not: a record's steps depend on each other."""
+        return False
 
     @property
     @abc.abstractmethod

@@ -30,7 +30,8 @@ class CyclicPoissonSampler(Sampler):
     and is accounted for.
 
     Privacy: "replace-special", a record is replaced by one that contributes zero; N is public. Of
-    `steps` steps a record can be in ⌈steps/cycle_length⌉, each drawn with probability B/g.
+    `steps` successive steps a record can be in ⌈steps/cycle_length⌉, each drawn with probability
+    B/g: ε is that of releases with none left out.
 
     Attributes:
       cycle_length: how many groups there are.
@@ -68,6 +69,11 @@ class CyclicPoissonSampler(Sampler):
     def participation_probability(self) -> float:
         """B/g, the probability that a record is in a given step of its group's turn."""
         return self.batch_size / self.group_size
+
+    @property
+    def independent_steps(self) -> bool:
+        """Only without turns: steps of some number can be all of one group."""
+        return self.cycle_length == 1
 
     @property
     def padded_size(self) -> int:

@@ -19,6 +19,7 @@ from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run.chain import Chain, build_chain
+from dpoptax.training.run.phases import say
 from dpoptax.training.run.plots import COLOURS, label
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import epsilon_text
@@ -67,7 +68,12 @@ class Audited:
 
 
 def audit_config(
-    config: TrainConfig, *, trials: int = 20_000, confidence: float = 0.999, seed: int = 0
+    config: TrainConfig,
+    *,
+    trials: int = 20_000,
+    confidence: float = 0.999,
+    seed: int = 0,
+    progress: bool = False,
 ) -> list[Audited]:
     """Attack a config's training, and bound its ε from below.
 
@@ -82,6 +88,7 @@ def audit_config(
         trials: Runs with the canary, and as many without; ten times as many of the single release.
         confidence: Of each bound.
         seed: Of the attack.
+        progress: Whether each audit is named on standard error before it begins; they take minutes.
 
     Raises:
         ConfigError: A config that claims nothing.
@@ -98,6 +105,11 @@ def audit_config(
             "Give a method with a proof; to audit an ε that others claim for it, use "
             "dpoptax.auditing with claimed_epsilon"
         )
+
+    def tell(name: str) -> None:
+        if progress:
+            say(f"auditing {config.method.name}, {name} ...")
+
     dataset = config.data().load()
     # A fixed key, into which the audit folds its own.
     run = resolve(
@@ -118,15 +130,18 @@ def audit_config(
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,
     }
-    rows = [
-        Audited(config.method.name, name, auditing.audit(make(run), trials=10 * trials, **settings))
-        for name, make in releases.items()
-    ]
+    rows = []
+    for name, make in releases.items():
+        tell(name)
+        result = auditing.audit(make(run), trials=10 * trials, **settings)
+        rows.append(Audited(config.method.name, name, result))
     views: tuple[tuple[auditing.ThreatModel, optax.GradientTransformation], ...] = (
         ("white-box", chain.release),
         ("last-iterate", chain.optimizer),
     )
     for threat_model, transform in views:
+        name = f"{plan.permitted_steps} steps"
+        tell(f"{name}, {threat_model}")
         game = auditing.canary_gradient(
             transform,
             chain.clip,
@@ -135,14 +150,16 @@ def audit_config(
             steps=plan.permitted_steps,
         )
         result = auditing.audit(game, trials=max(runs, 64), threat_model=threat_model, **settings)
-        rows.append(Audited(config.method.name, f"{plan.permitted_steps} steps", result))
+        rows.append(Audited(config.method.name, name, result))
     if streaming.in_memory(dataset.train) and config.unit == "example":
+        name = f"one training of {config.model}"
+        tell(name)
         result = auditing.audit_one_run(
             _model(run, dataset),
             canaries=min(_CANARIES, dataset.train_size),
             **settings,
         )
-        rows.append(Audited(config.method.name, f"one training of {config.model}", result))
+        rows.append(Audited(config.method.name, name, result))
     return rows
 
 

@@ -3,7 +3,9 @@
 import dataclasses
 import fnmatch
 import math
+import re
 import runpy
+import traceback
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -282,12 +284,13 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
         path, pattern = path.rsplit(":", 1)
     if not Path(path).is_file():
         raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
+    defined: dict[str, Any] = {}
     try:
         defined = runpy.run_path(path)
         one, several = defined.get("get_config"), defined.get("get_configs")
         found = {Path(path).stem: one()} if callable(one) else several() if several else None
     except Exception as error:  # whatever the user's own code raises
-        raise ConfigError(f"config {path}: {type(error).__name__}: {error}") from error
+        raise _raised_in(path, error, defined) from error
     if found is None:
         raise ConfigError(f"config {path} defines no get_config(); it has to return a TrainConfig")
     for config in found.values():
@@ -298,6 +301,18 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
     if not chosen:
         raise unknown_name("config", pattern, found)
     return chosen
+
+
+def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
+    """The error for what a config's own code raised: its line, and the fields that there are."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
+    wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    for kind in defined.values():
+        if wrong and dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") == wrong[1]:
+            names = (f.name for f in dataclasses.fields(kind) if f.init)
+            return unknown_name(f"{where}: field of {wrong[1]}", wrong[2], names)
+    return ConfigError(f"{where}: {type(error).__name__}: {error}")
 
 
 def load_config(path: str | Path) -> TrainConfig:

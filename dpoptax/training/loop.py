@@ -119,10 +119,10 @@ def _train_in(
             plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
         with phases("init"):
             run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+        shown = resume.last_shown(metrics_path) if config.method.private else 0
         if begun is not None:
             with phases("accounting"):
-                resume.check_same_run(run, begun, workdir)
-            resume.check_same_sums(run, begun, place, metrics_path)
+                resume.check_same_run(run, begun, workdir, shown)
         if progress and config.epsilon is not None and plan.permitted_steps < config.steps:
             say(
                 f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
@@ -131,8 +131,8 @@ def _train_in(
             )
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
-        with outputs.metrics_file(metrics_path if main else None) as observe:
-            around = Surroundings(place, phases, checkpoints, observe, progress)
+        with outputs.metrics_file(metrics_path if main else None, shown) as observe:
+            around = Surroundings(place, phases, checkpoints, observe, progress, shown)
             return _train(run, dataset, around)
 
 

@@ -51,6 +51,7 @@ class Surroundings:
         checkpoints: Where states are saved; None: nowhere.
         observe: Gets each record.
         progress: Whether to show a progress bar.
+        shown: The last step whose records an earlier start has shown.
     """
 
     place: Devices
@@ -58,6 +59,7 @@ class Surroundings:
     checkpoints: Checkpoints | None = None
     observe: Callable[[Record], object] = lambda record: None
     progress: bool = False
+    shown: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

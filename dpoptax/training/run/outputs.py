@@ -15,19 +15,32 @@ Record = dict[str, Any]
 
 
 @contextlib.contextmanager
-def metrics_file(path: Path | None) -> Iterator[Callable[[Record], object]]:
-    """A function that writes records; the file is replaced when the first one comes."""
+def metrics_file(path: Path | None, shown: int = 0) -> Iterator[Callable[[Record], object]]:
+    """A function that writes records; those up to step `shown` replace the file in one piece.
+
+    Until then it is what says that an earlier start has shown so many steps.
+    """
     with contextlib.ExitStack() as stack:
         file: TextIO | None = None
+        held = ""
 
         def observe(record: Record) -> None:
-            nonlocal file
+            nonlocal file, held
             if path is None:
                 return
+            held += records.to_json(record) + "\n"
+            if record["step"] < shown:
+                return
             if file is None:
-                opened = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+                partial = path.with_suffix(".partial")
+                opened = open(partial, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
                 file = stack.enter_context(opened)
-            file.write(records.to_json(record) + "\n")
+                file.write(held)
+                file.flush()
+                partial.replace(path)
+            else:
+                file.write(held)
+            held = ""
 
         yield observe
 

@@ -29,7 +29,7 @@ def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices)
     return {
         "run": _identity(run),
         "data": fingerprint,
-        "room": room(run, place),
+        "arithmetic": arithmetic(run, place),
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         "seed": run.plan.sampler.seed,
     }
@@ -42,8 +42,19 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     return dataclasses.replace(config, seed=record["seed"])
 
 
-def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
-    """Raises a `ConfigError` that names the first field in which the begun run differs."""
+def last_shown(metrics: Path) -> int:
+    """The last step whose metrics were written, by whichever start of the run; 0 for none."""
+    if not metrics.exists():
+        return 0
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) -> None:
+    """Raises a `ConfigError` that names the first field in which the begun run differs.
+
+    Or where its budget is less than what was spent up to `shown`, the last step that was shown.
+    """
     config, plan = run.config, run.plan
     if plan.sampler.seed != record["seed"]:
         raise ConfigError(
@@ -65,45 +76,65 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path) -> None:
                 f"its first {record['step']} steps; give {field}={before!r} to go on with it, or "
                 "another workdir for a new run"
             )
-    if config.epsilon is None or record["step"] <= plan.permitted_steps:
+    reached = max(record["step"], shown)
+    if reached <= plan.permitted_steps or (spent := plan.epsilon(reached)) is None:
         return  # so many steps are within the budget, and so are fewer
-    spent = plan.epsilon(record["step"])
-    if spent is not None and spent > config.epsilon:
+    if config.epsilon is not None and spent > config.epsilon:
         raise ConfigError(
             f"epsilon={config.epsilon:g} is less than the {spent:.4g} that the run in {workdir} "
-            f"has spent in {record['step']} steps; a budget cannot be taken back"
+            f"has spent in {reached} steps; a budget cannot be taken back"
         )
 
 
-def room(run: Run, place: devices.Devices) -> list[Any]:
-    """What decides how much shorter examples are clipped, to leave room for the rounding of sums.
+def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
+    """What decides, beside the config, which sums the same noise is added to.
 
-    The rows of a batch, the number of devices above eight, and the version that clips them.
+    The rows of a batch and the number of devices above eight, by which examples are clipped a
+    little shorter; the versions that draw batches, alter examples and compute gradients; and in
+    which numbers they do.
     """
     shards = 1 if place.mesh is None else place.mesh.size
     rows = -(-run.plan.sampler.padded_size // shards) * shards
-    return [rows, max(shards, _FEW), records.versions()["dpoptax"]]
+    device = jax.devices()[0] if place.mesh is None else place.mesh.devices.flat[0]
+    numbers: Any = jax.config
+    return {
+        "rows": rows,
+        "devices": max(shards, _FEW),
+        "kind of device": device.device_kind,
+        "jax_enable_x64": bool(numbers.jax_enable_x64),
+        "jax_default_matmul_precision": numbers.jax_default_matmul_precision,
+        **records.versions(),
+    }
 
 
-def check_same_sums(
-    run: Run, record: dict[str, Any], place: devices.Devices, metrics: Path
-) -> None:
+def check_same_sums(run: Run, record: dict[str, Any], place: devices.Devices, shown: int) -> None:
     """Raises where steps whose results were shown would be run again with other sums.
 
-    The same noise would be added to gradients that are clipped a little shorter or longer: the
-    difference of what was shown and what would be has none.
+    The same noise would be added to other batches, or to gradients that are clipped or rounded
+    otherwise: the difference of what was shown and what would be has none.
     """
-    if record.get("room") == room(run, place) or not metrics.exists():
+    old, new = record.get("arithmetic", {}), arithmetic(run, place)
+    if shown <= record["step"] or old == new:
         return
-    lines = metrics.read_text(encoding="utf-8").splitlines()
-    shown = max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
-    if shown > record["step"]:
+    others = ", ".join(
+        f"{name} {old.get(name)!r} -> {value!r}"
+        for name, value in new.items()
+        if value != old.get(name)
+    )
+    raise ConfigError(
+        f"the run has shown step {shown} and would go on from step {record['step']} with other "
+        f"arithmetic ({others}): steps run again would add the same noise to other sums. Go on "
+        "with what it began with, or give another workdir for a new run and count both"
+    )
+
+
+def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
+    """Raises where the run would end before a step that was shown, which its ε would leave out."""
+    if max(record["step"], run.plan.permitted_steps) < shown:
         raise ConfigError(
-            f"{metrics} shows step {shown}, and the run would go on from step {record['step']} "
-            "with examples clipped to leave other room for rounding, as on many more or fewer "
-            "devices and by another version: steps run again would add the same noise to other "
-            "sums. Go on with what it began with, or give another workdir for a new run and count "
-            "both"
+            f"steps={run.config.steps} ends the run before step {shown}, whose metrics it has "
+            "shown: the stated epsilon would be that of fewer steps than were released; give "
+            f"steps={shown} or more"
         )
 
 

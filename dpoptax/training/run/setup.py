@@ -89,7 +89,7 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
             fingerprint = resume.fingerprint(run, dataset)
             resume.check_same_on_hosts(run, fingerprint)
     with phases("checkpoints"):
-        states, restored = _restored(states, fingerprint, around)
+        states, restored = _restored(run, states, fingerprint, around)
     compiling = time.perf_counter()
     course = _compiled(runs, feed, states, frozen, fingerprint, around)
     compile_seconds = time.perf_counter() - compiling
@@ -120,7 +120,9 @@ def _first_state(run: Run, params: Any, place: devices.Devices) -> Any:
     return place.replicate(run.chain.optimizer.init(params))
 
 
-def _restored(states: States, fingerprint: str, around: Surroundings) -> tuple[States, bool]:
+def _restored(
+    run: Run, states: States, fingerprint: str, around: Surroundings
+) -> tuple[States, bool]:
     """The newest checkpoint's state, its records observed again, or `states`; and which it is."""
     begun = None
     if around.checkpoints is not None:
@@ -131,6 +133,9 @@ def _restored(states: States, fingerprint: str, around: Surroundings) -> tuple[S
     (params, opt_state), saved = begun
     resume.check_ledger(saved, opt_state)
     resume.check_same_data(saved, fingerprint)
+    # Of what was restored: where the newest checkpoint is damaged it is an older one.
+    resume.check_same_sums(run, saved, around.place, around.shown)
+    resume.check_end(run, saved, around.shown)
     for entry in saved["history"]:
         around.observe(entry)
     return (State(saved["step"], params, opt_state, tuple(saved["history"])),), True

@@ -143,12 +143,13 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
     own: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
     shown = {}
+    known = {f.name for f in dataclasses.fields(config)} - {"method", "seed", "parallel"}
+    known |= {f"method.{f.name}" for f in dataclasses.fields(config.method)}
     for field, value in changes.items():
         inner = field.removeprefix("method.")
         target, holder = (config.method, of_method) if inner != field else (config, own)
-        names = [f.name for f in dataclasses.fields(target)]
-        if inner not in names or field in ("method", "seed", "parallel"):
-            raise unknown_name(f"setting of {name}", field, names)
+        if field not in known:
+            raise unknown_name(f"setting of {name}", field, known)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
         if field in ("pretrained", "owners") and isinstance(holder[field], str):
             holder[field] = Path(holder[field])

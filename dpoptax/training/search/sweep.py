@@ -18,6 +18,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.phases import say
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
@@ -36,7 +37,7 @@ def run_sweep(
     """
     begun = _begun(configs, sweep)
     seed = begun["seed"]
-    candidates, chosen, cost = prepare(configs, sweep, seed)
+    candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
     sweep.workdir.mkdir(parents=True, exist_ok=True)
     if not (sweep.workdir / "sweep.json").is_file():
         # Before the first trial, and not before all is known to be allowed: a second start has to
@@ -86,9 +87,11 @@ def run_sweep(
 
 
 def prepare(
-    configs: dict[str, TrainConfig], sweep: Sweep, seed: int
+    configs: dict[str, TrainConfig], sweep: Sweep, seed: int, *, progress: bool = False
 ) -> tuple[list[settings.Candidate], list[int], Price]:
     """The settings, the index of the setting of each trial, and the price; nothing is trained.
+
+    Pricing takes seconds a setting, which `progress` says.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -107,7 +110,10 @@ def prepare(
             "settings on public data"
         )
     dataset = dataset_of(priced[0].config, held_out=True)
-    plans = [make_plan(candidate.config, dataset.train_size) for candidate in priced]
+    if progress:
+        say("working out what the sweep costs ...")
+    with tqdm(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
+        plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
