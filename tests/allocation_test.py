@@ -18,7 +18,7 @@ import dpoptax
 from dpoptax import accounting, matrix
 from dpoptax._privacy import allocation, pricing
 from dpoptax._privacy.events import RandomAllocationDpEvent, allocation_event
-from dpoptax.sampling import PoissonSampler, RandomAllocationSampler
+from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 from dpoptax.training import data
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
@@ -443,6 +443,26 @@ class TestLedger:
         without_turns = matrix.CyclicPoissonSampler(100, 10, seed=0)
         for sampler in (PoissonSampler(100, 10, seed=0), without_turns):
             assert accounting.epsilon_spent(state, sampler, 1e-3, accountant="rdp") > 0
+
+    def test_stages_that_take_turns_are_priced_as_the_one_with_the_least_noise(self):
+        """Of two groups, or two steps of rest, a record may meet the even steps' stage alone."""
+        noises = [
+            dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=10, key=jax.random.key(i))
+            for i, sigma in enumerate((2.0, 20.0))
+        ]
+        state, delta = released(noises, [4, 4]), 1e-3
+        met = accounting.event_epsilon(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(2.0), 4), delta)
+        for sampler in (
+            matrix.CyclicPoissonSampler(20, 10, seed=0, cycle_length=2),
+            MinSeparationSampler(20, 10, seed=0, separation=2),
+        ):
+            assert accounting.epsilon_spent(state, sampler, delta) >= met * (1 - 1e-9)
+        # Where steps are independent of each other no stage's are worse than both at once.
+        poisson = PoissonSampler(20, 10, seed=0)
+        joint = dpa.SelfComposedDpEvent(poisson.dp_event((1 / 4 + 1 / 400) ** -0.5, 1), 4)
+        assert accounting.epsilon_spent(state, poisson, delta) == pytest.approx(
+            accounting.event_epsilon(joint, delta)
+        )
 
     def test_correlated_noise_is_priced_with_its_strategy(self):
         strategy = matrix.BandedToeplitz((1.0, 0.5))

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
@@ -145,3 +147,25 @@ def test_a_plan_needs_neither_data_nor_checkpoint():
     assert cost.num_params + cost.num_frozen == 124_647_170 + 12 * 2 * 2 * 768 * 16
     assert cost.dataset_size == 67_349
     assert f"{cost.num_params:,} trained, {cost.num_frozen:,} frozen" in text("sst2", cost)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_weights_it_began_with_alone(folder, tmp_path):
+    """LoRA's gradients depend on the frozen ones, which no checkpoint holds."""
+    shutil.copytree(folder / "roberta", tmp_path / "model")
+    config = config_for(folder, "sst2", seed=3)
+    config = dataclasses.replace(config, pretrained=tmp_path / "model")
+    workdir = tmp_path / "run"
+    train_and_evaluate(config, workdir, progress=False)
+    train_and_evaluate(config, workdir, progress=False)
+
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: 1.01 * tensor for name, tensor in tensors.items()}, path)
+    with pytest.raises(ConfigError, match=r"the weights of the published model differ"):
+        train_and_evaluate(config, workdir, progress=False)
+    save_file(tensors, path)
+    stated = tmp_path / "model" / "config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"layer_norm_eps": 1e-3}))
+    with pytest.raises(ConfigError, match=r"the weights of the published model differ"):
+        train_and_evaluate(config, workdir, progress=False)

@@ -20,6 +20,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
 from dpoptax.training.search import settings, trials
+from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
@@ -218,6 +219,17 @@ def test_what_cannot_be_tried_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         run_sweep(CONFIGS, sweep(tmp_path / "out", **changes), progress=False)
     assert not (tmp_path / "out").exists()  # what is mended may use the same directory
+
+
+def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
+    """One of few with a label moves the accuracy by more than the noise on scores is made for."""
+    whole = trials.dataset_of(TINY, held_out=True)
+    test = {**whole.test, "labels": np.where(np.arange(287) < 286, -1, whole.test["labels"])}
+    other = dataclasses.replace(whole, test=test)
+    monkeypatch.setattr(sweep_module, "dataset_of", lambda *args, **options: other)
+    with pytest.raises(ConfigError, match="negative labels"):
+        prepare(CONFIGS, sweep(tmp_path), 0)
+    prepare(CONFIGS, sweep(tmp_path, held_out="public"), 0)
 
 
 def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):

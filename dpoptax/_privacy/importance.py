@@ -207,7 +207,8 @@ def draw(
             advance(number)
         if least is None:
             return ratios, powers
-        beyond = (ratios if proposal.direction == REMOVE else -ratios) > least
+        # What is no number is kept, and fails whatever it is compared with.
+        beyond = ~((ratios if proposal.direction == REMOVE else -ratios) <= least)
         return ratios[beyond], powers[beyond]
 
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:

@@ -31,7 +31,9 @@ def epsilon_spent(
     Ledgers of several noise stages are taken to have released noisy sums of the *same* batches,
     as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch are
     one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
-    epsilon.
+    epsilon. Where a sampler's steps depend on each other, as turns of groups do, s_i is the least
+    multiplier for all stages: so it also holds where they take turns, of which a record may meet
+    one alone.
 
     Args:
       opt_state: holds at least one noise stage's state; a restored checkpoint will do.
@@ -150,6 +152,11 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
             f"{type(sampler).__name__} cannot be priced apart: no epsilon is known; use one noise "
             "stage, update all of them in every step, or draw with PoissonSampler"
         )
+    if not sampler.independent_steps:
+        # Nor do they say whether stages took turns: so many releases then, but those of a record
+        # may be of one stage alone, which may be the one with the least noise.
+        least = min(multiplier for _, multiplier in releases)
+        releases = [(count, least) for count, _ in releases]
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):
         active = [multiplier for count, multiplier in releases if count >= last]

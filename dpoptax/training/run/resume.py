@@ -138,8 +138,11 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
         )
 
 
-def fingerprint(run: Run, dataset: Dataset) -> str:
+def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     """A hash of a spread of the training examples and of all owners, keyed by the run's seed.
+
+    And of what a published model computes with and does not train, on which gradients depend, too:
+    its configuration, and a spread of each frozen weight. What it trains is in the checkpoint.
 
     It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
     and who does can subtract the noise anyway. Features are left out, which another machine may
@@ -158,6 +161,12 @@ def fingerprint(run: Run, dataset: Dataset) -> str:
         found.update(repr((jax.tree_util.keystr(path), values.dtype.str, values.shape)).encode())
         found.update(values.tobytes())
     found.update(repr(owners).encode())
+    if run.config.pretrained is not None:
+        found.update(repr(run.model).encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
+            places = np.unique(np.linspace(0, leaf.size - 1, _COMPARED).astype(np.int64))
+            found.update(jax.tree_util.keystr(path).encode())
+            found.update(np.asarray(leaf).ravel()[places].tobytes())
     return found.hexdigest()
 
 
@@ -172,13 +181,13 @@ def check_same_on_hosts(run: Run, fingerprint: str) -> None:
 
 
 def check_same_data(record: dict[str, Any], now: str) -> None:
-    """Raises where the begun run had other examples or owners."""
+    """Raises where the begun run had other examples or owners, or another published model."""
     if record.get("data") != now:
         raise ConfigError(
-            "the training examples, or whose they are, differ from those of the run's first "
-            f"{record['step']} steps: no ε holds for two data sets in one run, and steps that are "
-            "run again would add the same noise to other gradients; give the old ones (data_dir, "
-            "owners), or another workdir for a new run"
+            "the training examples, whose they are, or the weights of the published model differ "
+            f"from those of the run's first {record['step']} steps: no ε holds for two data sets "
+            "in one run, and steps that are run again would add the same noise to other gradients; "
+            "give the old ones (data_dir, owners, pretrained), or another workdir for a new run"
         )
 
 

@@ -86,7 +86,7 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
         feed = Feed(run, dataset, around.place)
         fingerprint = ""  # of what no checkpoint is made
         if around.checkpoints is not None or jax.process_count() > 1:
-            fingerprint = resume.fingerprint(run, dataset)
+            fingerprint = resume.fingerprint(run, dataset, frozen)
             resume.check_same_on_hosts(run, fingerprint)
     with phases("checkpoints"):
         states, restored = _restored(run, states, fingerprint, around)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from tqdm import tqdm
 from dpoptax import selection
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
+from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import records
@@ -121,6 +122,13 @@ def prepare(
             "the accuracy on held-out texts is no score whose sensitivity is known"
         )
     size = streaming.source_size(dataset.test)
+    labels = cast(Split, dataset.test)["labels"][np.arange(size)]
+    if sweep.held_out == "private" and labels.min(initial=0) < 0:
+        raise ConfigError(
+            f"dataset={dataset.name!r} has negative labels, which count as none: accuracy would be "
+            "over the others, of which one example can be more than one in "
+            f"{size}, and the noise on scores is made for that; leave such examples out"
+        )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
