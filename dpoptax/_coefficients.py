@@ -140,11 +140,13 @@ def validate(
 
 
 def _coefficients(name: str, values: ArrayLike) -> tuple[float, ...]:
-    array = np.asarray(None if isinstance(values, Filter) else values)
+    wanted = f"{name}={values!r} must be a flat sequence of real numbers"
+    if isinstance(values, Filter | str):
+        unpack = "a filter is b and a: unpack it, as in *dpoptax.filters.preset(name)"
+        raise TypeError(f"{wanted}; {unpack}")
+    array = np.asarray(values)
     if array.ndim != 1 or array.size and array.dtype.kind not in "fiu":
-        hint = "; a filter is b and a: unpack it, as in *dpoptax.filters.preset(name)"
-        unpack = hint if isinstance(values, Filter | str) else ""
-        raise TypeError(f"{name}={values!r} must be a flat sequence of real numbers{unpack}")
+        raise TypeError(wanted)
     array = array.astype(np.float64)
     if not np.all(np.isfinite(array)):
         raise ValueError(f"{name}={values!r} has a coefficient that is not finite")

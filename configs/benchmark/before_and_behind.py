@@ -7,9 +7,9 @@ With model, batches and steps of `scattering_linear.py`, beside DP-SGD with thre
       --records docs/before-and-behind/linear-mnist.jsonl
 
 Rates of what has none in `scattering_linear.py` are the best of five, factors of four apart, that
-one trial each on the held-out part tried before. At ε = 3 and 8 without `scales_of_entries_adam`,
-whose gradients are formed so that a run takes six times as long, and with `--factors 0.25 0.5 1 2 4
-8`.
+one trial each on the held-out part tried before, that of entries the sides'. At ε = 3 and 8 without
+`scales_of_entries_adam`, whose gradients are formed so that a run takes six times as long, and with
+`--factors 0.25 0.5 1 2 4 8`.
 """
 
 import dataclasses

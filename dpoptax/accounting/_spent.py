@@ -146,14 +146,14 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
         )
     sampling = strategies[0].under(sampler) if strategies else sampler
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
-    if len({count for count, _ in releases}) > 1 and not sampler.independent_steps:
-        raise ValueError(
-            "opt_state holds noise stages with different numbers of releases, and the steps of a "
-            f"{type(sampler).__name__} cannot be priced apart: no epsilon is known; use one noise "
-            "stage, update all of them in every step, or draw with PoissonSampler"
-        )
     if not sampler.independent_steps:
-        # Nor do they say whether stages took turns: so many releases then, but those of a record
+        if len({count for count, _ in releases}) > 1:
+            raise ValueError(
+                "opt_state holds noise stages with different numbers of releases, and the steps of "
+                f"a {type(sampler).__name__} cannot be priced apart: no epsilon is known; use one "
+                "noise stage, update all of them in every step, or draw with PoissonSampler"
+            )
+        # Ledgers do not say whether stages took turns: so many releases then, but those of a record
         # may be of one stage alone, which may be the one with the least noise.
         least = min(multiplier for _, multiplier in releases)
         releases = [(count, least) for count, _ in releases]

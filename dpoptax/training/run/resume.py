@@ -150,9 +150,7 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     """
     key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
-    last = dataset.train_size - 1
-    places = np.unique(np.linspace(0, last, _COMPARED).astype(np.int64))
-    examples = streaming.read(dataset.train, places)
+    examples = streaming.read(dataset.train, _spread(dataset.train_size))
     if run.config.features != "none":
         examples = examples["labels"]
     owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
@@ -164,10 +162,14 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     if run.config.pretrained is not None:
         found.update(repr(run.model).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
-            places = np.unique(np.linspace(0, leaf.size - 1, _COMPARED).astype(np.int64))
             found.update(jax.tree_util.keystr(path).encode())
-            found.update(np.asarray(leaf).ravel()[places].tobytes())
+            found.update(np.asarray(leaf).ravel()[_spread(leaf.size)].tobytes())
     return found.hexdigest()
+
+
+def _spread(size: int) -> np.ndarray:
+    """Some places among `size`, from the first to the last."""
+    return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
 def check_same_on_hosts(run: Run, fingerprint: str) -> None:

@@ -122,13 +122,14 @@ def prepare(
             "the accuracy on held-out texts is no score whose sensitivity is known"
         )
     size = streaming.source_size(dataset.test)
-    labels = cast(Split, dataset.test)["labels"][np.arange(size)]
-    if sweep.held_out == "private" and labels.min(initial=0) < 0:
-        raise ConfigError(
-            f"dataset={dataset.name!r} has negative labels, which count as none: accuracy would be "
-            "over the others, of which one example can be more than one in "
-            f"{size}, and the noise on scores is made for that; leave such examples out"
-        )
+    if sweep.held_out == "private":
+        labels = cast(Split, dataset.test)["labels"][np.arange(size)]
+        if labels.min(initial=0) < 0:
+            raise ConfigError(
+                f"dataset={dataset.name!r} has negative labels, which count as none: accuracy "
+                "would be over the others, of which one example can be more than one in "
+                f"{size}, and the noise on scores is made for that; leave such examples out"
+            )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
