@@ -84,8 +84,8 @@ def main(config: Config) -> str:
     with tqdm(total=sum(turns), unit="turn") as bar:
 
         def progress(text):
-            bar.set_description_str(text, refresh=False)
             bar.update()
+            bar.set_description_str(text)
 
         for (cell, selected), size in zip(work, turns, strict=True):
             results += measure(cell, selected, interpreters, config.budget, progress)

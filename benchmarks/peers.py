@@ -16,6 +16,7 @@ def torch_environment(folder: Path, fastdp: str) -> tuple[str | None, list[str]]
     python = folder / "bin" / "python"
     problems = []
     if not _runs([python, "-c", "import torch, opacus"]):
+        print(f"installing {' and '.join(REQUIREMENTS)} in {folder}, once", file=sys.stderr)
         command = ["uv", "venv", "--quiet", "--clear", "--seed", "--python", sys.executable, folder]
         if not _runs(command) or not _runs([python, "-m", "pip", "install", *REQUIREMENTS]):
             return None, [f"{' and '.join(REQUIREMENTS)}: could not be installed"]

@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree, is_masked
+from dpoptax._trees import PyTree, float32_at_least, is_masked
 
 # A gradient times two such scales stays far from the ends of float32.
 _SCALES = (1e-9, 1e9)
@@ -138,7 +138,7 @@ def _through(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) ->
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(float32_at_least(x))
 
 
 def resolve(factors: PyTree, params: PyTree) -> PyTree:

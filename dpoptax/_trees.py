@@ -1,6 +1,7 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -48,6 +49,15 @@ def check_known(**numbers: object) -> None:
                 "static_args: name all but learning_rate, or give it a function of learning_rate "
                 "alone that returns the chain"
             )
+
+
+def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
+    """The dtype to compute in: float32, or that of the arrays where it is wider.
+
+    Under any `jax_numpy_dtype_promotion`: what JAX is told to refuse are the user's own.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *(x.dtype for x in arrays))
 
 
 def is_masked(x: object) -> bool:
@@ -110,7 +120,9 @@ def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
     """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
     if not x.ndim or jax.device_count() > 1:  # one entry may be on another device
         return -x
-    return lax.dynamic_update_slice(x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim)
+    return lax.dynamic_update_slice(
+        x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
+    )
 
 
 def unknown(numbers: Sequence[int]) -> list[jax.Array]:
@@ -133,7 +145,8 @@ def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
     if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
         return [list(jnp.unstack(stack)) for stack in stacks]
     places = unknown(range(max(sizes)))
+    part = partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
     return [
-        [lax.dynamic_index_in_dim(x, i, keepdims=False) for i in places[:n]] if n > 1 else [x[0]]
+        [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)
     ]

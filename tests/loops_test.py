@@ -230,8 +230,8 @@ def test_plain_optax_form_equals_clipped_grad():
 @pytest.mark.parametrize(
     "clip", [dpoptax.l2_clip(0.3), dpoptax.per_layer_clip(0.3)], ids=["l2", "per layer"]
 )
-def test_a_step_promotes_no_ranks(clip, method):
-    """Who has JAX refuse it finds their own broadcasts, and none of the library's."""
+def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
+    """Who has JAX refuse it finds their own promotions, and none of the library's."""
     params = helpers.mlp_params(0)
     stage = {"noise_multiplier": 1.0, "batch_size": 12, "key": jax.random.key(0)}
     tx = optax.chain(dpoptax.gaussian_noise(**stage), dpoptax.disk(0.7, 0.5), optax.sgd(0.1))
@@ -241,7 +241,7 @@ def test_a_step_promotes_no_ranks(clip, method):
         return jnp.sum(jnp.square(hidden @ p[1]["w"] + p[1]["b"]))
 
     grad_fn = dpoptax.clipped_grad(loss, clip, method=method, microbatch_size=4)
-    with jax.numpy_rank_promotion("raise"):
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         state = tx.init(params)
         grads = grad_fn(dpoptax.gradient_points(state, params), BATCH, MASK)
         updates, _ = jax.jit(tx.update)(grads, state, params)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,8 @@ def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
     ends = np.cumsum([x.size for x in like])
     starts = unknown([int(end) - x.size for end, x in zip(ends, like, strict=True)])
+    part = partial(lax.dynamic_slice, allow_negative_indices=False)
     return [
-        lax.dynamic_slice(vector, (start,), (x.size,)).reshape(x.shape)
+        part(vector, (start,), (x.size,)).reshape(x.shape)
         for start, x in zip(starts, like, strict=True)
     ]

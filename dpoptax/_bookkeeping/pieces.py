@@ -24,7 +24,7 @@ from dpoptax._clips import bounds, sums
 from dpoptax._clips.bounds import Scales, Size
 from dpoptax._maps import forward
 from dpoptax._points import weigh
-from dpoptax._trees import PyTree, held, unstacked
+from dpoptax._trees import PyTree, float32_at_least, held, unstacked
 
 # Factors of more entries than this are stored, and not computed again by what reads them.
 _ENTRIES_STORED = 2**23
@@ -292,4 +292,4 @@ def rounding_of(plan: Plan, pieces: Pieces, whole: sums.Whole) -> float:
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:
     """What a sum of gradients of a parameter starts from."""
-    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+    return jnp.zeros(leaf.shape, float32_at_least(leaf))

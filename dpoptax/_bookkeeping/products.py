@@ -18,6 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.bounds import Size, gamma, upper_square
+from dpoptax._trees import float32_at_least
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -69,8 +70,7 @@ def indexed(factor: jax.Array) -> bool:
 
 def wide(*arrays: jax.Array) -> jnp.dtype:
     """The dtype to accumulate in: float32, or that of the arrays where it is wider."""
-    floats = [a.dtype for a in arrays if not indexed(a)]
-    return jnp.result_type(jnp.float32, *floats)
+    return float32_at_least(*(a for a in arrays if not indexed(a)))
 
 
 def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:

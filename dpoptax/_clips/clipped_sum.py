@@ -14,7 +14,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.bounds import check_rounding
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
-from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
+from dpoptax._trees import PyTree, alike, float32_at_least, held, is_masked, out_sharding
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -197,7 +197,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:
             return sum(leaves[1:], leaves[0])
-        wide = jnp.result_type(jnp.float32, *leaves)  # whose rounding τ is of
+        wide = float32_at_least(*leaves)  # whose rounding τ is of
         total, *rest = (leaf.astype(wide) for leaf in leaves)
         lost = jnp.zeros_like(total)
         for leaf in rest:

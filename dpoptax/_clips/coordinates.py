@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dpoptax._trees import float32_at_least
+
 
 def to_hyperspherical(v: Array) -> tuple[Array, Array]:
     """Converts rectangular to hyperspherical coordinates.
@@ -27,7 +29,7 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
       The norm, shape (...), and the angles, shape (..., d - 1), in float32 at least. The zero
       vector has norm 0 and angles 0.
     """
-    v = v.astype(jnp.promote_types(v.dtype, jnp.float32))
+    v = v.astype(float32_at_least(v))
     if v.shape[-1] == 0:
         raise ValueError(f"v has shape {v.shape}: hyperspherical coordinates need a last axis ≥ 1")
     if v.shape[-1] == 1:
@@ -61,7 +63,7 @@ def from_hyperspherical(norm: Array, angles: Array) -> Array:
     Returns:
       The vector, shape (..., d), in float32 at least.
     """
-    dtype = jnp.promote_types(jnp.result_type(norm, angles), jnp.float32)
+    dtype = float32_at_least(norm, angles)
     norm, angles = norm.astype(dtype), angles.astype(dtype)
     if angles.shape[-1] == 0:
         return norm[..., None]

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._clips.bounds import UNIT, gamma, largest_ratio
+from dpoptax._trees import float32_at_least
 
 BLOCK = 32
 """The most examples of one term each that are summed in one piece."""
@@ -302,7 +303,7 @@ def of_lookups(
     Raises:
       ValueError: a `bound` for which the power of two is none of float32's.
     """
-    wide = jnp.result_type(jnp.float32, *(values.dtype for _, values in lookups))
+    wide = float32_at_least(*(values for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
     count = terms * examples
     if _by_scatter(terms, examples, ratio) is not None:

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import LowPassState, low_pass
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_known, float32_at_least
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -90,7 +90,8 @@ def scale_by_lp_adam(
     filtering = low_pass(b, a, accumulator_dtype=accumulator_dtype)
 
     def init_fn(params: PyTree) -> ScaleByLpAdamState:
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
+        # In bfloat16 a second moment that decays by 0.999 stands still.
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=float32_at_least(p)), params)
         return ScaleByLpAdamState(jnp.zeros([], jnp.int32), filtering.init(params), zeros)
 
     def update_fn(
@@ -179,8 +180,3 @@ def adam_bc(
     if not 0.0 <= b1 < 1.0:
         raise ValueError(f"b1={b1}: want a number in [0, 1)")
     return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)
-
-
-def _wide(p: jax.Array) -> jnp.dtype:
-    """float32 at least: in bfloat16 a second moment that decays by 0.999 stands still."""
-    return jnp.promote_types(p.dtype, jnp.float32)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._noise import box_muller, normal
-from dpoptax._trees import PyTree, alike, out_sharding, unstacked
+from dpoptax._trees import PyTree, alike, float32_at_least, out_sharding, unstacked
 
 
 def standard_normal(
@@ -38,7 +38,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
     own = dict(zip(alone, unstacked(keys[np.array(alone)])[0], strict=True)) if alone else {}
     for indices in groups:
         leaf = leaves[indices[0]]
-        dtype, sharding = jnp.promote_types(leaf.dtype, jnp.float32), out_sharding(leaf)
+        dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         if len(indices) == 1:
             drawn = standard_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
             noisy[indices[0]] = leaf + stddev * drawn

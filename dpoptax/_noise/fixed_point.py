@@ -10,7 +10,7 @@ from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import normal
 from dpoptax._noise.ledger import check_mechanism
-from dpoptax._trees import PyTree, out_sharding
+from dpoptax._trees import PyTree, float32_at_least, out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the rougher is the noise's distribution on it.
@@ -90,7 +90,7 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
 
     def noisy(leaf: jax.Array, keys: jax.Array) -> jax.Array:
         # Division by a power of two is exact, and so is everything from here to the last line.
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = float32_at_least(leaf)
         if not jnp.issubdtype(leaf.dtype, jnp.integer):
             leaf = jnp.rint(leaf.astype(dtype) / step)
         total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32)

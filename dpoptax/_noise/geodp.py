@@ -16,7 +16,7 @@ from dpoptax._noise.draws import standard_normal
 from dpoptax._noise.gaussian import GaussianNoiseState, release
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, float32_at_least
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
@@ -221,7 +221,7 @@ def _flatten(
     lead = leaves[0].shape[:1] if batched else ()
     sizes = [math.prod(leaf.shape[len(lead) :]) for leaf in leaves]
     columns = [
-        leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)).reshape(*lead, size)
+        leaf.astype(float32_at_least(leaf)).reshape(*lead, size)
         for leaf, size in zip(leaves, sizes, strict=True)
     ]
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpoptax._trees import float32_at_least
 from dpoptax.tables._lookups import take_rows
 
 
@@ -45,7 +46,7 @@ def rowwise_adagrad(
     ([[0.0, 0.0], [-0.5, 0.5], [0.0, 0.0]], [0.0, 9.0, 0.0])
     """
     rows = jnp.asarray(rows)
-    gradient = gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
+    gradient = gradient.astype(float32_at_least(gradient))
     squares = jnp.mean(jnp.square(gradient), axis=-1)
     sums = take_rows(accumulator, rows) + squares
     step = learning_rate * gradient / (jnp.sqrt(sums) + eps)[:, None]
