@@ -75,8 +75,8 @@ def test_runs_on_batches_in_order_are_compared_among_themselves():
         setting.title: [entry.mean for entry in entries] for setting, entries in groups.items()
     }
     assert found == {
-        "MNIST, ε = 1, 30 steps": [97.0, 96.0],
-        "MNIST, ε = 1, 30 steps in order": [90.0, 95.0],
+        "MNIST, scattering, ε = 1, 30 steps": [97.0, 96.0],
+        "MNIST, scattering, ε = 1, 30 steps in order": [90.0, 95.0],
     }
 
 
@@ -180,14 +180,34 @@ def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp
     write_benchmark(tmp_path / "images")
     text = (tmp_path / "images.md").read_text()
     assert "### MNIST, tanh_cnn_mnist, ε = 1, 240 steps\n\nModel tanh_cnn_mnist, B = " in text
-    assert "### MNIST, ε = 1, 30 steps\n\nModel linear on scattering features" in text
+    assert "### MNIST, scattering, ε = 1, 30 steps\n\nModel linear on scattering features" in text
     axes = Figure().subplots()
     benchmark_figures.draw_accuracies(
         axes, benchmark_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
     )
     drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
     np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps"], [95.5])
-    assert "DP-SGD, linear, 30 steps" in drawn
+    assert "DP-SGD, linear on scattering, 30 steps" in drawn
+
+
+def test_methods_on_each_kind_of_features_have_lines_of_their_own():
+    found = [
+        run("dp_sgd", DPSGD(), accuracy, features=features)
+        for features, accuracy in (("scattering", 0.9), ("dictionary", 0.8))
+    ]
+    free = run("non_private", NonPrivate(), 0.99, features="dictionary")
+    groups = benchmark_groups.grouped([*found, free])
+    compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
+    alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, compared, alone, "mnist")
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    first, other = (
+        drawn[f"DP-SGD, linear on {name}, 30 steps"] for name in ("scattering", "dictionary")
+    )
+    assert (list(first.get_ydata()), list(other.get_ydata())) == ([90.0], [80.0])
+    assert first.get_color() != other.get_color()
+    assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
 
 
 def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):

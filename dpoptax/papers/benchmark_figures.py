@@ -13,6 +13,7 @@ from dpoptax.papers.benchmark_groups import (
     BASELINE,
     Entry,
     Groups,
+    Setting,
     data_name,
     difference,
     named,
@@ -43,32 +44,10 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
-    steps = max((setting.steps for setting in private), default=0)
-    shown = {s.epsilon: e for s, e in sorted(private.items()) if s.steps == steps}
-    labels = dict.fromkeys(entry.label for entries in shown.values() for entry in entries)
-    for name in reversed(labels):
-        line = {
-            epsilon: entry
-            for epsilon, entries in shown.items()
-            if (entry := named(entries, name)) is not None and not entry.unproven
-        }
-        base = name == BASELINE
-        axes.plot(
-            list(line),
-            [entry.mean for entry in line.values()],
-            color=COLOURS[0] if base else "#999999",
-            linewidth=2.2 if base else 0.9,
-            marker="o",
-            markersize=6 if base else 3.5,
-            zorder=3 if base else 2,
-        )
-    many = [entry for entries in shown.values() for entry in entries if not entry.unproven]
-    if many:
-        others = len({entry.label for entry in many} - {BASELINE})
-        axes.plot([], [], color=COLOURS[0], marker="o", label=f"DP-SGD, linear, {steps} steps")
-        if others:
-            name = f"{others} other methods"
-            axes.plot([], [], color="#999999", marker="o", markersize=3.5, label=name)
+    kinds = dict.fromkeys(setting.features for setting in private)
+    for features, colour in zip(kinds, (COLOURS[0], *COLOURS[3:]), strict=False):
+        of_kind = {s: e for s, e in private.items() if s.features == features}
+        _over_epsilon(axes, of_kind, colour)
     for number, (setting, entries) in enumerate(
         (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
     ):
@@ -92,15 +71,11 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
                 color=COLOURS[2],
                 label=f"best of {len(entries)}, {setting.model}, {setting.steps} steps",
             )
-    free = [
-        entry.mean
-        for s, e in recipes.items()
-        if s.dataset == dataset and math.isinf(s.epsilon)
-        for entry in e
-    ]
-    if free:
-        name = "not private, same features and steps"
-        axes.axhline(max(free), color=_GREY, linestyle="--", linewidth=1, label=name)
+    free = {s: max(entry.mean for entry in e) for s, e in recipes.items() if s.dataset == dataset}
+    for setting, accuracy in free.items():
+        if math.isinf(setting.epsilon):
+            name = f"not private, {_kind(setting)}"
+            axes.axhline(accuracy, color=_GREY, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
@@ -109,6 +84,43 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     label(axes, "ε", "test accuracy (%)")
     axes.set_title(data_name(dataset), fontsize="medium")
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2)
+
+
+def _kind(setting: Setting) -> str:
+    features = "" if setting.features == "none" else f" on {setting.features}"
+    return f"{setting.model}{features}, {setting.steps} steps"
+
+
+def _over_epsilon(axes: Axes, settings: Groups, colour: str) -> None:
+    """A line for each method at most steps, DP-SGD's in `colour`."""
+    last = max(settings, key=lambda setting: setting.steps)
+    shown = {s.epsilon: e for s, e in sorted(settings.items()) if s.steps == last.steps}
+    proven = {
+        epsilon: [entry for entry in entries if not entry.unproven]
+        for epsilon, entries in shown.items()
+    }
+    labels = list(dict.fromkeys(entry.label for entries in proven.values() for entry in entries))
+    for name in reversed(labels):
+        line = {
+            epsilon: entry.mean
+            for epsilon, entries in proven.items()
+            if (entry := named(entries, name)) is not None
+        }
+        base = name == BASELINE
+        axes.plot(
+            list(line),
+            list(line.values()),
+            color=colour if base else "#999999",
+            linewidth=2.2 if base else 0.9,
+            marker="o",
+            markersize=6 if base else 3.5,
+            zorder=3 if base else 2,
+            label=f"DP-SGD, {_kind(last)}" if base else None,
+        )
+    others = len(set(labels) - {BASELINE})
+    if others:
+        name = f"{others} other methods"
+        axes.plot([], [], color="#999999", marker="o", markersize=3.5, label=name)
 
 
 def _published(axes: Axes, dataset: str) -> None:

@@ -43,7 +43,7 @@ class Setting:
     @property
     def title(self) -> str:
         """For headings and figures."""
-        own = f"{self.model}, " if self.features == "none" else ""
+        own = f"{self.model if self.features == 'none' else self.features}, "
         order = " in order" if self.in_order else ""
         return f"{data_name(self.dataset)}, {own}ε = {self.epsilon:g}, {self.steps} steps{order}"
 
