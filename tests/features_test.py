@@ -11,7 +11,7 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
-from dpoptax.training.data import features, streaming
+from dpoptax.training.data import features, scattering, streaming
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Augmented
@@ -79,7 +79,7 @@ def test_other_data_parameters_or_code_have_other_features(
         wanted = dataclasses.replace(WANTED, groups=9)
     else:
         (tmp_path / "other.py").write_text("changed = True")
-        monkeypatch.setattr(features.scattering, "__file__", str(tmp_path / "other.py"))
+        monkeypatch.setattr(scattering, "__file__", str(tmp_path / "other.py"))
     features.featured(split, wanted, name="digits")
     assert len(list(folder.glob("*.npy"))) == 2
 
@@ -142,7 +142,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     found = {}
     for limit in (2**28, 0):
         monkeypatch.setattr(features, "IN_MEMORY", limit)
-        dataset = data.load_dataset("digits", features=CONFIG.scattering)
+        dataset = data.load_dataset("digits", features=CONFIG.feature_map)
         assert streaming.in_memory(dataset.train) == bool(limit)
         for part in (dataset, dataset.for_selection()):
             plan = loop.make_plan(CONFIG, part.train_size)
@@ -167,7 +167,7 @@ def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
         foreseen = shapes.shapes_of_files(mnist)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
-    dataset = data.load_dataset("mnist", tmp_path, features=mnist.scattering)
+    dataset = data.load_dataset("mnist", tmp_path, features=mnist.feature_map)
     found = shapes.shapes_of(dataset)
     assert foreseen.example == found.example
     # The files here are shorter than those published, and decide.
@@ -264,7 +264,10 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
         ("learning_rate=1", "give --learning-rates"),
         ("seed=1", "give --seeds"),
         ("record_training_metrics=True", "a comparison has no use for record_training_metrics"),
-        ("features=wavelets", "features='wavelets' is unknown; available: none, scattering"),
+        (
+            "features=wavelets",
+            "features='wavelets' is unknown; available: dictionary, none, scattering",
+        ),
         ("feature=scattering", "'feature' is unknown"),
         ("features", "'features' is no setting; give FIELD=VALUE"),
         ("method.kappa=1", "'method.kappa' is unknown"),
