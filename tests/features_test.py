@@ -12,6 +12,7 @@ from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import features, scattering, streaming
+from dpoptax.training.data.dictionary import Dictionary
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Augmented
@@ -48,9 +49,14 @@ def refuse(*_):
     raise AssertionError("features are computed a second time")
 
 
-def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkeypatch):
-    first = features.featured(split, WANTED, name="digits")
-    assert first["inputs"].shape == (40, 2, 2, 81)
+@pytest.mark.parametrize(
+    ("wanted", "shape"), [(WANTED, (2, 2, 81)), (Dictionary(5, 3, 3), (3, 3, 10))]
+)
+def test_features_are_kept_for_their_owner_and_found_again(
+    folder, split, wanted, shape, monkeypatch
+):
+    first = features.featured(split, wanted, name="digits")
+    assert first["inputs"].shape == (40, *shape)
     assert first["inputs"].dtype == np.float16
     np.testing.assert_array_equal(first["labels"], split["labels"])
     (file,) = folder.glob("*.npy")
@@ -61,7 +67,7 @@ def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkey
         assert folder.stat().st_mode & 0o777 == 0o700
         assert file.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(features, "_parts", refuse)
-    again = features.featured(split, WANTED, name="other")
+    again = features.featured(split, wanted, name="other")
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
 
 
@@ -182,11 +188,13 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
         TrainConfig(feature_colors="oponent")
     with pytest.raises(ConfigError, match=r"features='scattering' are computed once, and method="):
         TrainConfig(features="scattering", method=Augmented())
-    for name in ("scattering_scale", "scattering_angles", "feature_groups"):
+    counts = ("scattering_scale", "scattering_angles", "feature_groups")
+    for name in (*counts, "dictionary_filters", "dictionary_patch", "dictionary_grid"):
         with pytest.raises(ConfigError, match=f"{name}=0 is not allowed"):
             TrainConfig(**{name: 0})
-    with pytest.raises(ConfigError, match="a source of records"):
-        features.featured([{"inputs": split["inputs"][0]}], WANTED, name="mine")
+    for wanted in (WANTED, Dictionary()):
+        with pytest.raises(ConfigError, match=f"features='{wanted.name}'.* a source of records"):
+            features.featured([{"inputs": split["inputs"][0]}], wanted, name="mine")
     sentences = data.Dataset("words", split, split, 2, "sentences")
     data.DATASETS["words"] = lambda: sentences
     try:

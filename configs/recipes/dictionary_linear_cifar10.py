@@ -5,7 +5,15 @@ of images that a random process draws costs no privacy. They train a WRN-16-4 on
 StyleGANs, contrastively, and then its last layer, and all of it, on the private data. Here patches
 of dead leaves are the dictionary of Coates and Ng's pipeline, and the linear model behind it is all
 that is trained. No publication has this recipe. Batch, clip and steps are those of
-scattering_linear_cifar10; patch, threshold, grid and process were chosen on held-out training data.
+scattering_linear_cifar10, which has 65.5 % at ε = 3 and 61.7 % at ε = 1; patch, grid, number of
+filters, threshold and process were chosen on held-out training data, 15,000 images of it.
+
+Measured on images decoded from JPEG, five seeds, the rate one of three by a trial on held-out
+training data: 70.75 ± 0.12 % at ε = 3 (η = 8) and 67.75 ± 0.26 % at ε = 1 (η = 4, with factors
+0.5 1 2), by
+
+    dpoptax compare configs/recipes/dictionary_linear_cifar10.py --epsilon 3 --factors 1 2 4 \
+      --trial-seeds 1 --data-dir DIR --workdir runs/cifar10
 """
 
 from dpoptax.training.config import TrainConfig
