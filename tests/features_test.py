@@ -11,7 +11,8 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
-from dpoptax.training.data import features, streaming
+from dpoptax.training.data import features, scattering, streaming
+from dpoptax.training.data.dictionary import Dictionary
 from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Augmented
@@ -48,9 +49,14 @@ def refuse(*_):
     raise AssertionError("features are computed a second time")
 
 
-def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkeypatch):
-    first = features.featured(split, WANTED, name="digits")
-    assert first["inputs"].shape == (40, 2, 2, 81)
+@pytest.mark.parametrize(
+    ("wanted", "shape"), [(WANTED, (2, 2, 81)), (Dictionary(5, 3, 3), (3, 3, 10))]
+)
+def test_features_are_kept_for_their_owner_and_found_again(
+    folder, split, wanted, shape, monkeypatch
+):
+    first = features.featured(split, wanted, name="digits")
+    assert first["inputs"].shape == (40, *shape)
     assert first["inputs"].dtype == np.float16
     np.testing.assert_array_equal(first["labels"], split["labels"])
     (file,) = folder.glob("*.npy")
@@ -61,7 +67,7 @@ def test_features_are_kept_for_their_owner_and_found_again(folder, split, monkey
         assert folder.stat().st_mode & 0o777 == 0o700
         assert file.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(features, "_parts", refuse)
-    again = features.featured(split, WANTED, name="other")
+    again = features.featured(split, wanted, name="other")
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
 
 
@@ -79,7 +85,7 @@ def test_other_data_parameters_or_code_have_other_features(
         wanted = dataclasses.replace(WANTED, groups=9)
     else:
         (tmp_path / "other.py").write_text("changed = True")
-        monkeypatch.setattr(features.scattering, "__file__", str(tmp_path / "other.py"))
+        monkeypatch.setattr(scattering, "__file__", str(tmp_path / "other.py"))
     features.featured(split, wanted, name="digits")
     assert len(list(folder.glob("*.npy"))) == 2
 
@@ -142,7 +148,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     found = {}
     for limit in (2**28, 0):
         monkeypatch.setattr(features, "IN_MEMORY", limit)
-        dataset = data.load_dataset("digits", features=CONFIG.scattering)
+        dataset = data.load_dataset("digits", features=CONFIG.feature_map)
         assert streaming.in_memory(dataset.train) == bool(limit)
         for part in (dataset, dataset.for_selection()):
             plan = loop.make_plan(CONFIG, part.train_size)
@@ -167,7 +173,7 @@ def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
         foreseen = shapes.shapes_of_files(mnist)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
-    dataset = data.load_dataset("mnist", tmp_path, features=mnist.scattering)
+    dataset = data.load_dataset("mnist", tmp_path, features=mnist.feature_map)
     found = shapes.shapes_of(dataset)
     assert foreseen.example == found.example
     # The files here are shorter than those published, and decide.
@@ -182,11 +188,13 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
         TrainConfig(feature_colors="oponent")
     with pytest.raises(ConfigError, match=r"features='scattering' are computed once, and method="):
         TrainConfig(features="scattering", method=Augmented())
-    for name in ("scattering_scale", "scattering_angles", "feature_groups"):
+    counts = ("scattering_scale", "scattering_angles", "feature_groups")
+    for name in (*counts, "dictionary_filters", "dictionary_patch", "dictionary_grid"):
         with pytest.raises(ConfigError, match=f"{name}=0 is not allowed"):
             TrainConfig(**{name: 0})
-    with pytest.raises(ConfigError, match="a source of records"):
-        features.featured([{"inputs": split["inputs"][0]}], WANTED, name="mine")
+    for wanted in (WANTED, Dictionary()):
+        with pytest.raises(ConfigError, match=f"features='{wanted.name}'.* a source of records"):
+            features.featured([{"inputs": split["inputs"][0]}], wanted, name="mine")
     sentences = data.Dataset("words", split, split, 2, "sentences")
     data.DATASETS["words"] = lambda: sentences
     try:
@@ -264,7 +272,10 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
         ("learning_rate=1", "give --learning-rates"),
         ("seed=1", "give --seeds"),
         ("record_training_metrics=True", "a comparison has no use for record_training_metrics"),
-        ("features=wavelets", "features='wavelets' is unknown; available: none, scattering"),
+        (
+            "features=wavelets",
+            "features='wavelets' is unknown; available: dictionary, none, scattering",
+        ),
         ("feature=scattering", "'feature' is unknown"),
         ("features", "'features' is no setting; give FIELD=VALUE"),
         ("method.kappa=1", "'method.kappa' is unknown"),

@@ -19,6 +19,7 @@ DATA = os.environ.get("DPOPTAX_DATA")
 STATED = {
     # Name: parameters, epochs, batch, clip, rate and ε as the sources have them, or as was run.
     "all_batch_cifar10": (550_570, 100, 50_000, 0.1, 4.0, 4.21),
+    "dictionary_linear_cifar10": (36_010, 19.66, 8192, 0.1, 4.0, 3.0),
     "scattering_cnn_cifar10": (187_210, 60, 8192, 0.1, 4.0, 3.0),
     "scattering_linear_cifar10": (155_530, 19.66, 8192, 0.1, 4.0, 3.0),
     "scattering_linear_mnist": (39_700, 20.5, 4096, 0.1, 32.0, 1.0),

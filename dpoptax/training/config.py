@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpoptax.training.data.dataset import Unit, Wanted
+from dpoptax.training.data.dictionary import Dictionary
+from dpoptax.training.data.features import FeatureMap
 from dpoptax.training.data.scattering import Colors, Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Augmented, Method
 from dpoptax.training.roles import Role, field
+
+Features = Literal["none", "scattering", "dictionary"]
+"""What takes the place of images."""
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
@@ -40,19 +45,26 @@ class TrainConfig:
     imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
     """Directory with the files of the data set as they are published; digits needs none."""
-    features: Literal["none", "scattering"] = field("none", Role.KEPT | Role.UNPRICED)
-    """What models see of an image: none, itself; scattering, fixed means of wavelet moduli, of one
-    example at a time and so without a cost in privacy, computed once and kept on disk."""
+    features: Features = field("none", Role.KEPT | Role.UNPRICED)
+    """What models see of an image: none, itself; scattering, fixed means of wavelet moduli;
+    dictionary, how much of each of many patches it has, which a random process drew. Both are of
+    one example at a time and so without a cost in privacy, computed once and kept on disk."""
     scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED)
     """Binary logarithm of the pixels that a feature is a mean over; the resolution falls by it."""
     scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED)
     """Number of directions of the wavelets."""
     feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED)
-    """Number of groups of channels of features, each of mean 0 and variance 1 over its one example;
-    None: features are not normalised."""
+    """Number of groups of channels of scattering, each of mean 0 and variance 1 over its one
+    example; None: features are not normalised."""
     feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
-    """What features are of: given, an image's own channels; opponent, of red, green and blue their
+    """What scattering is of: given, an image's own channels; opponent, of red, green and blue their
     sum and two differences, fixed and of one pixel."""
+    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED)
+    """Number of patches of the dictionary, each of which counts as its mirror image, too."""
+    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED)
+    """Height and width of a patch of the dictionary, in pixels."""
+    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED)
+    """Cells along each side of an image; features are means over one of them."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
     resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_digits, vit_tiny, vit_small,
@@ -162,6 +174,9 @@ class TrainConfig:
             "max_new_tokens",
             "scattering_scale",
             "scattering_angles",
+            "dictionary_filters",
+            "dictionary_patch",
+            "dictionary_grid",
         )
         for name in counts:
             _check(self, name, _is_count, "a positive whole number")
@@ -203,8 +218,8 @@ class TrainConfig:
             )
         if self.accountant not in (known := get_args(Accountant)):
             raise unknown_name("accountant", self.accountant, known)
-        if self.features not in ("none", "scattering"):
-            raise unknown_name("features", self.features, ("none", "scattering"))
+        if self.features not in (known := get_args(Features)):
+            raise unknown_name("features", self.features, known)
         if self.feature_colors not in (known := get_args(Colors)):
             raise unknown_name("feature_colors", self.feature_colors, known)
         if self.features != "none" and isinstance(self.method, Augmented):
@@ -249,7 +264,7 @@ class TrainConfig:
     def data(self, *, progress: bool = False) -> Wanted:
         """What the run wants of its data set; `progress` shows how far reading it is."""
         return Wanted(
-            self.dataset, self.data_dir, self.tokens, self.scattering, self.owners, progress
+            self.dataset, self.data_dir, self.tokens, self.feature_map, self.owners, progress
         )
 
     @property
@@ -258,10 +273,12 @@ class TrainConfig:
         return Tokens(self.pretrained, self.sequence_length)
 
     @property
-    def scattering(self) -> Scattering | None:
+    def feature_map(self) -> FeatureMap | None:
         """What takes the place of the images of a data set; None where nothing does."""
         if self.features == "none":
             return None
+        if self.features == "dictionary":
+            return Dictionary(self.dictionary_filters, self.dictionary_patch, self.dictionary_grid)
         return Scattering(
             self.scattering_scale,
             self.scattering_angles,

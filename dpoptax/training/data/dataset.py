@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from dpoptax.training.data import streaming
-from dpoptax.training.data.features import featured
+from dpoptax.training.data.features import FeatureMap, featured
 from dpoptax.training.data.owners import read_owners
-from dpoptax.training.data.scattering import Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.users import UserTable
@@ -189,7 +188,7 @@ def load_dataset(
     name: str,
     data_dir: str | Path | None = None,
     tokens: Tokens = Tokens(None, 128),  # noqa: B008
-    features: Scattering | None = None,
+    features: FeatureMap | None = None,
     *,
     owners: Path | None = None,
     progress: bool = False,
@@ -221,8 +220,8 @@ def load_dataset(
         return dataset
     if dataset.kind != "images":
         raise ConfigError(
-            f"features='scattering' are of images, and dataset={name!r} is for {dataset.kind}; "
-            "give features='none'"
+            f"features={features.name!r} are of images, and dataset={name!r} is for "
+            f"{dataset.kind}; give features='none'"
         )
     train, test = (
         featured(split, features, name=f"{name}, {which}", progress=progress)
@@ -243,7 +242,7 @@ class Wanted:
     name: str
     data_dir: Path | None = None
     tokens: Tokens = Tokens(None, 128)
-    features: Scattering | None = None
+    features: FeatureMap | None = None
     owners: Path | None = None
     progress: bool = dataclasses.field(default=False, compare=False)
 

@@ -4,19 +4,19 @@ import contextlib
 import functools
 import hashlib
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.training import cache_folder
-from dpoptax.training.data import scattering, streaming
-from dpoptax.training.data.scattering import Scattering
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 
 LARGEST = 12 * 2**30
@@ -29,8 +29,36 @@ _AT_ONCE = 256
 """Images between two signs of progress."""
 
 
+class FeatureMap(Protocol):
+    """A function of one image, fixed by its attributes: hashable, and equal where these are."""
+
+    @property
+    def name(self) -> str:
+        """A config's `features`."""
+
+    def __hash__(self) -> int: ...
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the features of images of a shape; a `ConfigError` where there are none."""
+
+    def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+        """The compiled map from images (N, *shape) to features (N, *self.shape(shape))."""
+
+
+def example(
+    wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of an example with features, from those with an image as its `inputs`.
+
+    Raises:
+        ConfigError: As for `FeatureMap.shape`.
+    """
+    shape = wanted.shape(example["inputs"].shape)
+    return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
+
+
 def featured(
-    source: streaming.Source, wanted: Scattering, *, name: str, progress: bool = False
+    source: streaming.Source, wanted: FeatureMap, *, name: str, progress: bool = False
 ) -> streaming.Source:
     """The records with features in the place of their images, in float16.
 
@@ -52,8 +80,8 @@ def featured(
 
     if not isinstance(source, Mapping):
         raise ConfigError(
-            f"features='scattering' are computed for images in arrays, and dataset={name!r} is a "
-            "source of records; give features='none'"
+            f"features={wanted.name!r} are computed for images in arrays, and dataset={name!r} is "
+            "a source of records; give features='none'"
         )
     images = source["inputs"]
     shape = (len(images), *wanted.shape(images.shape[1:]))
@@ -77,7 +105,7 @@ def resident(shape: tuple[int, ...]) -> bool:
 
 
 def _computed(
-    path: Path, shape: tuple[int, ...], images: np.ndarray, wanted: Scattering, bar: Any
+    path: Path, shape: tuple[int, ...], images: np.ndarray, wanted: FeatureMap, bar: Any
 ) -> np.ndarray:
     """The features from the file that is written here, or from memory where none can be."""
     try:
@@ -113,7 +141,7 @@ def _computed(
     return features
 
 
-def _parts(images: np.ndarray, wanted: Scattering) -> Iterator[np.ndarray]:
+def _parts(images: np.ndarray, wanted: FeatureMap) -> Iterator[np.ndarray]:
     """The features of all images in order, as float16."""
     rounded = _rounded(wanted, images.shape[1:])
     for start in range(0, len(images), _AT_ONCE):
@@ -123,7 +151,7 @@ def _parts(images: np.ndarray, wanted: Scattering) -> Iterator[np.ndarray]:
 
 
 @functools.lru_cache(maxsize=4)
-def _rounded(wanted: Scattering, shape: tuple[int, ...]) -> Callable[[np.ndarray], jax.Array]:
+def _rounded(wanted: FeatureMap, shape: tuple[int, ...]) -> Callable[[np.ndarray], jax.Array]:
     """The transform to float16; of too large a value it is the largest that there is."""
     transform, largest = wanted.transform(shape), float(np.finfo(np.float16).max)
     return jax.jit(lambda part: jnp.clip(transform(part), -largest, largest).astype(np.float16))
@@ -142,11 +170,11 @@ def _kept(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return features
 
 
-def _identity(images: np.ndarray, wanted: Scattering) -> str:
+def _identity(images: np.ndarray, wanted: FeatureMap) -> str:
     """A name for the features of these images by this transform, this code and this backend."""
     digest = hashlib.sha256()
-    for source in (__file__, scattering.__file__):
-        digest.update(Path(source).read_bytes())
+    for module in (__name__, type(wanted).__module__):
+        digest.update(Path(str(sys.modules[module].__file__)).read_bytes())
     described = (wanted, images.shape, images.dtype.str, jax.__version__, jax.default_backend())
     digest.update(repr(described).encode())
     for start in range(0, len(images), _AT_ONCE):

@@ -8,7 +8,7 @@ of Tramèr and Boneh (2021), who train linear models on them.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from dpoptax.training.errors import ConfigError
 Colors = Literal["given", "opponent"]
 """The channels that are transformed: those of the image, or three sums of them."""
 
-_OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
+OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
 """Intensity, red against blue, and both against green: an orthonormal map of one pixel."""
 
 _TOGETHER = 32
@@ -54,6 +54,8 @@ class Scattering:
         >>> Scattering().shape((28, 28, 1))
         (7, 7, 81)
     """
+
+    name: ClassVar[str] = "scattering"
 
     scale: int = 2
     angles: int = 8
@@ -96,15 +98,6 @@ class Scattering:
         height, width = (-(-size // 2**self.scale) for size in sizes)
         return height, width, channels
 
-    def example(self, example: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and types of an example with features, from those with an image as its `inputs`.
-
-        Raises:
-            ConfigError: As for `shape`.
-        """
-        shape = self.shape(example["inputs"].shape)
-        return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
-
     def _border(self, size: int) -> tuple[int, int]:
         """Pixels that are reflected before and behind `size` of them."""
         return 2**self.scale, 2**self.scale + -size % 2**self.scale
@@ -123,7 +116,7 @@ class Scattering:
         def run(images: jax.Array) -> jax.Array:
             images = images.astype(jnp.float32)
             if self.colors == "opponent":
-                mixed = _OPPONENT.astype(np.float32)
+                mixed = OPPONENT.astype(np.float32)
                 images = jnp.einsum("...c,dc->...d", images, mixed, precision="highest")
             planes = jnp.moveaxis(images, -1, 1).reshape(-1, height, width)
             chunks = jnp.pad(planes, ((0, -len(planes) % _TOGETHER), (0, 0), (0, 0)))

@@ -210,7 +210,7 @@ def _users(config: TrainConfig) -> str:
 
 
 def _inputs(config: TrainConfig) -> str:
-    return config.dataset if config.scattering is None else f"{config.features} of {config.dataset}"
+    return config.dataset if config.features == "none" else f"{config.features} of {config.dataset}"
 
 
 def _disagreement(run: Run) -> tuple[float, float] | None:

@@ -56,9 +56,10 @@ def with_features(shapes: Shapes, config: TrainConfig) -> Shapes:
     Raises:
         ConfigError: Examples that have no such features.
     """
-    if config.scattering is None:
+    wanted = config.feature_map
+    if wanted is None:
         return shapes
-    example = config.scattering.example(shapes.example)
+    example = features.example(wanted, shapes.example)
     resident = features.resident((shapes.train_size, *example["inputs"].shape))
     return shapes._replace(example=example, resident=resident)
 

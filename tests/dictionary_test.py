@@ -1,0 +1,134 @@
+"""Features by a dictionary of patches: against the formula, and what they may not depend on."""
+
+import numpy as np
+import pytest
+
+from dpoptax.training.data import dictionary
+from dpoptax.training.data.dictionary import Dictionary, dead_leaves
+from dpoptax.training.errors import ConfigError
+from tests.oracles import dictionary as oracle
+
+SMALL = Dictionary(filters=7, patch=3, grid=2)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """A process that takes no time: fewer images and patches, all else as it is."""
+    monkeypatch.setattr(dictionary, "_IMAGES", 40)
+    monkeypatch.setattr(dictionary, "_PATCHES", 2000)
+
+
+def features(wanted, images):
+    return np.asarray(wanted.transform(images.shape[1:])(images))
+
+
+def images(count, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, *shape)).astype(np.float32)
+
+
+def oracle_parts(wanted, shape):
+    """The images that are drawn, and what the oracle takes, without the filters' mirror images."""
+    drawn = dead_leaves(dictionary._IMAGES, shape)
+    found = (np.asarray(part, float) for part in wanted._dictionary(drawn))
+    filters, offset = (part[..., : wanted.filters] for part in found)
+    mean = np.linalg.lstsq(filters.T, offset, rcond=None)[0]  # as good as m for these filters
+    return drawn, {
+        "filters": filters,
+        "mean": mean,
+        "size": wanted.patch,
+        "contrast": 0.0025,
+        "threshold": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape"),
+    [(SMALL, (8, 9, 3)), (SMALL, (7, 7, 1)), (Dictionary(5, 4, 3), (10, 8, 3))],
+)
+def test_features_are_those_of_the_formula(wanted, shape):
+    drawn, parts = oracle_parts(wanted, shape)
+    raw = np.asarray(wanted._pooled(drawn)(drawn), float)
+    flat = raw.reshape(-1, raw.shape[-1])
+    covariance = np.cov(flat.T)
+    largest = np.linalg.eigvalsh(covariance).max()
+    inverse = np.linalg.inv(covariance + 1e-3 * largest * np.eye(len(covariance)))
+    given = images(18, *shape)  # more than are transformed at once
+    found = features(wanted, given)
+    assert found.shape == (18, *wanted.shape(shape))
+    # The symmetric root of the inverse covariance, whose square has to be the inverse.
+    _, whitening = dictionary._whitening(flat, 1e-3, relative=True)
+    np.testing.assert_allclose(whitening @ whitening, inverse, rtol=1e-3, atol=1e-3 * inverse.max())
+    for image, have in zip(given[[0, 17]], found[[0, 17]], strict=True):
+        want = oracle.features(
+            image, grid=wanted.grid, center=flat.mean(0), whitening=whitening, **parts
+        )
+        np.testing.assert_allclose(have, want, atol=2e-4)
+
+
+def test_filters_are_whitened_patches_and_their_mirror_images(monkeypatch):
+    monkeypatch.setattr(dictionary, "_PATCHES", 20_000)
+    wanted, shape = Dictionary(filters=9, patch=3, grid=2), (12, 12, 3)
+    drawn = dead_leaves(40, shape)
+    filters, _ = (np.asarray(part, float) for part in wanted._dictionary(drawn))
+    assert filters.shape == (27, 18)
+    straight, mirrored = (half.T.reshape(9, 3, 3, 3) for half in np.split(filters, 2, axis=1))
+    np.testing.assert_allclose(mirrored, straight[:, :, ::-1], atol=1e-5)
+    # V is (covariance + 0.1)^-1/2 of patches, here of all that there are of these images.
+    windows = np.lib.stride_tricks.sliding_window_view(drawn, (3, 3), (1, 2))
+    patches = np.moveaxis(windows, 3, -1).reshape(-1, 27).astype(float)
+    patches -= patches.mean(1, keepdims=True)
+    patches /= np.sqrt(patches.var(1, keepdims=True) + 0.0025)
+    values, directions = np.linalg.eigh(np.cov(patches.T))
+    unwhitened = filters.T @ directions * np.sqrt(values + 0.1)
+    np.testing.assert_allclose(np.linalg.norm(unwhitened, axis=1), 1, atol=0.05)
+
+
+def test_an_image_and_its_mirror_image_have_the_same_features():
+    given = images(3, 9, 11, 3)
+    found = features(SMALL, given)
+    np.testing.assert_allclose(found, features(SMALL, given[:, :, ::-1]), atol=1e-4)
+    assert np.abs(found - features(SMALL, given[:, ::-1])).max() > 0.1
+    np.testing.assert_allclose((found**2).mean((1, 2, 3)), 1, atol=1e-5)
+
+
+def test_an_example_has_its_features_whatever_the_others_are():
+    given = images(5, 8, 8, 1)
+    others = np.concatenate([np.full_like(given[:2], np.nan), given[2:3], 1e6 * given[3:]])
+    np.testing.assert_array_equal(features(SMALL, given)[2], features(SMALL, others)[2])
+    alone = features(SMALL, np.zeros((1, 8, 8, 1), np.float32))
+    assert np.isfinite(alone).all()
+
+
+def test_a_second_start_has_the_same_dictionary():
+    given = images(2, 8, 8, 3)
+    np.testing.assert_array_equal(features(SMALL, given), features(SMALL, given))
+
+
+@pytest.mark.parametrize(("channels", "least", "largest"), [(3, -2, 2), (1, 0, 1)])
+def test_dead_leaves_fill_the_range_of_data_sets_with_edges_at_all_scales(channels, least, largest):
+    drawn = dead_leaves(60, (32, 32, channels))
+    assert drawn.shape == (60, 32, 32, channels)
+    assert drawn.dtype == np.float32
+    assert least <= drawn.min() < drawn.max() <= largest
+    spread = (largest - least) / 4
+    assert 0.7 * spread < drawn.std() < 1.3 * spread
+    # The power of photographs falls with the square of the frequency, roughly.
+    grey = drawn.mean(-1) - drawn.mean((1, 2, 3), keepdims=True)[..., 0]
+    power = (np.abs(np.fft.fft(grey, axis=2)) ** 2).mean((0, 1))
+    slope = np.polyfit(np.log(np.arange(1, 9)), np.log(power[1:9]), 1)[0]
+    assert -2.3 < slope < -0.7
+    np.testing.assert_array_equal(drawn, dead_leaves(60, (32, 32, channels)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "message"),
+    [
+        (SMALL, (784,), "wants images .height, width, 1 or 3., not examples of shape"),
+        (SMALL, (8, 8, 2), "wants images .height, width, 1 or 3., not examples of shape"),
+        (Dictionary(), (6, 28, 1), "dictionary_patch=5 with dictionary_grid=3 is too large"),
+        (Dictionary(filters=2001), (28, 28, 1), "dictionary_filters=2001 is more than the 2000"),
+    ],
+)
+def test_what_has_no_features_is_refused(wanted, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        wanted.shape(shape)
