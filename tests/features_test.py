@@ -132,6 +132,15 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(folder, split, mo
     assert len(list(folder.glob("*.npy"))) == 1
 
 
+@pytest.mark.parametrize("wanted", [WANTED, Dictionary(filters=20)])
+def test_an_example_more_changes_no_other_features(wanted):
+    """Bit for bit, wherever the others stand: else their gradients would change with it, too."""
+    images = np.random.default_rng(0).normal(size=(300, 12, 11, 3)).astype(np.float32)
+    with_it = np.concatenate(list(features._parts(images, wanted)))
+    without = np.concatenate(list(features._parts(images[1:], wanted)))
+    np.testing.assert_array_equal(with_it[1:], without)
+
+
 def test_rows_are_read_when_they_are_asked_for():
     array = np.arange(12, dtype=np.float16).reshape(6, 2)
     rows = streaming.Rows(array)
