@@ -309,6 +309,13 @@ def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
         dpoptax.assert_clipped(PARAMS, 1.0)
 
 
+def test_complex_sums_are_refused_whoever_answers_for_them():
+    """A complex normal of JAX has half of its variance in each part: noise of σ/√2."""
+    total = {"w": jnp.ones(2), "z": jnp.zeros(2, jnp.complex64)}
+    with pytest.raises(TypeError, match=r"'z'.*complex64.*real coordinates"):
+        released(dpoptax.assert_clipped(total, CLIP))
+
+
 @pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
 def test_every_noise_stage_refuses_and_stays_refused(make):
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}

@@ -226,6 +226,8 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             "the clipped sum has masked leaves: the whole gradient is clipped and noised as one "
             "vector. Put optax.masked behind the noise stage, or clip the trained parameters only"
         )
+    # Of a complex normal each part has half of the variance, and so of the noise that is priced.
+    check_real(updates.sum)
     if updates.seal is None:
         raise TypeError(
             "this ClippedSum has no seal: it was put together by hand, so nobody answers for its "
@@ -240,6 +242,17 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             f"it, and the sum with it, so that the clip's bound no longer holds; {_REMEDY}"
         )
     return updates
+
+
+def check_real(tree: PyTree) -> None:
+    """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"leaf {jax.tree_util.keystr(path) or 'the gradient'} is {jnp.result_type(leaf)}: "
+                "gradients are clipped and noised in real coordinates; hold real and imaginary "
+                "part as two real arrays and combine them in the loss"
+            )
 
 
 def check_released(name: str, updates: PyTree) -> None:
