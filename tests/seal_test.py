@@ -450,6 +450,22 @@ def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
     assert 0.999 < two - one <= CLIP.sensitivity
 
 
+def test_accumulated_integers_do_not_wrap_around():
+    """Of parts that fit, too: one of 16,384 examples moved their total by 16,384 C."""
+    mechanism = {"noise_multiplier": 0.5, "batch_size": 2_000}
+    grid = dpoptax.fixed_point_grid(CLIP, **mechanism)
+
+    def part(examples):
+        total = jnp.full(1, round(examples / grid), jnp.int32)
+        return dpoptax.assert_clipped(total, CLIP, grid=grid, examples=examples)
+
+    tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
+    mean, _ = tx.update(dpoptax.accumulate(part(5_000), part(3_000)), tx.init(PARAMS))
+    assert abs(2_000 * mean[0] - 8_000) < 10
+    with pytest.raises(ValueError, match=r"the sum of 16384 examples.*int32"):
+        dpoptax.accumulate(part(8_000), part(384), part(8_000))
+
+
 def test_accumulate_refuses_what_does_not_belong_together():
     one, two = clipped_sum(0), clipped_sum(1)
     with pytest.raises(ValueError, match=r"sums\[1\] with clip"):

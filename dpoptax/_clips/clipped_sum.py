@@ -12,6 +12,7 @@ from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.bounds import check_rounding
+from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree, alike, held, is_masked, out_sharding
@@ -149,7 +150,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
       TypeError: something that is no `ClippedSum`, or one that was visibly changed.
       ValueError: no sums, geometries that differ, one sum given twice, rows of a table that
         were selected for each, a sum of nobody knows how many examples, or of so many that τ is
-        above 1/2.
+        above 1/2, or on a grid that integers of 32 bits do not hold it.
 
     >>> import dpoptax
     >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
@@ -193,6 +194,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     change = of_parts(3, examples)
     if first.grid is None:
         check_rounding(change)
+    else:
+        check_capacity(first.clip, first.grid, examples)
 
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:
