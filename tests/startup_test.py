@@ -282,14 +282,15 @@ class TestCompilationCache:
         assert dict(os.environ) == environment
 
     @pytest.mark.parametrize("attack", ["many runs", "one run"])
-    def test_what_is_kept_of_an_audit_holds_no_data(self, attack, tmp_path):
-        """Programs for other data are the same ones: the data are an argument, and no constant."""
+    def test_what_is_kept_of_an_audit_holds_no_data_and_no_key(self, attack, tmp_path):
+        """Programs for others are the same ones: they are arguments, and no constants."""
         clip, sampler = dpoptax.l2_clip(1.0), sampling.PoissonSampler(64, 64, seed=0)
-        tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=jax.random.key(0))
         grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
 
         def kept(seed):
-            data = jax.random.normal(jax.random.key(seed), (64, 3))
+            key = jax.random.key(seed)
+            tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=key)
+            data = jax.random.normal(key, (64, 3))
             game = auditing.Game(tx, grad_fn, jax.numpy.zeros(3), data, sampler)
             if attack == "many runs":
                 auditing.audit(game, key=jax.random.key(1), trials=64, claimed_epsilon=1.0)

@@ -22,8 +22,11 @@ def _releases(opt_state):
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
-def _run(game, threat_model, key, indices, masks):
-    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state."""
+def _run(game, begun, threat_model, key, indices, masks):
+    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state.
+
+    `begun` is the transform's state before any step; its keys are replaced.
+    """
     dataset = game.dataset
     canary = jax.tree.map(lambda x: x[-1:], dataset)
 
@@ -38,7 +41,7 @@ def _run(game, threat_model, key, indices, masks):
             seen = game.observe(updates, _added(game, points, canary))
         return (optax.apply_updates(params, updates), opt_state), seen
 
-    start = game.params, _with_fresh_keys(game.transform.init(game.params), key)
+    start = game.params, _with_fresh_keys(begun, key)
     (params, opt_state), seen = jax.lax.scan(step, start, (indices, masks))
     if threat_model == "last-iterate":
         points = gradient_points(start[1], game.params)
@@ -85,15 +88,18 @@ class Runs:
         self.game, self.key = game, key
         self.replayed = game.rows > 1 and game.sampler.sampling_probability < 1.0
 
-        # The data are an argument: what is kept on disk of a program holds its constants.
-        def run(dataset, key, included, draws):
+        self._begun = game.transform.init(game.params)
+
+        # Data and the transform's key are arguments: what is kept on disk of a program holds its
+        # constants.
+        def run(dataset, begun, key, included, draws):
             of_data = dataclasses.replace(game, dataset=dataset)
             noise, sampling = jax.random.split(key)
             draws = draws if self.replayed else _some_draws(of_data, sampling, included)
-            seen, opt_state = _run(of_data, threat_model, noise, *draws)
+            seen, opt_state = _run(of_data, begun, threat_model, noise, *draws)
             return seen, _releases(opt_state)
 
-        self._run = jax.jit(jax.vmap(run, in_axes=(None, 0, None, 0)))
+        self._run = jax.jit(jax.vmap(run, in_axes=(None, None, 0, None, 0)))
 
     def __call__(self, included, count):
         game = self.game
@@ -107,7 +113,7 @@ class Runs:
         for start in range(0, count, chunk):
             keys = jax.random.split(jax.random.fold_in(key, start), chunk)
             draws = self._replay(keys, included) if self.replayed else None
-            seen, releases = self._run(game.dataset, keys, included, draws)
+            seen, releases = self._run(game.dataset, self._begun, keys, included, draws)
             chunks.append(np.asarray(seen))
         self.releases = releases[0]
         return np.concatenate(chunks)[:count].astype(np.float64)
