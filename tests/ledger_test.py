@@ -15,6 +15,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax import accounting, sampling
+from dpoptax._noise.ledger import after_releases
 
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = jnp.zeros(3)
@@ -129,6 +130,20 @@ def test_an_edited_count_is_refused():
     tx = chain()
     _, (noise, rest) = after(tx, 3)
     assert_refused(tx, (dataclasses.replace(noise, count=jnp.int32(0)), rest), "do not belong")
+
+
+def test_what_no_count_tells_apart_is_not_released():
+    """Behind the largest int32 count and key would stay, and two releases have the same noise."""
+    tx = chain()
+    noise, rest = tx.init(PARAMS)
+    mean, state = after(tx, 1, (after_releases(noise, 2**31 - 2, 0), rest))
+    assert np.isfinite(mean).all()
+    assert dpoptax.ledgers(state)[0].releases == 2**31 - 1
+    for _ in range(2):
+        mean, state = after(tx, 1, state)
+        assert np.isnan(mean).all()
+        with pytest.raises(ValueError, match="at most 2³¹ − 1 releases"):
+            dpoptax.ledgers(state)
 
 
 def test_averaged_states_are_refused():

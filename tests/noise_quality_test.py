@@ -239,6 +239,16 @@ def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
     np.testing.assert_allclose(mean, [largest, -largest, largest], rtol=0.1)
 
 
+def test_fixed_point_noise_that_leaves_the_integers_is_refused():
+    """σ√d of 10¹⁰: clamped to int32, it had a ninth of the stated standard deviation."""
+    with pytest.raises(ValueError, match=r"out of float32's.*smaller noise_multiplier"):
+        _release(_noise(True, noise_multiplier=1e8), jnp.zeros(10_000))
+    (mean,) = _release(_noise(True, noise_multiplier=2e4), jnp.zeros(10_000))
+    step = _fixed_point.grid(2.0, 2e4, 4)
+    stddev = 2e4 * (2.0 + math.sqrt(10_000) * step) / 4
+    assert stats.kstest(np.asarray(mean) / stddev, "norm").pvalue > 1e-3
+
+
 def test_rounding_moves_a_sum_by_at_most_the_stated_sensitivity():
     step = _fixed_point.grid(2.0, 1.5, 4)
     rng = np.random.default_rng(0)

@@ -3,7 +3,9 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax_privacy.auditing import CanaryScoreAuditor, Explicit
 from scipy import optimize, sparse, stats
@@ -202,6 +204,20 @@ def test_bounds_of_randomised_response_keep_the_claim_and_catch_too_honest_answe
         assert np.median(bounds) > 0.85 * epsilon - 0.05
         lying = int(rng.binomial(2000, 1 / (1 + math.exp(-1.5 * epsilon))))
         assert _steinke(lying, 2000, 2000, 0.0) > epsilon
+
+
+def test_an_epsilon_that_is_claimed_is_not_refuted_as_that_of_a_gaussian_mechanism():
+    """Signs alone are randomised response: ε = log(p/(1 − p)) at any δ, and a Gaussian's grows."""
+    sampler, right = games.poisson(1_000), stats.norm.cdf(1.0)
+    signs = optax.stateless(lambda updates, _: jnp.sign(updates - 0.5 / 1_000))
+    tx = optax.chain(games.noise(sampler, 0.5), signs)
+    game = auditing.canary_gradients(tx, dpoptax.l2_clip(1.0), 1_000, sampler)
+    claim = {"delta": 1e-10, "claimed_epsilon": math.log(right / (1 - right)) + 0.01}
+    result = auditing.audit_one_run(game, key=jax.random.key(0), **claim)
+    assert 0.5 < result.epsilon_lower_bound <= result.claimed_epsilon, result
+    assert not result.violated, result
+    by_curve = {bound.assumes: bound.epsilon for bound in result.bounds}
+    assert by_curve["a Gaussian mechanism"] > result.claimed_epsilon
 
 
 def test_one_run_catches_a_third_of_the_noise_by_the_claimed_curve():

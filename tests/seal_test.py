@@ -309,6 +309,13 @@ def test_a_sum_put_together_by_hand_is_refused_until_someone_answers_for_it():
         dpoptax.assert_clipped(PARAMS, 1.0)
 
 
+def test_complex_sums_are_refused_whoever_answers_for_them():
+    """A complex normal of JAX has half of its variance in each part: noise of σ/√2."""
+    total = {"w": jnp.ones(2), "z": jnp.zeros(2, jnp.complex64)}
+    with pytest.raises(TypeError, match=r"'z'.*complex64.*real coordinates"):
+        released(dpoptax.assert_clipped(total, CLIP))
+
+
 @pytest.mark.parametrize("make", ["gaussian", "fixed point", "geodp", "correlated", "adaptive"])
 def test_every_noise_stage_refuses_and_stays_refused(make):
     options = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
@@ -441,6 +448,22 @@ def test_sums_of_narrow_numbers_are_accumulated_in_wide_ones(dtype, large):
     )
     one, two = (np.float64(dpoptax.accumulate(first, x).sum[0]) for x in others)
     assert 0.999 < two - one <= CLIP.sensitivity
+
+
+def test_accumulated_integers_do_not_wrap_around():
+    """Of parts that fit, too: one of 16,384 examples moved their total by 16,384 C."""
+    mechanism = {"noise_multiplier": 0.5, "batch_size": 2_000}
+    grid = dpoptax.fixed_point_grid(CLIP, **mechanism)
+
+    def part(examples):
+        total = jnp.full(1, round(examples / grid), jnp.int32)
+        return dpoptax.assert_clipped(total, CLIP, grid=grid, examples=examples)
+
+    tx = dpoptax.gaussian_noise(**mechanism, key=jax.random.key(0), fixed_point=True)
+    mean, _ = tx.update(dpoptax.accumulate(part(5_000), part(3_000)), tx.init(PARAMS))
+    assert abs(2_000 * mean[0] - 8_000) < 10
+    with pytest.raises(ValueError, match=r"the sum of 16384 examples.*int32"):
+        dpoptax.accumulate(part(8_000), part(384), part(8_000))
 
 
 def test_accumulate_refuses_what_does_not_belong_together():

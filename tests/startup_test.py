@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 
+import dpoptax
+from dpoptax import auditing, sampling
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
 from dpoptax.training import loop
@@ -278,6 +280,35 @@ class TestCompilationCache:
             assert os.environ["JAX_COMPILATION_CACHE_DIR"].startswith(str(tmp_path))
         assert {name: getattr(jax.config, name) for name in compilation_cache._SETTINGS} == before
         assert dict(os.environ) == environment
+
+    @pytest.mark.parametrize("attack", ["many runs", "one run"])
+    def test_what_is_kept_of_an_audit_holds_no_data_and_no_key(self, attack, tmp_path):
+        """Programs for others are the same ones: they are arguments, and no constants."""
+        clip, sampler = dpoptax.l2_clip(1.0), sampling.PoissonSampler(64, 64, seed=0)
+        grad_fn = dpoptax.clipped_grad(auditing.linear_loss, clip)
+
+        def kept(seed):
+            key = jax.random.key(seed)
+            tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=key)
+            data = jax.random.normal(key, (64, 3))
+            game = auditing.Game(tx, grad_fn, jax.numpy.zeros(3), data, sampler)
+            if attack == "many runs":
+                auditing.audit(game, key=jax.random.key(1), trials=64, claimed_epsilon=1.0)
+            else:
+                for threat_model in ("white-box", "last-iterate"):
+                    auditing.audit_one_run(
+                        game,
+                        key=jax.random.key(1),
+                        threat_model=threat_model,
+                        claimed_epsilon=1.0,
+                    )
+            (inside,) = tmp_path.iterdir()
+            return {file.name for file in inside.glob("*-cache")}
+
+        with compilation_cache.kept_in(tmp_path):
+            first = kept(0)
+            assert first
+            assert kept(1) == first
 
     def test_a_folder_of_jaxs_own_stays(self, tmp_path):
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))

@@ -12,6 +12,7 @@ from jax import lax
 
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.bounds import check_rounding
+from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree, alike, float32_at_least, held, is_masked, out_sharding
@@ -149,7 +150,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
       TypeError: something that is no `ClippedSum`, or one that was visibly changed.
       ValueError: no sums, geometries that differ, one sum given twice, rows of a table that
         were selected for each, a sum of nobody knows how many examples, or of so many that τ is
-        above 1/2.
+        above 1/2, or on a grid that integers of 32 bits do not hold it.
 
     >>> import dpoptax
     >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
@@ -193,6 +194,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     change = of_parts(3, examples)
     if first.grid is None:
         check_rounding(change)
+    else:
+        check_capacity(first.clip, first.grid, examples)
 
     def add(*leaves: jax.Array) -> jax.Array:
         if first.grid is not None or len(leaves) == 1:
@@ -226,6 +229,8 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             "the clipped sum has masked leaves: the whole gradient is clipped and noised as one "
             "vector. Put optax.masked behind the noise stage, or clip the trained parameters only"
         )
+    # Of a complex normal each part has half of the variance, and so of the noise that is priced.
+    check_real(updates.sum)
     if updates.seal is None:
         raise TypeError(
             "this ClippedSum has no seal: it was put together by hand, so nobody answers for its "
@@ -240,6 +245,17 @@ def check_clipped_sum(updates: object) -> ClippedSum:
             f"it, and the sum with it, so that the clip's bound no longer holds; {_REMEDY}"
         )
     return updates
+
+
+def check_real(tree: PyTree) -> None:
+    """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"leaf {jax.tree_util.keystr(path) or 'the gradient'} is {jnp.result_type(leaf)}: "
+                "gradients are clipped and noised in real coordinates; hold real and imaginary "
+                "part as two real arrays and combine them in the loss"
+            )
 
 
 def check_released(name: str, updates: PyTree) -> None:

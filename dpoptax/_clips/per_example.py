@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._clips import bounds, sums
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped, check_real
 from dpoptax._trees import PyTree, held
 
 # Leaves that an error lists; a list of numbers in place of an array has thousands.
@@ -150,17 +150,6 @@ def clip_each(
         rounding=rounding,
     )
     return ClippedUnits([unit for unit, _ in pieces], coefficients, norms, used)
-
-
-def check_real(tree: PyTree) -> None:
-    """Raises where a leaf is complex: a clip bound is stated for real coordinates."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
-            raise TypeError(
-                f"leaf {jax.tree_util.keystr(path) or 'the gradient'} is {jnp.result_type(leaf)}: "
-                "gradients are clipped and noised in real coordinates; hold real and imaginary "
-                "part as two real arrays and combine them in the loss"
-            )
 
 
 def _check_axis(grads: PyTree, params: PyTree) -> None:

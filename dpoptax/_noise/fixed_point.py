@@ -15,6 +15,8 @@ from dpoptax._trees import PyTree, float32_at_least, out_sharding
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the rougher is the noise's distribution on it.
 _STEPS_PER_STDDEV = 2.0**18
+# Beyond it draws are no integers in float32, and later leave int32: the noise would be less.
+_MOST_STEPS_PER_STDDEV = 2.0**22
 _DRAWS = 4
 
 
@@ -83,7 +85,18 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       stddev: positive.
       key: split among the leaves and their draws.
       step: g, a power of two, from `grid`.
+
+    Raises:
+      ValueError: more than 2²² steps of the grid in a standard deviation, as the room for rounding
+        that many parameters need makes them.
     """
+    if stddev > _MOST_STEPS_PER_STDDEV * step:
+        raise ValueError(
+            f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
+            "at so large a noise_multiplier, the room for rounding is a multiple of the noise, and "
+            f"integers with it out of float32's; want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
+            "Take a smaller noise_multiplier, or fixed_point=False"
+        )
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(key, (len(leaves), _DRAWS))
     scale = stddev / step / math.sqrt(_DRAWS)

@@ -173,9 +173,11 @@ def gaussian_noise(
 
     Raises:
       ValueError: a negative or non-finite multiplier, or a batch size that is not positive; at
-        `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), or a leaf of more than 2³² numbers.
+        `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), a leaf of more than 2³² numbers, or in
+        fixed point so many that σ(C + √d g) is above 2²² g.
       TypeError: a traced multiplier or batch size, or a key that is none of threefry; at `update`,
-        gradients that are not a `ClippedSum`, or one without a seal or visibly changed.
+        gradients that are not a `ClippedSum`, or one that is complex, without a seal or visibly
+        changed.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
     Muller, "A note on the generation of random normal deviates", 1958. For the

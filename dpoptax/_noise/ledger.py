@@ -23,7 +23,9 @@ _LEAST_STDDEV = 2.0**-100
 # A step that is run again must have the noise that it had: changes with how noise is drawn.
 _DRAWN = "Box-Muller"
 # Why releases are refused, a bit each.
-CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED = 1, 2, 4, 8
+CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
+# Releases that an int32 counts: behind them the count, and with it the noise, would stay the same.
+_MOST_RELEASES = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,8 @@ def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax
       mechanism: the stage's own.
       intact: whether the clipped sum is as it was sealed.
     """
-    return _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
+    found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
+    return found | jnp.where(state.count < _MOST_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
 def refusals_so_far(state: LedgerState) -> int:

@@ -11,6 +11,7 @@ from dpoptax._noise.ledger import (
     EDITED,
     OTHER_KEY,
     OTHER_MECHANISM,
+    TOO_MANY,
     LedgerState,
     Mechanism,
     check_imprint,
@@ -28,6 +29,7 @@ _REASONS = {
     "with another noise multiplier, batch size or strategy",
     OTHER_KEY: "its key is not the one that it was begun with",
     EDITED: "its integers do not belong together: it was averaged with another, or edited",
+    TOO_MANY: "it counts at most 2³¹ − 1 releases, and more would have had the noise of the last",
 }
 _RESTART = (
     "take the last state before that, with the chain that made it, or start anew with tx.init and "

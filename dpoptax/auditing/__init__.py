@@ -151,10 +151,11 @@ def audit_one_run(
     with the highest scores in, those with the lowest out, and ε follows from how often that is
     right. Weaker than `audit`, and as cheap as a run: the audit for models that are trained once.
 
-    Where every record is in every step, what is claimed is a Gaussian mechanism, and
-    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise it is for
-    (ε, δ) alone (`p_value_dp`), which sees little unless δ is far below (1 − confidence)/canaries;
-    `AuditResult.bounds` has that of the claimed mechanism's trade-off curve, too.
+    Where every record is in every step, what a ledger claims is a Gaussian mechanism, and
+    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, and with
+    `claimed_epsilon`, which says nothing of the mechanism, it is for (ε, δ) alone (`p_value_dp`),
+    which sees little unless δ is far below (1 − confidence)/canaries; `AuditResult.bounds` has that
+    of the claimed mechanism's trade-off curve, too.
 
     Args:
       game: what is attacked, with a row for each record.
@@ -184,7 +185,7 @@ def audit_one_run(
     claim = _Claim.of(game, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
     bound = guesses.epsilon(delta)
-    if game.sampler.sampling_probability == 1.0:
+    if game.sampler.sampling_probability == 1.0 and claimed_epsilon is None:
         family = gaussian_family()
         bound = family.epsilon(family.refuted(guesses.refutes), delta)
     return AuditResult(

@@ -22,10 +22,12 @@ def _releases(opt_state):
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
-def _run(game, threat_model, key, indices, masks):
-    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state."""
-    # A constant to the compiler, which would take its time to compute with it beforehand.
-    dataset = jax.lax.optimization_barrier(game.dataset)
+def _run(game, begun, threat_model, key, indices, masks):
+    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state.
+
+    `begun` is the transform's state before any step; its keys are replaced.
+    """
+    dataset = game.dataset
     canary = jax.tree.map(lambda x: x[-1:], dataset)
 
     def step(carry, draw):
@@ -39,7 +41,7 @@ def _run(game, threat_model, key, indices, masks):
             seen = game.observe(updates, _added(game, points, canary))
         return (optax.apply_updates(params, updates), opt_state), seen
 
-    start = game.params, _with_fresh_keys(game.transform.init(game.params), key)
+    start = game.params, _with_fresh_keys(begun, key)
     (params, opt_state), seen = jax.lax.scan(step, start, (indices, masks))
     if threat_model == "last-iterate":
         points = gradient_points(start[1], game.params)
@@ -86,13 +88,18 @@ class Runs:
         self.game, self.key = game, key
         self.replayed = game.rows > 1 and game.sampler.sampling_probability < 1.0
 
-        def run(key, included, draws):
+        self._begun = game.transform.init(game.params)
+
+        # Data and the transform's key are arguments: what is kept on disk of a program holds its
+        # constants.
+        def run(dataset, begun, key, included, draws):
+            of_data = dataclasses.replace(game, dataset=dataset)
             noise, sampling = jax.random.split(key)
-            draws = draws if self.replayed else _some_draws(game, sampling, included)
-            seen, opt_state = _run(game, threat_model, noise, *draws)
+            draws = draws if self.replayed else _some_draws(of_data, sampling, included)
+            seen, opt_state = _run(of_data, begun, threat_model, noise, *draws)
             return seen, _releases(opt_state)
 
-        self._run = jax.jit(jax.vmap(run, in_axes=(0, None, 0)))
+        self._run = jax.jit(jax.vmap(run, in_axes=(None, None, 0, None, 0)))
 
     def __call__(self, included, count):
         game = self.game
@@ -106,7 +113,7 @@ class Runs:
         for start in range(0, count, chunk):
             keys = jax.random.split(jax.random.fold_in(key, start), chunk)
             draws = self._replay(keys, included) if self.replayed else None
-            seen, releases = self._run(keys, included, draws)
+            seen, releases = self._run(game.dataset, self._begun, keys, included, draws)
             chunks.append(np.asarray(seen))
         self.releases = releases[0]
         return np.concatenate(chunks)[:count].astype(np.float64)
@@ -128,29 +135,31 @@ def one_run(game, threat_model, key, included):
     first = game.rows - len(included)
     kept = jnp.concatenate([jnp.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]
-    canaries = jax.tree.map(lambda x: x[first:], game.dataset)
 
-    def project(update, points):
+    def project(update, points, dataset):
         def score(canary):
             alone = jax.tree.map(lambda x: x[None], canary)
             return jnp.sum(leaf_projections(update, _added(game, points, alone)))
 
+        canaries = jax.tree.map(lambda x: x[first:], dataset)
         return jax.lax.map(score, canaries, batch_size=64)
 
+    # The data are an argument here, too.
     @jax.jit
-    def step(params, opt_state, indices, mask):
+    def step(params, opt_state, dataset, kept, indices, mask):
         points = gradient_points(opt_state, params)
-        batch = jax.tree.map(lambda x: x[indices], game.dataset)
+        batch = jax.tree.map(lambda x: x[indices], dataset)
         grads = game.grad_fn(points, batch, mask & kept[indices])
         updates, opt_state = game.transform.update(grads, opt_state, params)
-        seen = project(updates, points) if threat_model == "white-box" else 0.0
+        seen = project(updates, points, dataset) if threat_model == "white-box" else 0.0
         return optax.apply_updates(params, updates), opt_state, seen
 
     params, opt_state = game.params, _with_fresh_keys(game.transform.init(game.params), key)
     points, total = gradient_points(opt_state, params), 0.0
     for indices, mask in samples:
-        params, opt_state, seen = step(params, opt_state, indices, mask)
+        params, opt_state, seen = step(params, opt_state, game.dataset, kept, indices, mask)
         total += seen
     if threat_model == "last-iterate":
-        total = project(jax.tree.map(jnp.subtract, params, game.params), points)
+        moved = jax.tree.map(jnp.subtract, params, game.params)
+        total = jax.jit(project)(moved, points, game.dataset)
     return np.asarray(total), opt_state
