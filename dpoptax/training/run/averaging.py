@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._trees import float32_at_least
-
 
 class AverageState(NamedTuple):
     """State of `average_params`.
@@ -33,7 +31,9 @@ def average_params(decay: float) -> optax.GradientTransformation:
 
     def init(params: Any) -> AverageState:
         # Copies: the step donates parameters and state, and no buffer can be given away twice.
-        copies = jax.tree.map(lambda p: jnp.array(p, float32_at_least(p), copy=True), params)
+        copies = jax.tree.map(
+            lambda p: jnp.array(p, jnp.promote_types(p.dtype, jnp.float32), copy=True), params
+        )
         return AverageState(jnp.zeros([], jnp.int32), copies)
 
     def update(updates: Any, state: AverageState, params: Any = None) -> tuple[Any, AverageState]:
