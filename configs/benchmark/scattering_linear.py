@@ -6,8 +6,16 @@ r"""The methods on one recipe: a linear model on scattering features. Names are 
 Each method has its paper's hyper-parameters, DiSK also the one-gradient form at κ = 0.3, and a rate
 that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
 C = 0.1 is the recipe's; B = 1024 and 120 steps, a tenth of its gradients, make room for many
-methods. With `--steps 30` and 10 the factors were 0.0625 0.125 0.25 0.5 1 2 4 8; on CIFAR-10 Adam's
-and the non-private one's went on from 0.25 by halves to 0.015625.
+methods. With `--steps 30` and 10 the factors were 0.0625 0.125 0.25 0.5 1 2 4 8; on CIFAR-10 at
+ε = 1 Adam's and the non-private one's went on from 0.25 by halves to 0.015625, and at ε = 3 Adam's
+were 0.03125 0.0625 0.125 0.25 0.5.
+
+On another kind of features, with factors 0.125 0.25 0.5 1 2 4, and Adam's 0.015625 0.03125 0.0625
+0.125 0.25 0.5:
+
+    dpoptax compare "configs/benchmark/scattering_linear.py:cifar10/*" --set features=dictionary \
+      --epsilon 3 --factors 0.125 0.25 0.5 1 2 4 --trial-seeds 1 --data-dir DIR \
+      --workdir runs/dictionary-3 --records docs/on-images/dictionary-cifar10.jsonl
 """
 
 import dataclasses
