@@ -45,7 +45,8 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
     kinds = dict.fromkeys(setting.features for setting in private)
-    for features, colour in zip(kinds, (COLOURS[0], *COLOURS[3:]), strict=False):
+    colours = dict(zip(kinds, (COLOURS[0], *COLOURS[3:]), strict=False))
+    for features, colour in colours.items():
         of_kind = {s: e for s, e in private.items() if s.features == features}
         _over_epsilon(axes, of_kind, colour)
     for number, (setting, entries) in enumerate(
@@ -75,7 +76,8 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     for setting, accuracy in free.items():
         if math.isinf(setting.epsilon):
             name = f"not private, {_kind(setting)}"
-            axes.axhline(accuracy, color=_GREY, linestyle="--", linewidth=1, label=name)
+            colour = colours.get(setting.features, _GREY)
+            axes.axhline(accuracy, color=colour, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 3, 4, 8], ["1", "2", "3", "4", "8"])
