@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree, float32_at_least, is_masked
+from dpoptax._trees import PyTree, is_masked, widen
 
 # A gradient times two such scales stays far from the ends of float32.
 _SCALES = (1e-9, 1e9)
@@ -106,7 +106,7 @@ def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:
     """A gradient of one parameter, mapped, in float32 at least."""
     if factor is None:
         return gradient
-    gradient = _wide(gradient)
+    gradient = widen(gradient)
     if isinstance(factor, Diagonal):
         for scale in factor.scales:
             gradient = gradient * scale
@@ -117,7 +117,7 @@ def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:
 def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
     if factor is None:
         return mapped
-    mapped = _wide(mapped)
+    mapped = widen(mapped)
     if isinstance(factor, Diagonal):
         for scale in factor.scales:
             mapped = mapped / scale
@@ -135,10 +135,6 @@ def _through(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) ->
     if columns is not None:
         matrix = jnp.matmul(matrix, columns, precision=lax.Precision.HIGHEST)
     return matrix.reshape(x.shape)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(float32_at_least(x))
 
 
 def resolve(factors: PyTree, params: PyTree) -> PyTree:

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpoptax._maps import LinearMap, LinearMapState
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree, find_state, float32_at_least, is_masked, no_params
+from dpoptax._trees import PyTree, find_state, is_masked, no_params, widen
 
 # A fixed weight or several, or a function of the step count that returns them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
@@ -222,7 +222,7 @@ def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:
     """
     if all(isinstance(w, float) and w == 1.0 for w in weights):
         return value
-    return value.astype(float32_at_least(value)) * math.prod(weights)
+    return widen(value) * math.prod(weights)
 
 
 def _combine(

@@ -52,12 +52,18 @@ def check_known(**numbers: object) -> None:
 
 
 def float32_at_least(*arrays: jax.Array) -> jnp.dtype:
-    """The dtype to compute in: float32, or that of the arrays where it is wider.
+    """The dtype to compute in: float32, or that of the arrays, but integers, where it is wider.
 
     Under any `jax_numpy_dtype_promotion`: what JAX is told to refuse are the user's own.
     """
+    inexact = (x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(jnp.float32, *(x.dtype for x in arrays))
+        return jnp.result_type(jnp.float32, *inexact)
+
+
+def widen(x: jax.Array) -> jax.Array:
+    """`x` in float32 at least."""
+    return x.astype(float32_at_least(x))
 
 
 def is_masked(x: object) -> bool:

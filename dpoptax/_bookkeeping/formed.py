@@ -11,13 +11,13 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._bookkeeping import products
-from dpoptax._bookkeeping.passes import Pair, Passes, pairs_of, widen
+from dpoptax._bookkeeping.passes import Pair, Passes, pairs_of
 from dpoptax._bookkeeping.plan import Plan
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import evaluate_derived, use_layout
 from dpoptax._points import weigh
-from dpoptax._trees import unknown
+from dpoptax._trees import unknown, widen
 
 # Formed gradients of up to so many entries are bundled: many small arrays take long to compile.
 # Found by hand on one x86 CPU; no command of the benchmarks repeats it.

@@ -6,11 +6,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.running import ByIndex, Passed, run_batch
 from dpoptax._points import GradientPoints, weigh
-from dpoptax._trees import held
+from dpoptax._trees import held, widen
 
 # An operand, a cotangent, and the weight of their product.
 Pair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
@@ -81,8 +80,3 @@ def pairs_by_point(use: Use, passes: Passes) -> list[Pair]:
     operands = [o[use.index] for o in passes.operands]
     cotangents = [c[use.index] for c in passes.cotangents]
     return list(zip(operands, cotangents, passes.points.weights, strict=True))
-
-
-def widen(value: jax.Array) -> jax.Array:
-    """`value` in float32 at least."""
-    return value.astype(products.wide(value))

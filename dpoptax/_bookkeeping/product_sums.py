@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.factored import Factored
-from dpoptax._bookkeeping.products import Segment, indexed, wide
+from dpoptax._bookkeeping.products import Segment, indexed
 from dpoptax._clips import sums
 from dpoptax._clips.bounds import largest_ratio
+from dpoptax._trees import widen
 
 
 def sum_error(segments: list[Segment]) -> float:
@@ -129,7 +130,7 @@ def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
     """Values (B, …) times the weight of their example, (B,)."""
-    return value.astype(wide(value)) * weight.reshape(-1, *(1,) * (value.ndim - 1))
+    return widen(value) * weight.reshape(-1, *(1,) * (value.ndim - 1))
 
 
 def _looked_up(

@@ -18,7 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.bounds import Size, gamma, upper_square
-from dpoptax._trees import float32_at_least
+from dpoptax._trees import float32_at_least, widen
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
 # other machines the way chosen may be the slower one. The guarantee holds for each.
@@ -68,11 +68,6 @@ def indexed(factor: jax.Array) -> bool:
     return jnp.issubdtype(factor.dtype, jnp.integer)
 
 
-def wide(*arrays: jax.Array) -> jnp.dtype:
-    """The dtype to accumulate in: float32, or that of the arrays where it is wider."""
-    return float32_at_least(*(a for a in arrays if not indexed(a)))
-
-
 def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """An einsum at the full precision of its operands, whatever the platform's default is.
 
@@ -80,7 +75,7 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     GPUs may in TF32.
     """
     return jnp.einsum(
-        axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=wide(a, b)
+        axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
     )
 
 
@@ -139,7 +134,7 @@ def _joined(segments: list[Segment]) -> list[Segment]:
 
 def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     def add(index: jax.Array, values: jax.Array) -> jax.Array:
-        zeros = jnp.zeros((size, values.shape[-1]), wide(values))
+        zeros = jnp.zeros((size, values.shape[-1]), float32_at_least(values))
         return zeros.at[index].add(values.astype(zeros.dtype))
 
     return jax.vmap(jax.vmap(add))(index, values)
@@ -212,7 +207,7 @@ def _lengths(factor: jax.Array) -> jax.Array:
     """The norms of a factor's vectors, (B, K, T)."""
     if indexed(factor):
         return jnp.ones(factor.shape, jnp.float32)
-    square = jnp.sum(jnp.square(factor.astype(wide(factor))), axis=-1)
+    square = jnp.sum(jnp.square(widen(factor)), axis=-1)
     return jnp.sqrt(square).astype(jnp.float32)
 
 

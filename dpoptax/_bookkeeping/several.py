@@ -20,12 +20,12 @@ from jax.core import ShapedArray
 
 from dpoptax._bookkeeping.cotangents import NotFactoredError, Outer, Term, normalised
 from dpoptax._bookkeeping.factored import as_products, check, with_scale
-from dpoptax._bookkeeping.products import Segment, wide
+from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Use
 from dpoptax._bookkeeping.pulling import Cotangent, FixedArrays, pull_back
 from dpoptax._bookkeeping.rules import Layout
 from dpoptax._clips import bounds
-from dpoptax._trees import held
+from dpoptax._trees import held, widen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _outers_from_first(points: tuple[Outer, ...]) -> list[Outer]:
     rows, columns = zip(*segments, strict=True)
     found = [Segment(rows[0], functools.reduce(operator.add, columns))]
     if any(r is not rows[0] for r in rows):
-        start = rows[0].astype(wide(rows[0]))
+        start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
     scale = jnp.broadcast_to(bounds.power(unit), (1,) * len(first.shape))
     # Stored: sums of products may be rounded in one of several ways.

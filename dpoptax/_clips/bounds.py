@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip
-from dpoptax._trees import float32_at_least, held
+from dpoptax._trees import held, widen
 
 # M for many terms. Training does not reach it: docs/bound.md has what was measured.
 _LARGEST_RATIO = 2.0**5
@@ -151,7 +151,7 @@ def power(exponent: jax.Array) -> jax.Array:
 def divide(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> jax.Array:
     """x · inverse for each example, in float32 at least or bfloat16; 0 where not `keep`."""
     if x.dtype != jnp.bfloat16:  # float16 has no room for exponents
-        x = x.astype(float32_at_least(x))
+        x = widen(x)
     shape = (-1,) + (1,) * (x.ndim - 1)
     return jnp.where(keep.reshape(shape), x * inverse.astype(x.dtype).reshape(shape), 0)
 
@@ -161,8 +161,7 @@ def formed(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> tuple[jax.Array
 
     What is summed is what was measured, so S is the norm itself.
     """
-    x = divide(x, inverse, keep)
-    x = x.astype(float32_at_least(x))
+    x = widen(divide(x, inverse, keep))
     square = upper_square(x)
     return x, Size(square, jnp.sqrt(square))
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from dpoptax._trees import float32_at_least
+from dpoptax._trees import float32_at_least, widen
 
 
 def to_hyperspherical(v: Array) -> tuple[Array, Array]:
@@ -29,7 +29,7 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
       The norm, shape (...), and the angles, shape (..., d - 1), in float32 at least. The zero
       vector has norm 0 and angles 0.
     """
-    v = v.astype(float32_at_least(v))
+    v = widen(v)
     if v.shape[-1] == 0:
         raise ValueError(f"v has shape {v.shape}: hyperspherical coordinates need a last axis ≥ 1")
     if v.shape[-1] == 1:

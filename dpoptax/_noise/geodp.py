@@ -16,7 +16,7 @@ from dpoptax._noise.draws import standard_normal
 from dpoptax._noise.gaussian import GaussianNoiseState, release
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
-from dpoptax._trees import PyTree, float32_at_least
+from dpoptax._trees import PyTree, widen
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
@@ -220,10 +220,7 @@ def _flatten(
     leaves, treedef = jax.tree.flatten(tree)
     lead = leaves[0].shape[:1] if batched else ()
     sizes = [math.prod(leaf.shape[len(lead) :]) for leaf in leaves]
-    columns = [
-        leaf.astype(float32_at_least(leaf)).reshape(*lead, size)
-        for leaf, size in zip(leaves, sizes, strict=True)
-    ]
+    columns = [widen(leaf).reshape(*lead, size) for leaf, size in zip(leaves, sizes, strict=True)]
 
     def restore(flat: jax.Array) -> PyTree:
         ends = list(itertools.accumulate(sizes))[:-1]

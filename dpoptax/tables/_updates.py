@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._trees import float32_at_least
+from dpoptax._trees import widen
 from dpoptax.tables._lookups import take_rows
 
 
@@ -46,7 +46,7 @@ def rowwise_adagrad(
     ([[0.0, 0.0], [-0.5, 0.5], [0.0, 0.0]], [0.0, 9.0, 0.0])
     """
     rows = jnp.asarray(rows)
-    gradient = gradient.astype(float32_at_least(gradient))
+    gradient = widen(gradient)
     squares = jnp.mean(jnp.square(gradient), axis=-1)
     sums = take_rows(accumulator, rows) + squares
     step = learning_rate * gradient / (jnp.sqrt(sums) + eps)[:, None]
