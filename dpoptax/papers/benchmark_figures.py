@@ -72,11 +72,10 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
                 color=COLOURS[2],
                 label=f"best of {len(entries)}, {setting.model}, {setting.steps} steps",
             )
-    free = {s: max(entry.mean for entry in e) for s, e in recipes.items() if s.dataset == dataset}
-    for setting, accuracy in free.items():
-        if math.isinf(setting.epsilon):
-            name = f"not private, {_kind(setting)}"
-            colour = colours.get(setting.features, _GREY)
+    for setting, entries in recipes.items():
+        if setting.dataset == dataset and math.isinf(setting.epsilon):
+            accuracy = max(entry.mean for entry in entries)
+            name, colour = f"not private, {_kind(setting)}", colours.get(setting.features, _GREY)
             axes.axhline(accuracy, color=colour, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.data.scattering import OPPONENT
+from dpoptax.training.data.features import OPPONENT, in_chunks
 from dpoptax.training.errors import ConfigError
 
 _IMAGES = 2000
@@ -146,11 +146,7 @@ class Dictionary:
             return both.reshape(*both.shape[:3], -1)
 
         def run(images: jax.Array) -> jax.Array:
-            images = images.astype(jnp.float32)
-            missing = [(0, -len(images) % _TOGETHER)] + [(0, 0)] * 3
-            chunks = jnp.pad(images, missing).reshape(-1, _TOGETHER, *images.shape[1:])
-            found = jax.lax.map(together, chunks)
-            return found.reshape(-1, *found.shape[2:])[: len(images)]
+            return in_chunks(together, images.astype(jnp.float32), _TOGETHER)
 
         return jax.jit(run)
 

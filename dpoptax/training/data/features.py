@@ -28,6 +28,9 @@ IN_MEMORY = 2**28
 _AT_ONCE = 256
 """Images between two signs of progress."""
 
+OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
+"""Intensity, red against blue, and both against green: an orthonormal map of one pixel."""
+
 
 class FeatureMap(Protocol):
     """A function of one image, fixed by its attributes: hashable, and equal where these are."""
@@ -55,6 +58,15 @@ def example(
     """
     shape = wanted.shape(example["inputs"].shape)
     return {**example, "inputs": jax.ShapeDtypeStruct(shape, np.float16)}
+
+
+def in_chunks(
+    together: Callable[[jax.Array], jax.Array], values: jax.Array, size: int
+) -> jax.Array:
+    """`together`, of (size, …), applied to `values`, (N, …), by chunks; zeros fill the last."""
+    missing = [(0, -len(values) % size)] + [(0, 0)] * (values.ndim - 1)
+    found = jax.lax.map(together, jnp.pad(values, missing).reshape(-1, size, *values.shape[1:]))
+    return found.reshape(-1, *found.shape[2:])[: len(values)]
 
 
 def featured(

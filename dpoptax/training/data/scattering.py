@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpoptax.training.data.features import OPPONENT, in_chunks
 from dpoptax.training.errors import ConfigError
 
 Colors = Literal["given", "opponent"]
 """The channels that are transformed: those of the image, or three sums of them."""
-
-OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-"""Intensity, red against blue, and both against green: an orthonormal map of one pixel."""
 
 _TOGETHER = 32
 """Grey images that are transformed at once: what they need stays near the processor."""
@@ -119,9 +117,7 @@ class Scattering:
                 mixed = OPPONENT.astype(np.float32)
                 images = jnp.einsum("...c,dc->...d", images, mixed, precision="highest")
             planes = jnp.moveaxis(images, -1, 1).reshape(-1, height, width)
-            chunks = jnp.pad(planes, ((0, -len(planes) % _TOGETHER), (0, 0), (0, 0)))
-            found = jax.lax.map(together, chunks.reshape(-1, _TOGETHER, height, width))
-            found = found.reshape(-1, *found.shape[2:])[: len(planes)]
+            found = in_chunks(together, planes, _TOGETHER)
             features = jnp.moveaxis(found.reshape(-1, out[2], *out[:2]), 1, -1)
             return features if self.groups is None else _normalised(features, self.groups)
 
