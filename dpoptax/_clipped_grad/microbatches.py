@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from optax import microbatching
 
-from dpoptax._clipped_grad.convolutions import channels_last
+from dpoptax._clipped_grad.rewriting import rewritten
 from dpoptax._clips import sums as of_examples
 from dpoptax._trees import PyTree
 
@@ -40,7 +40,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     check_microbatch_size(microbatch_size)
-    sums = channels_last(sums)  # this loop's, and those that the whole step may be in
+    sums = rewritten(sums)  # this loop's, and those that the whole step may be in
     if microbatch_size is None:
         return sums
 

@@ -1,0 +1,95 @@
+"""The gradient of max-pooling is the same without XLA's scatter, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpoptax
+
+CASES = {
+    "2x2": dict(window=(2, 2), strides=(2, 2), padding="VALID"),
+    "2x2, padded below": dict(window=(2, 2), strides=(2, 2), padding="SAME"),
+    "3x2, padded around": dict(window=(3, 2), strides=(3, 2), padding=((2, 1), (1, 0))),
+    "gaps": dict(window=(2, 1), strides=(3, 2), padding="VALID"),
+    "minimum": dict(window=(2, 2), strides=(2, 2), padding="SAME", least=True),
+    "overlapping": dict(window=(3, 3), strides=(2, 2), padding="SAME"),
+}
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], np.float32)
+
+
+def pooled(image, window, strides, padding, least=False):
+    start, better = (jnp.inf, lax.min) if least else (-jnp.inf, lax.max)
+    return lax.reduce_window(image, start, better, window, strides, padding)
+
+
+def gradients(case, microbatch_size):
+    """By each image, of its poolings, each weighed with a number of its own."""
+
+    def sums(images, mask):
+        def loss(image):
+            out = pooled(image, **case)
+            return jnp.sum(out * jnp.arange(1.0, 1 + out.size).reshape(out.shape))
+
+        return jnp.sum(mask), jax.vmap(jax.grad(loss))(images)
+
+    return dpoptax.in_microbatches(sums, microbatch_size)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_same_entries_are_selected(case):
+    rng = np.random.default_rng(0)
+    images = [
+        rng.normal(size=(6, 7, 9)),
+        rng.integers(0, 2, (6, 7, 9)),  # most windows have several of the greatest
+        rng.choice(SPECIAL, (6, 7, 9)),
+        np.full((6, 7, 9), -np.inf),
+    ]
+    images = jnp.asarray(np.concatenate(images).astype(np.float32))
+    mask = jnp.ones(len(images), bool)
+    weighed = lambda image: jax.vjp(lambda x: pooled(x, **case), image)  # noqa: E731
+
+    def by_xla(image):
+        out, back = weighed(image)
+        return back(jnp.arange(1.0, 1 + out.size).reshape(out.shape))[0]
+
+    (_, found), expected = (
+        jax.jit(gradients(case, 8))(images, mask),
+        jax.jit(jax.vmap(by_xla))(images),
+    )
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(jax.jit(gradients(case, None))(images, mask)[1], expected)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_scatters_are_left_where_windows_overlap_alone(case):
+    images, mask = jnp.zeros((16, 7, 9)), jnp.ones(16, bool)
+    text = jax.jit(gradients(case, 8)).lower(images, mask).as_text()
+    assert ("select_and_scatter" in text) == (case is CASES["overlapping"])
+
+
+def test_the_clipped_sum_of_a_network_with_pooling_is_that_of_per_example_gradients():
+    def loss_fn(kernel, image):
+        out = lax.conv_general_dilated(
+            image[None, ..., None],
+            kernel,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jnp.sum(pooled(jnp.tanh(out), (1, 2, 2, 1), (1, 2, 2, 1), "SAME") ** 2)
+
+    kernel = jax.random.normal(jax.random.key(0), (3, 3, 1, 4))
+    images = jax.random.normal(jax.random.key(1), (10, 7, 7))
+    points, mask = dpoptax.gradient_points((), kernel), jnp.arange(10) != 3
+    sums = [
+        dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0), **how)(points, images, mask).sum
+        for how in ({}, {"microbatch_size": 2}, {"method": "vmap"})
+    ]
+    each = jax.vmap(jax.grad(loss_fn), (None, 0))(kernel, images)
+    norms = jnp.sqrt(jnp.sum(each**2, axis=(1, 2, 3, 4)))
+    scale = jnp.where(mask, jnp.minimum(1.0, 1.0 / norms), 0.0)
+    expected = jnp.einsum("i,i...->...", scale, each)
+    for found in sums:
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-4)
