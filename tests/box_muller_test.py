@@ -32,13 +32,29 @@ def transcribed(key, size):
     counters = np.concatenate([np.ones(half, np.uint32), np.arange(half, dtype=np.uint32)])
     words = jex_random.threefry_2x32(jax.random.key_data(key), jnp.asarray(counters))
     first, last = np.asarray(words).astype(np.int64).reshape(2, -1)
-    uniform = (first // 2).astype(np.float32) + np.float32(0.5)
-    radius = np.sqrt(-2 * np.log(uniform.astype(np.float64) / 2**31))
     within = (last & (2**30 - 1)) ^ 2**29  # of the quadrant: 30 bits with a sign, from −2²⁹ on
     angle = np.pi / 2 * within / 2**30
-    x = radius * np.cos(angle) * np.where(last >> 31, -1, 1)
-    y = radius * np.sin(angle) * np.where(last >> 30 & 1, -1, 1)
+    x = radius(first, last) * np.cos(angle) * np.where(last >> 31, -1, 1)
+    y = radius(first, last) * np.sin(angle) * np.where(last >> 30 & 1, -1, 1)
     return np.concatenate([x, y])[:size]
+
+
+def radius(first, last):
+    spread = ((last * box_muller._SPREAD % 2**32) // 2**9 + 0.5) / 2**23
+    u = ((first % 2**31).astype(np.float32) + spread.astype(np.float32)) / np.float64(2**32)
+    return np.sqrt(-2 * np.where(first >> 31, np.log1p(-u), np.log(u)))
+
+
+def test_radii_are_as_precise_near_zero_and_in_the_tail_as_between():
+    rng = np.random.default_rng(0)
+    places = np.array([0, 0.25, 1 - 0.5**0.5, 0.5, 0.5, 0.75, 1.5 - 0.5**0.5, 1]) * 2**32
+    first = np.clip(places[:, None].astype(np.int64) + np.arange(-999, 999), 0, 2**32 - 1).ravel()
+    last = rng.integers(0, 2**32, first.size)
+    words = (jnp.asarray(w.astype(np.uint32)) for w in (first, last))
+    found = np.sqrt(2) * np.asarray(jax.jit(box_muller._polar)(*words)[0], np.float64)
+    np.testing.assert_allclose(found, radius(first, last), rtol=3e-7)
+    assert found.min() < 1e-4
+    assert found.max() > 6.6
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])

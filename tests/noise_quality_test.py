@@ -62,10 +62,11 @@ def _values_of_jax():
 
 def _tail_of_box_muller(edges):
     """P[x > edge] for the radii that there are and an angle that is even, for edges from 4 on."""
-    first = np.arange(int(2**31 * math.exp(-8.0)) + 1, dtype=np.uint32) << 1
-    radii = math.sqrt(2) * np.float64(box_muller._polar(first, first)[0])
+    first = np.arange(int(2**32 * math.exp(-8.0)) + 1, dtype=np.uint32)
+    last = np.random.default_rng(0).integers(0, 2**32, first.size, dtype=np.uint32)
+    radii = math.sqrt(2) * np.float64(box_muller._polar(first, last)[0])
     angles = (np.arccos(edge / radii[radii > edge]).sum() for edge in edges)
-    return np.array([angle / (math.pi * 2**31) for angle in angles])
+    return np.array([angle / (math.pi * 2**32) for angle in angles])
 
 
 def _delta(mass, width, sigma, delta):
@@ -94,36 +95,54 @@ def test_gaps_in_the_tails_of_jax_random_normal_show_in_delta_and_there_are_none
         assert found["jax.random.normal"] > least  # else PRIVACY.md says too much of it
 
 
-def _circles():
-    """The radii of pairs of numbers, ascending: those near 0 and those above 4.6, far apart."""
-    least, most = int(2**31 * math.exp(-(4.6**2) / 2)), 2**31 - 2**21
-    words = np.append(np.arange(least, dtype=np.uint32), np.arange(most, 2**31, dtype=np.uint32))
-    return np.unique(math.sqrt(2) * np.float64(box_muller._polar(words << 1, words)[0]))
+def _spread(last, multiplier):
+    return ((last * multiplier % 2**32) // 2**9 + 0.5) / 2**23
 
 
-def _on_no_circle(x, y, circles, resolution):
-    """Whether of some pair, seen to this resolution, the noise can be told not to be it."""
-    seen = np.hypot(*(np.rint(z / resolution) * resolution for z in (x, y)))
-    seen = seen[(seen < 0.04) | (seen > 4.8)]
-    above = np.clip(np.searchsorted(circles, seen), 1, len(circles) - 1)
-    off = np.minimum(np.abs(seen - circles[above - 1]), np.abs(circles[above] - seen))
-    return bool(np.any(off > resolution / math.sqrt(2) + 2e-6))
+def _pairs(rng, count, multiplier):
+    """The pairs of random words, with another multiplier: of 0 they lie on 2³² circles."""
+    first, last = rng.integers(0, 2**32, (2, count))
+    u = (first % 2**31 + _spread(last, multiplier)) / 2**32
+    radius = np.sqrt(-2 * np.where(first >> 31, np.log1p(-u), np.log(u)))
+    angle = np.pi / 2 * ((last & (2**30 - 1)) ^ 2**29) / 2**30
+    signs = np.where(last >> 31, -1, 1), np.where(last >> 30 & 1, -1, 1)
+    return radius * np.cos(angle) * signs[0], radius * np.sin(angle) * signs[1]
+
+
+def _is_none(x, y, multiplier, resolution):
+    """Whether a pair in the tails, seen to this resolution, can be told not to be noise."""
+    x, y = (np.rint(z / resolution) * resolution for z in (x, y))
+    radius, reach = math.hypot(x, y), resolution / math.sqrt(2) + 2e-6
+    middle, half = (a * 2**31 / np.pi for a in (math.atan2(abs(y), abs(x)), reach / radius))
+    within = np.arange(math.ceil(middle - half), math.floor(middle + half) + 1)
+    within = within[(within >= 0) & (within < 2**30)]
+    along = radius * (within - middle) * np.pi / 2**31
+    room = np.sqrt(np.maximum(reach**2 - along**2, 0))
+    last = int(x < 0) << 31 | int(y < 0) << 30 | within ^ 2**29
+    ends = (2**32 * np.exp(-((radius + sign * room) ** 2) / 2) for sign in (1, -1))
+    least, most = (end - _spread(last, multiplier) for end in ends)
+    return not np.any(np.floor(most) >= np.maximum(np.ceil(least), 0))
 
 
 @pytest.mark.parametrize(
-    ("size", "resolution", "runs", "least"), [(10**5, 5e-4, 1000, 1), (10**6, 1e-4, 100, 5)]
+    ("size", "resolution", "runs", "of_circles"),
+    [(10**5, 1e-4, 50, 0), (10**6, 1e-4, 20, 0), (10**6, 1e-5, 20, 5)],
 )
-def test_circles_of_many_pairs_tell_more_than_the_last_bits(size, resolution, runs, least):
-    """An example moves each by 1/√d standard deviations: σ = 1. What PRIVACY.md warns of."""
-    circles, found = _circles(), {"with": 0, "without": 0}
-    draw = jax.jit(lambda key: box_muller.normal(key, (size,)))
-    for run in range(runs):
-        x, y = np.asarray(draw(jax.random.key(run)), np.float64).reshape(2, -1)
-        for name, moved in (("with", 1 / math.sqrt(size)), ("without", 0.0)):
-            found[name] += _on_no_circle(x + moved, y + moved, circles, resolution)
-    print(f"{size} coordinates to {resolution}: told in {found['with']} of {runs} releases")
-    assert found["without"] == 0
-    assert found["with"] >= least  # else PRIVACY.md says too much of it
+def test_no_pair_in_the_tails_tells_what_it_was_added_to(size, resolution, runs, of_circles):
+    """An example moves each by 1/√d standard deviations: σ = 1. Circles would tell it."""
+    told = {}
+    for name, multiplier in (("circles", 0), ("ours", box_muller._SPREAD)):
+        for moved in (0.0, 1 / math.sqrt(size)):
+            rng, found = np.random.default_rng(0), 0
+            for _ in range(runs):
+                x, y = _pairs(rng, size // 2, multiplier)
+                tail = np.flatnonzero(np.hypot(x, y) > 4.6)
+                seen = ((x[i] + moved, y[i] + moved) for i in tail)
+                found += any(_is_none(*pair, multiplier, resolution) for pair in seen)
+            told[name, moved > 0] = found
+    print(f"{size} coordinates to {resolution}, of {runs} releases: {told}")
+    assert told["circles", False] == told["ours", False] == told["ours", True] == 0
+    assert told["circles", True] >= of_circles
 
 
 def test_no_two_of_a_million_steps_have_a_key_in_common():

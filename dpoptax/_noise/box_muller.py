@@ -14,6 +14,8 @@ from dpoptax._noise.threefry import places, threefry
 
 _STREAM = 1  # of hashes, of which `jax.random` has none for the same key
 _SIGN = 0x80000000
+# Odd, and its continued fraction over 2³² has no quotient above 3: multiples are spread evenly.
+_SPREAD = 0x9E3778C1
 _ONE, _SQRT_HALF = 0x3F800000, 0x3F3504F3  # the bits of float32
 # ln(1 + m) = m − m²/2 + m³ P(m); sin b = b + b³ S(b²); cos b = 1 − b²/2 + b⁴ C(b²).
 _LOG = (
@@ -32,16 +34,21 @@ def normal(
 ) -> jax.Array:
     """Draw standard normal float32 values, two from each hash.
 
-        x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1], θ in [0, 2π)
+        x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1), θ in [0, 2π)
 
-    U has 31 bits and θ 32: the words of threefry-2x32, 20 rounds, at the counter 2³² + i. x goes to
-    the first half of the array along one axis and y to the second, i numbering the half. They are
-    independent and normal, out to √(64 ln 2) = 6.66. The words depend on key, shape and place
-    alone, and no draw of `jax.random` shares them; the values do so wherever the compiler
-    translates the same arithmetic alike. The tails of one coordinate have no gaps, as every angle
-    has its own: a δ of 1e-5 stays 1.0e-5 to who sees a fiftieth of a standard deviation, where the
-    2²³ values of a float32 `jax.random.normal` make it 5.6e-5 (σ = 1). Pairs lie on 2³¹ circles,
-    far apart in the tails and near 0, which tell more of 10⁵ coordinates and more: PRIVACY.md.
+    The words of threefry-2x32, 20 rounds, at the counter 2³² + i make one pair: U is of the 32 bits
+    of the first, as far from 0 or 1 as they say, and θ of the second's. x goes to the first half of
+    the array along one axis and y to the second, i numbering the half. They are independent and
+    normal, out to √(112 ln 2) = 8.8. The words depend on key, shape and place alone, and no draw of
+    `jax.random` shares them; the values do so wherever the compiler translates the same arithmetic
+    alike.
+
+    The 2⁶⁴ pairs lie evenly in the plane. Where 2³² radii would be circles, far apart in the tails,
+    which give away what they are added to, each angle has radii of its own: a multiple of the
+    second word, by a number that spreads multiples evenly, stands for the bits behind the first's.
+    To who sees a hundred-thousandth of a standard deviation there are no gaps. The tails of one
+    coordinate have none either: a δ of 1e-5 stays 1.0e-5 to who sees a fiftieth of a standard
+    deviation, where the 2²³ values of a float32 `jax.random.normal` make it 5.6e-5 (σ = 1).
 
     Each element hashes and computes its pair by itself, and takes its own number of it: nothing is
     stored, whatever reads the noise fuses with it, and a device draws its own part in any layout.
@@ -105,23 +112,37 @@ def _polar(first: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
 
     With θ = π/4 + b in the first quadrant, they are cos b ∓ sin b.
     """
-    half = np.float32(0.5)
-    radius = jnp.sqrt(_minus_log((first >> 1).astype(jnp.int32).astype(jnp.float32) + half))
-    b = (last << 2).astype(jnp.int32).astype(jnp.float32) * np.float32(math.pi / 4 * 2.0**-31)
+    radius = jnp.sqrt(_minus_log_uniform(first, last))
+    b = _integral(last << 2) * np.float32(math.pi / 4 * 2.0**-31)
     square = b * b
     sine = b + b * (square * _polynomial(_SIN, square))
-    cosine = np.float32(1) - half * square + square * (square * _polynomial(_COS, square))
+    cosine = (
+        np.float32(1) - np.float32(0.5) * square + square * (square * _polynomial(_COS, square))
+    )
     return radius, cosine - sine, cosine + sine, last
 
 
-def _minus_log(x: jax.Array) -> jax.Array:
-    """−ln(x/2³¹) for x in [½, 2³¹], of a small relative error where it is small too."""
-    shifted = _bits(x) + np.uint32(_ONE - _SQRT_HALF)
-    exponent = (shifted >> 23).astype(jnp.int32) - (127 + 31)
+def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
+    """−ln U for U = u or 1 − u by the top bit of `first`, to float32's relative precision.
+
+    u = (w + d)/2³², w the other 31 bits of `first` and d in (0, 1) those of `last`, spread.
+    """
+    spread = (_integral((last * np.uint32(_SPREAD)) >> 9) + np.float32(0.5)) * np.float32(2.0**-23)
+    u = (_integral(first & np.uint32(0x7FFFFFFF)) + spread) * np.float32(2.0**-32)
+    end = _integral(first >> 31)  # 0 or 1, from which u is taken
+    uniform = jnp.abs(end - u)
+    lost = u - jnp.abs(end - uniform)  # by rounding 1 − u
+    shifted = _bits(uniform) + np.uint32(_ONE - _SQRT_HALF)
+    exponent = _integral(shifted >> 23) - np.float32(127)
     m = _float((shifted & np.uint32(0x7FFFFF)) + np.uint32(_SQRT_HALF)) - np.float32(1)
     square = m * m
     log = m + (m * square * _polynomial(_LOG, m) - np.float32(0.5) * square)
-    return np.float32(-math.log(2)) * exponent.astype(jnp.float32) - log
+    return np.float32(-math.log(2)) * exponent - log + lost
+
+
+def _integral(words: jax.Array) -> jax.Array:
+    """The words as numbers with a sign."""
+    return words.astype(jnp.int32).astype(jnp.float32)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:

@@ -147,10 +147,10 @@ def gaussian_noise(
     the mesh, and put this stage outside, under `jit`, which splits the noise like the sum.
 
     That is so for real numbers. The noise is drawn by Box and Muller from both words of a hash, 64
-    bits for two numbers, so that its tails have no gaps, out to 6.66 standard deviations; but the
-    last bits of sum plus noise tell which sum they were added to: to who sees every bit of a
-    release, or of parameters that were made of it, the noise is no protection (Mironov 2012). Of
-    many coordinates coarser bits do: of 10⁶ those of 10⁻⁴ standard deviations.
+    bits for two numbers, so that there are no gaps in it to who sees 10⁻⁵ standard deviations, out
+    to 8.8 of them. But the last bits of sum plus noise tell which sum they were added to: to who
+    sees every bit of a release, or of parameters that were made of it, the noise is no protection
+    (Mironov 2012).
     `fixed_point` answers that threat. Sum and noise become whole multiples of a public power of two
     g, are added as integers, and the noise is the sum of four draws, so that all sums have the same
     possible releases. The sum is rounded before the noise, and the noise scaled up for it:

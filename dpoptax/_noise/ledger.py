@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # zero it leaves a sum that is not.
 _LEAST_STDDEV = 2.0**-100
 # A step that is run again must have the noise that it had: changes with how noise is drawn.
-_DRAWN = "Box-Muller"
+_DRAWN = "Box-Muller, spread"
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
 # Releases that an int32 counts: behind them the count, and with it the noise, would stay the same.
