@@ -27,7 +27,7 @@ Source: F. Esscher, 1932, for the tilt; N. Higham, "Accuracy and Stability of Nu
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
 _TINY = 1e-300
 _ENOUGH, _TRIES = 1e-5, 8
+_QUANTILES = (0.0, 0.2, 0.5, 1.0)
 # How finely ε is looked for, relative to a bound on it.
 _STEP = 1e-9
 
@@ -59,6 +60,18 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
         return found
     added = [_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs]
     return max(found, _epsilon(added, interval, delta))
+
+
+def deltas_of(
+    pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
+) -> np.ndarray:
+    """δ that is proved at each ε of at least 0, in both directions."""
+    removed = [_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]
+    found = _deltas(removed, interval, epsilons)
+    if all(pair._pmf_add is pair._pmf_remove for pair, _ in pairs):
+        return found
+    added = [_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs]
+    return np.maximum(found, _deltas(added, interval, epsilons))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,16 +154,12 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
     if left <= 0:
         return math.inf
 
-    # By the tilt of the least Chernoff bound, E e^(λS − λε) = δ, S is about ε.
-    def chernoff(log_tilt: float) -> float:
-        tilt = math.exp(log_tilt)
+    def chernoff(tilt: float) -> float:
         return (_log_moment(parts, tilt) - math.log(left)) / tilt
 
-    limits = math.log(_TILTS[0]), math.log(_TILTS[1])
-    found = optimize.minimize_scalar(
-        chernoff, bounds=limits, method="bounded", options={"xatol": 0.1}
-    )
-    tilt, most, best = math.exp(found.x), float(found.fun) + interval, math.inf
+    # By the tilt of the least Chernoff bound, E e^(λS − λε) = δ, S is about ε.
+    tilt = _best_tilt(chernoff)
+    most, best = chernoff(tilt) + interval, math.inf
     for _ in range(_TRIES):
         composed = _tilted(parts, tilt, interval)
         epsilon = _least(composed, left, most)
@@ -161,6 +170,34 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
             break
         tilt /= 4  # Near the largest loss the best Chernoff bound tilts too much.
     return best
+
+
+def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:
+    """What a few tilts prove, each about the ε that it is the best for."""
+    if any(part.infinite >= 1 for part in parts):
+        return np.ones(len(epsilons))
+    infinite = -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
+    targets = np.quantile(epsilons, _QUANTILES)
+    edges = [-math.inf, *targets, math.inf]
+    proved = np.ones(len(epsilons))
+    for before, target, after in zip(edges, targets, edges[2:], strict=False):
+        tilt = _best_tilt(functools.partial(_chernoff, parts, float(target)))
+        composed = _tilted(parts, tilt, interval)
+        for i in np.flatnonzero((epsilons >= before) & (epsilons <= after)):
+            proved[i] = min(proved[i], infinite + composed.delta(float(epsilons[i])))
+    return proved
+
+
+def _best_tilt(bound: Callable[[float], float]) -> float:
+    """The λ of the least bound, about."""
+    limits = math.log(_TILTS[0]), math.log(_TILTS[1])
+    found = optimize.minimize_scalar(
+        lambda log_tilt: bound(math.exp(log_tilt)),
+        bounds=limits,
+        method="bounded",
+        options={"xatol": 0.1},
+    )
+    return math.exp(found.x)
 
 
 def _least(composed: _Tilted, delta: float, most: float) -> float:
@@ -188,6 +225,11 @@ def _least(composed: _Tilted, delta: float, most: float) -> float:
 def _log_moment(parts: list[_Losses], tilt: float) -> float:
     """K(λ)."""
     return math.fsum(part.count * part.log_moment(tilt) for part in parts)
+
+
+def _chernoff(parts: list[_Losses], epsilon: float, tilt: float) -> float:
+    """Of log P[S ≥ ε]."""
+    return _log_moment(parts, tilt) - tilt * epsilon
 
 
 def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:

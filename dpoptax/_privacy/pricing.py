@@ -40,7 +40,6 @@ from dpoptax._privacy.events import (
 AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 
 DISCRETIZATION = 1e-4
-_PROFILE = 80
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -65,20 +64,31 @@ def epsilon_of(
 
 
 def profile_of(
-    event: Event, relation: dpa.NeighboringRelation, interval: float
+    event: Event,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+    *,
+    least_delta: float = 1e-10,
+    points: int = 80,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of epsilon and delta that hold together by PLD, from delta 1e-10 to epsilon 0."""
+    """Pairs of epsilon and delta that hold together by PLD, from epsilon 0 to `least_delta`.
+
+    One of an infinite epsilon where none is proved at that delta.
+    """
     overflow, event = 0.0, bounded(event)
     if allocation_overflows(event):
         event, overflow = without_truncation(event)
-    accountant = _pld_accountant(event, 1e-10, relation, interval)
-    most = accountant.get_epsilon(1e-10)
+    accountant = _pld_accountant(event, least_delta, relation, interval)
+    most = accountant.get_epsilon(least_delta)
     if not math.isfinite(most):
         return np.array([math.inf]), np.array([1.0])
     # Closer to each other where a test has errors of all sizes.
-    epsilons = most * np.linspace(0, 1, _PROFILE) ** 1.5
-    truncated = [_overflow_delta(overflow, e) if overflow else 0.0 for e in epsilons.tolist()]
-    return epsilons, np.minimum(accountant.get_delta(epsilons) + truncated, 1.0)
+    epsilons = most * np.linspace(0, 1, points) ** 1.5
+    deltas = accountant.get_delta(epsilons)
+    deltas[-1] = min(deltas[-1], least_delta)
+    if overflow:
+        deltas = deltas + [_overflow_delta(overflow, e) for e in epsilons.tolist()]
+    return epsilons, np.minimum(deltas, 1.0)
 
 
 def _price(
@@ -235,13 +245,10 @@ class _PldAccountant(pld.PLDAccountant):
         return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
 
     def get_delta(self, target_epsilon: Any) -> Any:
-        """Delta at an epsilon or at each of several, by dp_accounting: right to 1e-16 a step."""
         if self._contains_non_dp_event:
             return np.ones_like(target_epsilon)
-        composed = self._pld
-        for pair, count in self._steps.values():
-            composed = composed.compose(pair.self_compose(count))
-        return composed.get_delta_for_epsilon(target_epsilon)
+        pairs = [(self._pld, 1), *self._steps.values()]
+        return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
 
     def _maybe_compose(
         self, event: Event, count: int, do_compose: bool

@@ -16,6 +16,7 @@ nobody knew of a chance: as one Gaussian of the greatest sensitivity.
 """
 
 from dpoptax._privacy.checks import Accountant as Accountant
+from dpoptax._privacy.trade_offs import TradeOff as TradeOff
 from dpoptax.accounting._calibration import calibrate_batch_size as calibrate_batch_size
 from dpoptax.accounting._calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
 from dpoptax.accounting._calibration import calibrate_steps as calibrate_steps
@@ -25,3 +26,5 @@ from dpoptax.accounting._epsilon import event_epsilon as event_epsilon
 from dpoptax.accounting._epsilon import rdp as rdp
 from dpoptax.accounting._spent import ensemble_epsilon_spent as ensemble_epsilon_spent
 from dpoptax.accounting._spent import epsilon_spent as epsilon_spent
+from dpoptax.accounting._trade_offs import gdp_spent as gdp_spent
+from dpoptax.accounting._trade_offs import trade_off_spent as trade_off_spent

@@ -21,6 +21,9 @@ import numpy as np
 from dpoptax import accounting
 from dpoptax._keys import check_key
 from dpoptax._noise.ledger import after_releases, is_ledger
+from dpoptax._privacy.trade_offs import TradeOff as TradeOff
+from dpoptax._privacy.trade_offs import approximate_trade_off as approximate_trade_off
+from dpoptax._privacy.trade_offs import gaussian_trade_off as gaussian_trade_off
 from dpoptax.auditing._curves import CanaryScores as CanaryScores
 from dpoptax.auditing._curves import TradeOffCurve as TradeOffCurve
 from dpoptax.auditing._curves import bootstrap_interval as bootstrap_interval
@@ -41,12 +44,9 @@ from dpoptax.auditing._search import WorstExample as WorstExample
 from dpoptax.auditing._search import searched_canary as searched_canary
 from dpoptax.auditing._search import worst_example as worst_example
 from dpoptax.auditing._trade_offs import Family as Family
-from dpoptax.auditing._trade_offs import TradeOff as TradeOff
 from dpoptax.auditing._trade_offs import approximate_family as approximate_family
-from dpoptax.auditing._trade_offs import approximate_trade_off as approximate_trade_off
 from dpoptax.auditing._trade_offs import claimed_family as claimed_family
 from dpoptax.auditing._trade_offs import gaussian_family as gaussian_family
-from dpoptax.auditing._trade_offs import gaussian_trade_off as gaussian_trade_off
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from dpoptax.auditing._trade_offs import TradeOff
+from dpoptax._privacy.trade_offs import TradeOff
 
 Array = NDArray[np.float64]
 

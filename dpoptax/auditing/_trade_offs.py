@@ -1,4 +1,4 @@
-"""Trade-off functions: how well the two kinds of error of any test can be, given a claim."""
+"""Families of claims: what is refuted of mechanisms of one kind."""
 
 import dataclasses
 import functools
@@ -7,102 +7,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import dp_accounting
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from dpoptax._privacy import pricing
-from dpoptax._privacy.checks import check_delta, number, relation_named
+from dpoptax._privacy.checks import check_delta, relation_named
+from dpoptax._privacy.trade_offs import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.accounting._spent import spent_event
+from dpoptax.accounting._trade_offs import profile_spent
 
 if TYPE_CHECKING:
     from dpoptax._trees import PyTree
     from dpoptax.sampling import Sampler
-
-# The grid of the privacy loss for a claim's curve: ten times as coarse as for a stated epsilon, and
-# rounded as that is, so that less is claimed.
-_INTERVAL = 10 * pricing.DISCRETIZATION
-
-
-@dataclasses.dataclass(frozen=True)
-class TradeOff:
-    """A claim: no test of whether a record was in the data has smaller errors than on this curve.
-
-        false negative rate ≥ f(false positive rate),   f convex, falling, and its own inverse
-
-    The last is that it holds for adding as for removing a record.
-
-    Attributes:
-      name: what is claimed, for people.
-      least: y ↦ f(1 − y), elementwise: the least probability, without the record, of what happens
-        with probability y with it. The same function, precise where y is small.
-
-    Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
-    """
-
-    name: str
-    least: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-    def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
-        """f, elementwise: the least false negative rate at these false positive rates."""
-        return self.least(1 - np.asarray(false_positive_rate, np.float64))
-
-
-def gaussian_trade_off(mu: float) -> TradeOff:
-    """μ-Gaussian differential privacy: as hard as to tell N(μ, 1) from N(0, 1).
-
-        f(α) = Φ(Φ⁻¹(1 − α) − μ)
-
-    What a sum with noise multiplier σ has, T times over, is μ = √T/σ.
-
-    Raises:
-      ValueError: a negative μ.
-
-    Source: Dong, Roth, Su, "Gaussian differential privacy", 2019, definition 2.6.
-
-    >>> gaussian_trade_off(1.0)([0.0, 0.1, 0.5]).round(3)
-    array([1.   , 0.611, 0.159])
-    """
-    if not number("mu", mu) >= 0:
-        raise ValueError(f"mu={mu}: want a number of at least 0; it is √steps over the noise")
-    return TradeOff(f"{mu:.3g}-GDP", lambda y: special.ndtr(special.ndtri(y) - mu))
-
-
-def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
-    """(ε, δ)-differential privacy, or several pairs of ε and δ that all hold.
-
-        f(α) = max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)),   the largest of all pairs
-
-    Args:
-      epsilon: ε, a number or an array (pairs,); infinity claims nothing.
-      delta: δ, of the same shape.
-
-    Raises:
-      ValueError: a negative ε, or δ outside of [0, 1].
-
-    Source: Wasserman, Zhou, "A statistical framework for differential privacy", 2010; Dong, Roth,
-    Su, "Gaussian differential privacy", 2019, proposition 2.5.
-
-    >>> approximate_trade_off(1.0, 1e-5)([0.0, 0.1, 0.5]).round(3)
-    array([1.   , 0.728, 0.184])
-    """
-    epsilons, deltas = np.broadcast_arrays(
-        np.atleast_1d(np.asarray(epsilon, np.float64)), np.asarray(delta, np.float64)
-    )
-    if not (np.all(epsilons >= 0) and np.all((deltas >= 0) & (deltas <= 1))):
-        raise ValueError(
-            f"epsilon={epsilons}, delta={deltas}: want ε of at least 0 and δ in [0, 1]"
-        )
-    proven = epsilons < math.log(np.finfo(np.float64).max)
-    growth, slack = np.exp(epsilons[proven]), deltas[proven]
-
-    def least(y: NDArray[np.float64]) -> NDArray[np.float64]:
-        y = np.asarray(y, np.float64)[..., None]
-        lines = np.concatenate([1 - slack - growth * (1 - y), (y - slack) / growth], axis=-1)
-        return np.max(lines, axis=-1, initial=0.0)
-
-    pairs = f"({epsilons[0]:.3g}, {deltas[0]:.3g})" if len(epsilons) == 1 else "(ε(δ), δ)"
-    return TradeOff(f"{pairs}-DP", least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,8 +130,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
 
     @functools.cache
     def priced(less: float) -> TradeOff:
-        event = spent_event(opt_state, sampler, noise=1 / less)
-        return approximate_trade_off(*pricing.profile_of(event, relation, _INTERVAL))
+        return approximate_trade_off(*profile_spent(opt_state, sampler, noise=1 / less))
 
     def trade_off(less: float) -> TradeOff:
         # Priced where it is asked for, which takes a second for many steps.
