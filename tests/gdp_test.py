@@ -39,6 +39,9 @@ def test_full_batches_are_gaussian(sigma, steps):
     curve = accounting.trade_off_spent(state, sampler)(RATES)
     assert np.all(curve <= exact + 1e-12)
     np.testing.assert_allclose(curve, exact, atol=3e-3)
+    described = {"noise_multiplier": sigma, "steps": steps, "sampler": sampler}
+    assert accounting.gdp(delta=1e-6, **described) == found
+    np.testing.assert_array_equal(accounting.trade_off(**described)(RATES), curve)
 
 
 def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():

@@ -1,6 +1,7 @@
 """`dpoptax plan`: what it says of a run is what the run then is."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,20 @@ def test_what_is_not_proven_is_said():
     assert "ε           none: GeoDP's noise" in text("geodp", plan_run(unproven))
     open_run = dataclasses.replace(TINY, method=NonPrivate())
     assert "ε" not in text("plain", plan_run(open_run))
+
+
+def test_what_an_attack_can_do_is_said():
+    cost = plan_run(TINY, count_flops=False, attacks=True)
+    found, mu = cost.attacks
+    line = next(x for x in text("tiny", cost).splitlines() if "attacks" in x)
+    assert "of the examples where they accuse 1 % of all others" in line
+    rates = re.search(r"at most ([\d.]+) %.*μ = ([\d.]+)", line)
+    assert 0 <= float(rates[1]) - 100 * found < 0.1
+    assert 0 <= float(rates[2]) - mu < 1e-3
+    assert 0.01 < found < 1
+    for method in (NonPrivate(), GeoDP()):
+        open_run = dataclasses.replace(TINY, method=method, noise_multiplier=1.0)
+        assert plan_run(open_run, count_flops=False, attacks=True).attacks is None
 
 
 def test_a_paper_is_planned_without_its_data(capsys):

@@ -12,7 +12,7 @@ from dpoptax._privacy import pricing
 from dpoptax._privacy.checks import check_delta, relation_named
 from dpoptax._privacy.trade_offs import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.accounting._spent import spent_event
-from dpoptax.accounting._trade_offs import profile_spent
+from dpoptax.accounting._trade_offs import profile
 
 if TYPE_CHECKING:
     from dpoptax._trees import PyTree
@@ -130,7 +130,8 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
 
     @functools.cache
     def priced(less: float) -> TradeOff:
-        return approximate_trade_off(*profile_spent(opt_state, sampler, noise=1 / less))
+        event = spent_event(opt_state, sampler, noise=1 / less)
+        return approximate_trade_off(*profile(event, sampler.neighbouring_relation))
 
     def trade_off(less: float) -> TradeOff:
         # Priced where it is asked for, which takes a second for many steps.

@@ -76,7 +76,7 @@ def _plan(arguments: list[str]) -> int:
     )
     fetch_for([given.config], given.fetch)
     with Phases(say)("plan"):
-        cost = planning.plan_run(given.config, compiled=given.compile)
+        cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
     print(planning.text(name, cost))
     return 0
 

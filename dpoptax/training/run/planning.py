@@ -14,7 +14,7 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.resolved import Run, resolve
 from dpoptax.training.run.shapes import (
     Shapes,
@@ -52,6 +52,8 @@ class RunCost:
         flops: Floating-point operations of one step, on the largest batch, of two branches those of
             the longer; None if not counted.
         working_bytes: Temporary memory of the compiled step; None if it was not compiled.
+        attacks: What an attack can do: the largest fraction of the examples that it finds while it
+            accuses 1 % of all others, and μ; None where nothing is promised, or not asked for.
     """
 
     config: TrainConfig
@@ -69,9 +71,12 @@ class RunCost:
     batch_bytes: int
     flops: float | None
     working_bytes: int | None
+    attacks: tuple[float, float] | None = None
 
 
-def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = False) -> RunCost:
+def plan_run(
+    config: TrainConfig, *, count_flops: bool = True, compiled: bool = False, attacks: bool = False
+) -> RunCost:
     """What a run of `config` would cost.
 
     Data are read where `data_dir` is given or none is needed; else the published sizes count.
@@ -82,6 +87,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
         config: The run.
         count_flops: Whether to trace the step.
         compiled: Whether to compile it too, for its working memory, in the config's microbatches.
+        attacks: Whether to find what an attack can do, which takes seconds.
 
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
@@ -123,6 +129,7 @@ def plan_run(config: TrainConfig, *, count_flops: bool = True, compiled: bool = 
         batch_bytes=_bytes(loaded.batch),
         flops=flops,
         working_bytes=working,
+        attacks=_attacks(plan) if attacks else None,
     )
 
 
@@ -141,6 +148,16 @@ def text(name: str, cost: RunCost) -> str:
             ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
             ("ε", _epsilon(cost)),
         ]
+    if cost.attacks is not None:
+        found, mu = cost.attacks
+        who = "users" if config.unit == "user" else "examples"
+        lines.append(
+            (
+                "attacks",
+                f"find at most {records.epsilon_text(100 * found, 1)} % of the {who} where they "
+                f"accuse 1 % of all others; μ = {records.epsilon_text(mu)}",
+            )
+        )
     if cost.stated is not None:
         spent, needed = cost.stated
         lines.append(
@@ -211,6 +228,15 @@ def _users(config: TrainConfig) -> str:
 
 def _inputs(config: TrainConfig) -> str:
     return config.dataset if config.features == "none" else f"{config.features} of {config.dataset}"
+
+
+def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:
+    if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
+        return None
+    release = {"steps": plan.permitted_steps, "sampler": plan.priced}
+    sigma, accounting = plan.noise_multiplier, dpoptax.accounting
+    least = float(accounting.trade_off(noise_multiplier=sigma, **release)(0.01))
+    return 1 - least, accounting.gdp(noise_multiplier=sigma, delta=plan.delta, **release)
 
 
 def _disagreement(run: Run) -> tuple[float, float] | None:
