@@ -27,7 +27,8 @@ commands:
         its get_configs(); any field can be overridden; --fetch gets published data that
         --data-dir lacks, as for all commands that read data
   plan CONFIG [--FIELD VALUE ...]
-        noise, ε, what attacks can do, memory and FLOPs of that run, without training; a table for a file of several
+        noise, ε, what attacks can do, memory and FLOPs of that run, without training; a table
+        for a file of several
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
           [--set FIELD=VALUE...] [--records FILE]
         several configs at one ε: a table and a figure
