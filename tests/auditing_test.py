@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._bookkeeping import products
 from dpoptax._clips import bounds
-from dpoptax.auditing import _search
+from dpoptax.auditing import _replay, _search
 from tests import games, helpers
 from tests.helpers import slow_but
 
@@ -247,6 +247,30 @@ def test_bad_audits(change, message):
     )
     with pytest.raises(ValueError, match=message):
         auditing.audit(game, **{"key": KEY, **change})
+
+
+def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
+    """Of 32 bits, some twenty pairs of so many would agree."""
+
+    def key_of_run(key):
+        state = _replay._with_fresh_keys(games.noise(games.poisson()).init(games.PARAMS), key)
+        return jax.random.key_data(state.key)
+
+    keys = jax.jit(jax.vmap(key_of_run))(jax.random.split(KEY, 400_000))
+    assert len(np.unique(np.asarray(keys), axis=0)) == 400_000
+
+    class Noted(sampling.FixedSizeSampler):
+        def sample(self, step):
+            seeds.append(self.seed)
+            return super().sample(step)
+
+    seeds: list[int] = []
+    game = auditing.canary_gradient(
+        games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed=0)
+    )
+    _replay.Runs(game, "last-iterate", KEY)(True, 20)
+    assert len(set(seeds)) == 20
+    assert max(seeds) >= 2**32
 
 
 def test_bad_games():

@@ -65,7 +65,8 @@ def _with_fresh_keys(opt_state, key):
             return with_key(leaf, fresh(leaf.key))
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
-        return jax.random.fold_in(leaf, jax.random.bits(key))
+        high, low = jax.random.bits(key, (2,))
+        return jax.random.fold_in(jax.random.fold_in(leaf, high), low)
 
     return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
 
@@ -120,7 +121,8 @@ class Runs:
 
     def _replay(self, keys, included):
         """The sampler's own draws, under a fresh seed each run; the canary's masked if not in."""
-        seeds = np.asarray(jax.vmap(jax.random.bits)(keys)).tolist()
+        bits = jax.vmap(lambda key: jax.random.bits(key, (2,)))(keys)
+        seeds = [high << 32 | low for high, low in np.asarray(bits).tolist()]
         samplers = [dataclasses.replace(self.game.sampler, seed=seed) for seed in seeds]
         samples = [[s.sample(t) for t in range(self.game.steps)] for s in samplers]
         indices = np.array([[x.indices for x in run] for run in samples], np.int32)
