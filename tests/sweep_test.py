@@ -232,6 +232,13 @@ def test_held_out_examples_without_a_label_are_refused(tmp_path, monkeypatch):
     prepare(CONFIGS, sweep(tmp_path, held_out="public"), 0)
 
 
+def test_all_trials_of_a_sweep_are_not_priced_by_monte_carlo(tmp_path):
+    """Said before the first trial is planned, which may take minutes."""
+    configs = {"one": dataclasses.replace(TINY, accountant="monte_carlo")}
+    with pytest.raises(ConfigError, match="accountant='pld', or repetitions of another kind"):
+        prepare(configs, sweep(tmp_path), 0)
+
+
 def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
     trial = Trial(dataclasses.replace(TINY, seed=3))
     with Runner(tmp_path, made_by="a") as runner, Runner(tmp_path, made_by="b") as other:

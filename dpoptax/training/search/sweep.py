@@ -110,6 +110,12 @@ def prepare(
             "out, which the price of a sweep does not know; give unit='example', or choose the "
             "settings on public data"
         )
+    if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
+        raise ConfigError(
+            "accountant='monte_carlo' draws the losses of one run, and the result of a sweep with "
+            "repetitions='fixed' costs those of all trials together; give accountant='pld', or "
+            "repetitions of another kind, which price each trial by Rényi divergences"
+        )
     dataset = dataset_of(priced[0].config, held_out=True)
     if progress:
         say("working out what the sweep costs ...")
