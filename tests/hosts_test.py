@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -66,9 +67,9 @@ def _environment(devices, **more):
     return {**os.environ, **quick, "XLA_FLAGS": flags, **more}
 
 
-def _run(processes, devices, config, workdir, *options):
-    """A run by so many processes with so many devices each; its parameters and its summary."""
-    if processes == 1:
+def _together(commands, devices):
+    """Runs commands as the processes of one run, with so many devices each; their outputs."""
+    if len(commands) == 1:
         environments = [_environment(devices)]
     else:
         with socket.socket() as probe:
@@ -78,24 +79,31 @@ def _run(processes, devices, config, workdir, *options):
             _environment(
                 devices,
                 JAX_COORDINATOR_ADDRESS=address,
-                JAX_NUM_PROCESSES=str(processes),
+                JAX_NUM_PROCESSES=str(len(commands)),
                 JAX_PROCESS_ID=str(rank),
             )
-            for rank in range(processes)
+            for rank in range(len(commands))
         ]
-    command = _command(config, workdir, *options)
     running = [
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for env in environments
+        for command, env in zip(commands, environments, strict=True)
     ]
+    outputs = []
     try:
         for process in running:
             output, _ = process.communicate(timeout=400)
             assert process.returncode == 0, output.decode()
+            outputs.append(output.decode())
     finally:
         for process in running:
             process.kill()
             process.communicate()
+    return outputs
+
+
+def _run(processes, devices, config, workdir, *options):
+    """A run by so many processes with so many devices each; its parameters and its summary."""
+    _together([_command(config, workdir, *options)] * processes, devices)
     params = serialization.msgpack_restore((workdir / "params.msgpack").read_bytes())
     return params, json.loads((workdir / "summary.json").read_text())
 
@@ -124,8 +132,15 @@ def _reads(log, process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["data", "seed"])
-def test_hosts_that_differ_in_data_or_seed_are_refused(tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data", "do not have the same config, seed and training"),
+        ("seed", "different keys.*the same seed"),
+        ("precision", "or not the same versions"),
+    ],
+)
+def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, change, message):
     """Each would draw or read records of its own, and one could be in two parts of a batch."""
     config = tmp_path / "config.py"
     rank = "__import__('jax').process_index()"
@@ -134,12 +149,63 @@ def test_hosts_that_differ_in_data_or_seed_are_refused(tmp_path, change):
         text = text.replace(
             "steps=4,", "steps=4, seed=int(__import__('os').environ['JAX_PROCESS_ID']),"
         )
+    elif change == "precision":
+        precision = "('default', 'high')[int(__import__('os').environ['JAX_PROCESS_ID'])]"
+        text += f"__import__('jax').config.update('jax_default_matmul_precision', {precision})"
     else:
         reversed_on_one = "{k: v[::1 - 2 * " + rank + "] for k, v in digits.train.items()}"
         text = text.replace("Records(digits.train)", f"Records({reversed_on_one})")
     config.write_text(text)
-    with pytest.raises(AssertionError, match="do not have the same config, seed and training"):
+    with pytest.raises(AssertionError, match=message):
         _run(2, 1, config, tmp_path / "two", "--parallel", "hosts")
+
+
+@pytest.mark.slow
+def test_hosts_that_go_on_from_other_checkpoints_are_refused(tmp_path):
+    """Each would take its part of another step's batch, to which it added another step's noise."""
+    config = tmp_path / "config.py"
+    config.write_text(CONFIG.format(log=str(tmp_path / "reads")).replace('"cnn"', '"mlp"'))
+    _run(2, 1, config, tmp_path / "0", "--parallel", "hosts")
+    shutil.copytree(tmp_path / "0", tmp_path / "1")
+    shutil.rmtree(tmp_path / "1" / "checkpoints" / "4")
+    options = ("--parallel", "hosts", "--steps", "6")
+    with pytest.raises(AssertionError, match="would go on from other checkpoints"):
+        _together([_command(config, tmp_path / name, *options) for name in "01"], 1)
+
+
+OWN_LOOP = """
+import jax, numpy as np, pytest
+from jax.sharding import NamedSharding, PartitionSpec
+import dpoptax
+
+rank = int(__import__("os").environ["JAX_PROCESS_ID"])
+jax.distributed.initialize(num_processes=2, process_id=rank)
+whole = NamedSharding(jax.make_mesh((2,), ("data",)), PartitionSpec())
+shared = jax.make_array_from_callback((3,), whole, lambda index: np.zeros(3, np.float32)[index])
+clip = dpoptax.adaptive_clip(1.0)
+mechanism = {"noise_multiplier": 1.0, "batch_size": 4}
+own = jax.random.key(jax.process_index())
+for params, key in ((shared, jax.random.key(7)), (np.zeros(3), own)):
+    dpoptax.gaussian_noise(**mechanism, key=key).init(params)
+for noise in (
+    dpoptax.gaussian_noise(**mechanism, key=own),
+    dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
+    dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
+    dpoptax.geodp(0.1, **mechanism, key=own),
+):
+    with pytest.raises(ValueError, match="have different keys"):
+        noise.init(shared)
+with pytest.raises(RuntimeError, match="broadcast_one_to_all"):
+    dpoptax.random_key_from_os()
+print("refused")
+"""
+
+
+@pytest.mark.slow
+def test_hosts_with_keys_of_their_own_are_refused():
+    """Parameters that all have would get a noise from each, and the sum be released twice."""
+    outputs = _together([[sys.executable, "-c", OWN_LOOP]] * 2, 1)
+    assert all("refused" in output for output in outputs)
 
 
 @pytest.mark.slow

@@ -213,9 +213,8 @@ def adaptive_gaussian_noise(
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:
-        del params
         threshold = jnp.asarray(clip.initial_l2_clip_norm, jnp.float32)
-        noise = GaussianNoiseState(**begin(mechanism, key))
+        noise = GaussianNoiseState(**begin(mechanism, key, params))
         return AdaptiveNoiseState(noise, ReferenceState(threshold))
 
     def update_fn(

@@ -98,7 +98,7 @@ def correlated_noise(
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
         zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
-        return CorrelatedNoiseState(buffers=add.init(zeros), **begin(mechanism, key))
+        return CorrelatedNoiseState(buffers=add.init(zeros), **begin(mechanism, key, params))
 
     def update_fn(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None

@@ -196,8 +196,7 @@ def gaussian_noise(
     add = _add_in_fixed_point if fixed_point else _add
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
-        del params
-        return GaussianNoiseState(**begin(mechanism, key))
+        return GaussianNoiseState(**begin(mechanism, key, params))
 
     def update_fn(
         updates: PyTree, state: GaussianNoiseState, params: PyTree = None

@@ -69,8 +69,7 @@ def geodp(
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
-        del params
-        return GaussianNoiseState(**begin(mechanism, key))
+        return GaussianNoiseState(**begin(mechanism, key, params))
 
     def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
         if clipped.clip.encodes:

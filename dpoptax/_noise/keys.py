@@ -25,10 +25,20 @@ def random_key_from_os() -> jax.Array:
     but it was made for simulation, with a 64-bit key, and has had little cryptanalysis. Where a
     proof must rest on a cryptographic generator, draw the noise outside JAX.
 
+    Raises:
+      RuntimeError: in a process of several, each of which would draw another key.
+
     >>> key = random_key_from_os()
     >>> key.shape, str(jax.random.key_impl(key))
     ((), 'threefry2x32')
     """
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            f"each of these {jax.process_count()} processes would draw another key, and a run that "
+            "they share has one. For such a run draw it once: bits = jax.experimental."
+            "multihost_utils.broadcast_one_to_all(np.frombuffer(os.urandom(8), np.uint32)), "
+            "key = jax.random.wrap_key_data(bits); for runs apart leave out the broadcast"
+        )
     bits = np.frombuffer(os.urandom(8), np.uint32)
     return jax.random.wrap_key_data(jnp.asarray(bits), impl=_IMPL)
 

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental import multihost_utils
 
 from dpoptax._clips.clipped_sum import mixed
 from dpoptax._serialization import serializable
+from dpoptax._trees import PyTree
 
 if TYPE_CHECKING:
     from dpoptax._strategies import Strategy
@@ -92,8 +94,13 @@ class Beginning(TypedDict):
     imprint: Imprint
 
 
-def begin(mechanism: Mechanism, key: jax.Array) -> Beginning:
-    """The fields of a noise stage's state before any release."""
+def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
+    """The fields of a noise stage's state before any release.
+
+    Raises:
+      ValueError: `params` are shared by several hosts, and their keys differ.
+    """
+    _check_hosts(key, params)
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))
     return {
@@ -208,6 +215,25 @@ def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
             f"{sensitivity}, is {stddev:.3g}: noise as small as that may be flushed to zero where "
             f"the sum is not. Want at least {_LEAST_STDDEV:.3g}: scale the loss and the clip bound"
         )
+
+
+def _check_hosts(key: jax.Array, params: PyTree) -> None:
+    """Raises where hosts would each add other noise to one sum, and so release it several times."""
+    shared = (isinstance(x, jax.Array) and not _is_local(x) for x in jax.tree.leaves(params))
+    if not any(shared) or isinstance(key, jax.core.Tracer):
+        return
+    own = np.asarray(_fingerprint(key))
+    if not np.all(multihost_utils.process_allgather(own) == own):
+        raise ValueError(
+            "the hosts of this run have different keys: each would add noise of its own to the "
+            "same sums, and so release them once more than is counted. Give all hosts one key, "
+            "made of what they share: the same seed, or bits that one host drew and "
+            "jax.experimental.multihost_utils.broadcast_one_to_all handed on"
+        )
+
+
+def _is_local(x: jax.Array) -> bool:
+    return isinstance(x, jax.core.Tracer) or x.is_fully_addressable
 
 
 def _copy_key(key: jax.Array) -> jax.Array:

@@ -109,8 +109,7 @@ def row_selecting_noise(
     _check_false(clip.selection, _selecting(clip, mechanism))
 
     def init_fn(params: PyTree) -> RowSelectingNoiseState:
-        del params
-        return RowSelectingNoiseState(GaussianNoiseState(**begin(mechanism, key)))
+        return RowSelectingNoiseState(GaussianNoiseState(**begin(mechanism, key, params)))
 
     def update_fn(
         updates: PyTree, state: RowSelectingNoiseState, params: PyTree = None

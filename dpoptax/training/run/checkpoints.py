@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpoptax.training.run import devices
 from dpoptax.training.run.records import to_json
 
 FORMAT = 2
@@ -164,6 +165,12 @@ class Checkpoints:
         return record
 
     def _first_readable(self, read: Any) -> tuple[int, Any] | None:
+        if not devices.same_on_all_hosts(repr(self.steps())):
+            # Each would take its part of another step's batch, and add another step's noise.
+            raise CheckpointError(
+                f"the hosts of this run would go on from other checkpoints in {self.directory}: "
+                "give a workdir on a disk that all of them see"
+            )
         failures: list[str] = []
         for step in self.steps():
             try:

@@ -172,13 +172,16 @@ def _spread(size: int) -> np.ndarray:
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
-def check_same_on_hosts(run: Run, fingerprint: str) -> None:
-    """Raises where hosts have another config, seed or data: a record could be in two parts."""
-    if not devices.same_on_all_hosts(repr((_identity(run), fingerprint))):
+def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> None:
+    """Raises where hosts have another config, seed or data: a record could be in two parts.
+
+    Or other versions, which may draw other noise for the same sum.
+    """
+    if not devices.same_on_all_hosts(repr((_identity(run), fingerprint, arithmetic(run, place)))):
         raise ConfigError(
-            "the hosts of this run do not have the same config, seed and training examples: each "
-            "would draw or read other records, and one could be twice in a batch; give all of them "
-            "the same config and files"
+            "the hosts of this run do not have the same config, seed and training examples, or not "
+            "the same versions: each would draw or read other records, and one could be twice in a "
+            "batch; give all of them the same config, files and packages"
         )
 
 

@@ -87,7 +87,7 @@ def set_up(runs: tuple[Run, ...], dataset: Dataset, around: Surroundings) -> Rea
         fingerprint = ""  # of what no checkpoint is made
         if around.checkpoints is not None or jax.process_count() > 1:
             fingerprint = resume.fingerprint(run, dataset, frozen)
-            resume.check_same_on_hosts(run, fingerprint)
+            resume.check_same_on_hosts(run, fingerprint, around.place)
     with phases("checkpoints"):
         states, restored = _restored(run, states, fingerprint, around)
     compiling = time.perf_counter()
