@@ -36,19 +36,19 @@ def normal(
 
         x = √(−2 ln U) cos θ,  y = √(−2 ln U) sin θ,  U uniform in (0, 1), θ in [0, 2π)
 
-    The words of threefry-2x32, 20 rounds, at the counter 2³² + i make one pair: U is of the 32 bits
-    of the first, as far from 0 or 1 as they say, and θ of the second's. x goes to the first half of
-    the array along one axis and y to the second, i numbering the half. They are independent and
-    normal, out to √(112 ln 2) = 8.8. The words depend on key, shape and place alone, and no draw of
-    `jax.random` shares them; the values do so wherever the compiler translates the same arithmetic
-    alike.
+    The words of threefry-2x32, 20 rounds, at the counter 2³² + i make one pair, the first U and the
+    second θ. x goes to the first half of the array along one axis and y to the second, i numbering
+    the half. They are independent and normal, out to √(112 ln 2) = 8.8. The words depend on key,
+    shape and place alone, and no draw of `jax.random` shares them; the values do so wherever the
+    compiler translates the same arithmetic alike.
 
-    The 2⁶⁴ pairs lie evenly in the plane. Where 2³² radii would be circles, far apart in the tails,
-    which give away what they are added to, each angle has radii of its own: a multiple of the
-    second word, by a number that spreads multiples evenly, stands for the bits behind the first's.
-    To who sees a hundred-thousandth of a standard deviation there are no gaps. The tails of one
-    coordinate have none either: a δ of 1e-5 stays 1.0e-5 to who sees a fiftieth of a standard
-    deviation, where the 2²³ values of a float32 `jax.random.normal` make it 5.6e-5 (σ = 1).
+    The 2⁶⁴ pairs lie evenly in the plane. If the first word alone decided the radius, they would lie
+    on 2³² circles, far apart in the tails, and a pair would tell what it was added to. So the bits
+    behind the first word's are those of a multiple of the second, by a number whose multiples are
+    spread evenly, and each angle has radii of its own: who sees a hundred-thousandth of a standard
+    deviation sees no gaps. The tails of one coordinate have none either: a δ of 1e-5 stays 1.0e-5
+    to who sees a fiftieth of a standard deviation, where the 2²³ values of a float32
+    `jax.random.normal` make it 5.6e-5 (σ = 1).
 
     Each element hashes and computes its pair by itself, and takes its own number of it: nothing is
     stored, whatever reads the noise fuses with it, and a device draws its own part in any layout.
