@@ -42,12 +42,12 @@ def normal(
     shape and place alone, and no draw of `jax.random` shares them; the values do so wherever the
     compiler translates the same arithmetic alike.
 
-    The 2⁶⁴ pairs lie evenly in the plane. If the first word alone decided the radius, they would lie
-    on 2³² circles, far apart in the tails, and a pair would tell what it was added to. So the bits
-    behind the first word's are those of a multiple of the second, by a number whose multiples are
-    spread evenly, and each angle has radii of its own: who sees a hundred-thousandth of a standard
-    deviation sees no gaps. The tails of one coordinate have none either: a δ of 1e-5 stays 1.0e-5
-    to who sees a fiftieth of a standard deviation, where the 2²³ values of a float32
+    The 2⁶⁴ pairs lie evenly in the plane. If the first word alone decided the radius, they would
+    lie on 2³² circles, far apart in the tails, and a pair would tell what it was added to. So the
+    bits behind the first word's are those of a multiple of the second, by a number whose multiples
+    are spread evenly, and each angle has radii of its own: who sees a hundred-thousandth of a
+    standard deviation sees no gaps. The tails of one coordinate have none either: a δ of 1e-5 stays
+    1.0e-5 to who sees a fiftieth of a standard deviation, where the 2²³ values of a float32
     `jax.random.normal` make it 5.6e-5 (σ = 1).
 
     Each element hashes and computes its pair by itself, and takes its own number of it: nothing is
