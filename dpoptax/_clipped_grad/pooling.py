@@ -1,8 +1,8 @@
 """The gradient of max-pooling without XLA's scatter, which one thread works through on CPU.
 
 Where windows do not overlap, each entry of the input is in one of them at most, and its gradient is
-the window's if it is the first of the greatest, else zero: comparisons, which all threads share, a
-tenth of the time and the same numbers, bit for bit.
+the window's if it is the first of the greatest, else zero: comparisons, which all threads share,
+and the same numbers, bit for bit.
 """
 
 import functools
