@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._privacy import events
-from dpoptax._privacy.checks import ADD_OR_REMOVE, number
+from dpoptax._privacy.checks import ADD_OR_REMOVE, checked_multiplier, integer, number
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
@@ -26,6 +26,11 @@ class Design:
     event: Callable[[float, int], dpa.DpEvent]
     relation: str = ADD_OR_REMOVE
     dataset_size: int | None = None
+
+    def releases(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+        """The event of `steps` noisy sums, or an error that names what is wrong."""
+        steps = integer("steps", steps, 0, "count the noisy releases")
+        return self.event(checked_multiplier(noise_multiplier), steps)
 
 
 def check_sampler(sampler: object) -> None:

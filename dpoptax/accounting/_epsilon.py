@@ -62,9 +62,8 @@ def epsilon(
     >>> round(epsilon(noise_multiplier=1.1, sampling_probability=0.01, steps=1000, delta=1e-5), 2)
     1.52
     """
-    steps = integer("steps", steps, 0, "count the noisy releases")
     design = make_design(sampling_probability, sampler)
-    event = design.event(checked_multiplier(noise_multiplier), steps)
+    event = design.releases(noise_multiplier, steps)
     check_delta(delta, design.dataset_size)
     return event_epsilon(event, delta, accountant=accountant, neighbouring_relation=design.relation)
 
@@ -203,7 +202,5 @@ def rdp(
     alphas = np.atleast_1d(np.asarray(orders, dtype=float))
     if not np.all(alphas > 1):
         raise ValueError(f"orders={orders} must all be greater than 1; leave out the others")
-    steps = integer("steps", steps, 0, "count the noisy releases")
-    design = make_design(sampling_probability, None)
-    event = design.event(checked_multiplier(noise_multiplier), steps)
+    event = make_design(sampling_probability, None).releases(noise_multiplier, steps)
     return pricing.rdp_curve(event, alphas, relation_named(ADD_OR_REMOVE))

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from dpoptax._privacy import pricing
-from dpoptax._privacy.checks import check_delta, checked_multiplier, integer, relation_named
+from dpoptax._privacy.checks import check_delta, relation_named
 from dpoptax._privacy.events import with_others
 from dpoptax._privacy.trade_offs import TradeOff, approximate_trade_off
 from dpoptax.accounting._design import make_design
@@ -63,8 +63,7 @@ def trade_off(
     array([0.966, 0.783])
     """
     design = make_design(sampling_probability, sampler)
-    steps = integer("steps", steps, 0, "count the noisy releases")
-    event = design.event(checked_multiplier(noise_multiplier), steps)
+    event = design.releases(noise_multiplier, steps)
     return approximate_trade_off(*profile(event, design.relation))
 
 
@@ -106,9 +105,7 @@ def gdp(
     """
     design = make_design(sampling_probability, sampler)
     check_delta(delta, design.dataset_size)
-    steps = integer("steps", steps, 0, "count the noisy releases")
-    event = design.event(checked_multiplier(noise_multiplier), steps)
-    return _least_mu(event, design.relation, delta)
+    return _least_mu(design.releases(noise_multiplier, steps), design.relation, delta)
 
 
 def trade_off_spent(
@@ -170,9 +167,9 @@ def profile(
 
 def _least_mu(event: dpa.DpEvent, neighbouring_relation: str, delta: float) -> float:
     epsilons, deltas = profile(event, neighbouring_relation, delta / 2)
-    within = np.flatnonzero(deltas <= delta)
     if not np.isfinite(epsilons).all():
         return math.inf
+    within = np.flatnonzero(deltas <= delta)
     if not within.size:
         raise ValueError(
             f"delta={delta} is used up by draws beyond the sampler's largest batch: use a larger "
