@@ -266,11 +266,11 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
     comparison = Comparison(workdir=tmp_path, seeds=1)
     trained = []
 
-    def train(config, *_):
+    def train(config, *args, **options):
         if len(trained) == stop_after:
             raise KeyboardInterrupt
         trained.append(config.learning_rate)
-        return loop.train(config, *_)
+        return loop.train(config, *args, **options)
 
     monkeypatch.setattr("dpoptax.training.search.trials.train", train)
 

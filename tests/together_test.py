@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
@@ -228,14 +229,17 @@ def test_a_comparison_trains_rates_together_and_none_twice(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_was_recorded_is_not_trained_again_and_counts_for_one(tmp_path):
-    counts = []
-    with Runner(tmp_path) as runner:
+def test_what_was_recorded_is_not_trained_again_and_counts_for_one(tmp_path, capsys):
+    with Runner(tmp_path) as runner, tqdm(total=5, unit="run") as bar:
         pair = [Trial(each) for each in at(TestGroups.wide)]
-        runner.run(pair, counts.append)
-        assert counts == [2]
+        runner.run(pair, bar)
+        assert bar.n == 2
+        assert f"{pair[0].config.steps}/{pair[0].config.steps}" in capsys.readouterr().err
         other = Trial(dataclasses.replace(pair[0].config, seed=1))
-        found = runner.run([*pair, other], counts.append)
-    assert counts == [2, 1, 1, 1]
+        found = runner.run([*pair, other], bar)
+        assert bar.n == 5
+        capsys.readouterr()
+        runner.run([Trial(dataclasses.replace(other.config, seed=2))])
+    assert "step" not in capsys.readouterr().err
     rates = [record["config"]["learning_rate"] for record in found]
     assert rates == [*RATES, RATES[0]]

@@ -161,7 +161,12 @@ def train(
 
 
 def train_together(
-    configs: Sequence[TrainConfig], dataset: Dataset, plan: PrivacyPlan, *, memory: float = math.inf
+    configs: Sequence[TrainConfig],
+    dataset: Dataset,
+    plan: PrivacyPlan,
+    *,
+    memory: float = math.inf,
+    progress: bool = False,
 ) -> Iterator[RunResult]:
     """Train on `dataset` within `plan` runs that differ in the learning rate alone, as one program.
 
@@ -180,7 +185,8 @@ def train_together(
     waiting = [runs]
     while waiting:
         group = waiting.pop()
-        ready = set_up(group, dataset, Surroundings(devices.Devices(), Phases()))
+        around = Surroundings(devices.Devices(), Phases(), progress=progress)
+        ready = set_up(group, dataset, around)
         if len(group) > 1 and ready.memory > memory:
             half = (len(group) + 1) // 2
             waiting += [group[half:], group[:half]]
@@ -203,6 +209,7 @@ def _advanced(ready: Ready) -> States:
         initial=states[0].done,
         desc=course.run.config.method.name,
         unit="step",
+        leave=None,  # a bar below another one goes with its run
         disable=not course.around.progress,
     ) as bar:
         if not states[0].history:

@@ -166,14 +166,14 @@ def _one_method(
     best, tried = grid[0], []
     if len(rates) > 1:
         wanted = [trial for rate in rates for trial in trials(rate, tried_on, held_out=True)]
-        tried = runner.run(wanted, bar.update)
+        tried = runner.run(wanted, bar)
         accuracies = [run["test_accuracy"] for run in tried]
         grid = [
             GridPoint(rate, accuracies[index * len(tried_on) :][: len(tried_on)])
             for index, rate in enumerate(rates)
         ]
         best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
-    runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar.update)
+    runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar)
     return best.learning_rate, grid, runs, tried
 
 

@@ -61,7 +61,7 @@ def run_sweep(
         Runner(sweep.workdir / "trials", processes=processes) as runner,
         tqdm(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
     ):
-        found = runner.run(trials, bar.update)
+        found = runner.run(trials, bar)
         scores = _scores(found, cost, seed)
         rows = [
             TrialResult(

@@ -16,11 +16,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED
 from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, Wanted
@@ -80,21 +82,20 @@ class Runner:
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
 
-    def run(
-        self, trials: Sequence[Trial], done: Callable[[int], object] = lambda count: None
-    ) -> list[dict[str, Any]]:
+    def run(self, trials: Sequence[Trial], bar: tqdm | None = None) -> list[dict[str, Any]]:
         """The summary of each trial with its "history", in order.
 
-        `done` gets a number of trials: 1 for each that was found or trained alone, and as many as
-        were trained together.
+        `bar` counts trials as they are found or trained. Below it is one of the steps of those in
+        training; where they have processes of their own, its clock goes on.
         """
+        bar = tqdm(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
         results: list[Any] = [None] * len(trials)
         missing = []
         for index, path in enumerate(paths):
             if path.is_file():
                 results[index] = json.loads(path.read_text(encoding="utf-8"))
-                done(1)
+                bar.update()
             else:
                 missing.append(index)
         together = groups(
@@ -103,19 +104,20 @@ class Runner:
             processes=self._processes,
         )
         jobs = [[missing[member] for member in group] for group in together]
-        for job, found in self._computed(jobs, trials, paths):
+        for job, found in self._computed(jobs, trials, paths, bar):
             for index, result in zip(job, found, strict=True):
                 results[index] = result
-            done(len(job))
+            bar.update(len(job))
         return results
 
     def _computed(
-        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path]
+        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path], bar: tqdm
     ) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         memory = devices.memory() / self._processes
         work = [([trials[i] for i in job], [paths[i] for i in job], memory) for job in jobs]
         if self._processes == 1:
-            yield from ((job, _run(*given)) for job, given in zip(jobs, work, strict=True))
+            for job, given in zip(jobs, work, strict=True):
+                yield job, _run(*given, progress=not bar.disable)
             return
         if self._pool is None:
             self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -126,8 +128,10 @@ class Runner:
         pending = {
             self._pool.submit(_run, *given): job for job, given in zip(jobs, work, strict=True)
         }
-        for future in concurrent.futures.as_completed(pending):
-            yield pending[future], future.result()
+        while pending:
+            bar.refresh()
+            for future in concurrent.futures.wait(pending, 1, FIRST_COMPLETED).done:
+                yield pending.pop(future), future.result()
 
 
 def default_processes() -> int:
@@ -144,7 +148,9 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
     return dataset.for_selection() if held_out else dataset
 
 
-def _run(trials: list[Trial], paths: list[Path], memory: float) -> list[dict[str, Any]]:
+def _run(
+    trials: list[Trial], paths: list[Path], memory: float, *, progress: bool = False
+) -> list[dict[str, Any]]:
     """Trains a trial, or several together, and writes each record in one piece."""
     trial = trials[0]
     if trial.config.seed is None:
@@ -155,8 +161,9 @@ def _run(trials: list[Trial], paths: list[Path], memory: float) -> list[dict[str
         configs = [dataclasses.replace(config, beams=0) for config in configs]
     plan = make_plan(configs[0], dataset.units(configs[0].unit))
     if len(configs) == 1:
-        return [_recorded(train(configs[0], dataset, plan), trial, paths[0])]
-    results = train_together(configs, dataset, plan, memory=memory)
+        result = train(configs[0], dataset, plan, progress=progress)
+        return [_recorded(result, trial, paths[0])]
+    results = train_together(configs, dataset, plan, memory=memory, progress=progress)
     return [_recorded(*each) for each in zip(results, trials, paths, strict=True)]
 
 
