@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._noise import box_muller, normal
+from dpoptax._noise import box_muller
+from dpoptax._noise.discrete_gaussian import discrete_gaussian
 from dpoptax.training.run.records import markdown_table
 
 
@@ -40,9 +41,13 @@ def _rbg(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.normal(jax.random.wrap_key_data(data, impl="rbg"), shape)
 
 
+def _integers(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return discrete_gaussian(key, shape, 2.0**18).astype(jnp.float32)
+
+
 GENERATORS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
     "dpoptax": box_muller.normal,
-    "jax.random.normal, rounds written out": normal.normal,
+    "dpoptax, fixed point": _integers,
     "jax.random.normal": jax.random.normal,
     'jax.random.normal, impl="rbg"': _rbg,
     "uniform bits of Philox, by lax.rng_bit_generator": _philox_bits,

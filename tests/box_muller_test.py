@@ -113,7 +113,7 @@ def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws
     step_keys = [jax.random.fold_in(jax.random.key(0), step) for step in range(2)]
     leaf_keys = [key for step_key in step_keys for key in jax.random.split(step_key, 2)]
     draws = [jax.random.normal(key, (20_000,)) for key in leaf_keys]
-    for tx in (noise(), noise(key=jax.random.key(1))):
+    for tx in (noise(), noise(key=jax.random.key(1)), noise(fixed_point=True)):
         state = tx.init(zeros)
         for _ in range(2):
             mean, state = jax.jit(tx.update)(dpoptax.assert_clipped(zeros, CLIP), state)

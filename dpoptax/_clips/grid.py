@@ -2,7 +2,7 @@
 
 from dpoptax._clips.base import Clip
 
-# A sum and the noise on it, at most 11 standard deviations, stay within int32.
+# A sum and the noise on it, at most 17 standard deviations of 2²² steps, stay within int32.
 LARGEST = 2**30
 
 

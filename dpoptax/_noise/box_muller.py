@@ -70,12 +70,6 @@ def normal(
     dtype('float32')
 
     """
-    size = math.prod(shape)
-    if size > 2**32:
-        raise ValueError(
-            f"noise for a parameter of {size} numbers: at most 2³² are drawn for one, so cut it "
-            "in two"
-        )
     return _normal(jax.random.key_data(check_noise_key(key)), tuple(shape), out_sharding)
 
 

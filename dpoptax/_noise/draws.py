@@ -1,5 +1,6 @@
 """How noise is drawn: each number once, a leaf at a time, without long compilation."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from dpoptax._noise import box_muller, normal
+from dpoptax._noise import box_muller
+from dpoptax._noise.threefry import split
 from dpoptax._trees import PyTree, alike, float32_at_least, out_sharding, unstacked
 
 
@@ -24,29 +26,44 @@ def standard_normal(
     """
     if np.dtype(dtype) == np.float32:
         return box_muller.normal(key, shape, out_sharding=out_sharding)
-    return normal.normal(key, shape, dtype, out_sharding=out_sharding)
+    return jax.random.normal(key, shape, dtype, out_sharding=out_sharding)
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
     """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
     if stddev == 0.0:
         return tree
+
+    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
+        return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
+
+    return each_leaf(tree, key, noise, lambda leaf, noise: leaf + stddev * noise)
+
+
+def each_leaf(
+    tree: PyTree,
+    key: jax.Array,
+    noise: Callable[[jax.Array, jax.Array], jax.Array],
+    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+) -> PyTree:
+    """Returns the tree of noisy(leaf, noise(key, leaf)), a key for every leaf.
+
+    Leaves that are alike are drawn in a loop, and made noisy in a stack.
+    """
     leaves, treedef = jax.tree.flatten(tree)
-    keys = normal.split(key, len(leaves))
-    noisy, groups = list(leaves), alike(leaves)
+    keys = split(key, len(leaves))
+    results, groups = list(leaves), alike(leaves)
     alone = [indices[0] for indices in groups if len(indices) == 1]
     own = dict(zip(alone, unstacked(keys[np.array(alone)])[0], strict=True)) if alone else {}
     for indices in groups:
         leaf = leaves[indices[0]]
-        dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         if len(indices) == 1:
-            drawn = standard_normal(own[indices[0]], leaf.shape, dtype, out_sharding=sharding)
-            noisy[indices[0]] = leaf + stddev * drawn
+            results[indices[0]] = noisy(leaf, noise(own[indices[0]], leaf))
             continue
-        draw = lambda key, leaf=leaf, dtype=dtype: standard_normal(key, leaf.shape, dtype)  # noqa: E731
-        drawn = jax.lax.map(draw, keys[np.array(indices)])
-        _put(list(jnp.unstack(_stack(leaves, indices) + stddev * drawn)), indices, noisy)
-    return jax.tree.unflatten(treedef, noisy)
+        drawn = jax.lax.map(functools.partial(noise, leaf=leaf), keys[np.array(indices)])
+        _put(list(jnp.unstack(noisy(_stack(leaves, indices), drawn))), indices, results)
+    return jax.tree.unflatten(treedef, results)
 
 
 def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyTree:

@@ -1,4 +1,4 @@
-"""Noise in fixed point: no bit of the release tells what the noise was added to."""
+"""Noise in fixed point: what is proved of real numbers holds for every bit of the release."""
 
 import math
 
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
-from dpoptax._noise import normal
+from dpoptax._noise import draws
+from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian
 from dpoptax._noise.ledger import check_mechanism
 from dpoptax._trees import PyTree, float32_at_least, out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
-# less of the sum is lost, and the rougher is the noise's distribution on it.
+# less of the sum is lost, and the longer is the noise's table.
 _STEPS_PER_STDDEV = 2.0**18
-# Beyond it draws are no integers in float32, and later leave int32: the noise would be less.
+# So the table has at most 2¹⁵ entries, and int32 all sums.
 _MOST_STEPS_PER_STDDEV = 2.0**22
-_DRAWS = 4
 
 
 def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> float:
@@ -69,21 +69,16 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
-    """Returns g · (round(tree/g) + N) with N integer noise of standard deviation stddev/g.
+    """Returns g · (round(tree/g) + N), N integers of a discrete Gaussian of variance (stddev/g)².
 
-    N is the sum of four rounded normals of half the standard deviation. A float32 normal has 2²³
-    values, unevenly spaced and none beyond 5.4 standard deviations; sums of four have no gaps. On
-    2¹⁸ integers per standard deviation their probabilities differ from a smooth density's by a
-    relative 7e-9 within three standard deviations and 5e-7 beyond six, root mean square (computed
-    by Fourier transform from all 2²³ values). What that tells adds a privacy loss of standard
-    deviation 8e-9 for a number, 8e-9 √n for n of them: 0.01 for 10¹², such as 10⁸ parameters and
-    10⁴ steps.
+    Of that, and 1.8² more: so much turns a number with continuous noise into the integer that is
+    released, so that what is proved of the former holds for the latter (docs/privacy/noise.md).
 
     Args:
       tree: finite sums, or integers that count g; entries beyond 2³⁰ g are clamped, which no pair
         of sums is moved apart by.
       stddev: positive.
-      key: split among the leaves and their draws.
+      key: split among the leaves.
       step: g, a power of two, from `grid`.
 
     Raises:
@@ -93,23 +88,22 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
     if stddev > _MOST_STEPS_PER_STDDEV * step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
-            "at so large a noise_multiplier, the room for rounding is a multiple of the noise, and "
-            f"integers with it out of float32's; want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
+            "at so large a noise_multiplier, the room for rounding is a multiple of the noise; "
+            f"want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
             "Take a smaller noise_multiplier, or fixed_point=False"
         )
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(key, (len(leaves), _DRAWS))
-    scale = stddev / step / math.sqrt(_DRAWS)
+    # Float64 may have rounded the stddev down by some 2⁻⁵².
+    integers = math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
 
-    def noisy(leaf: jax.Array, keys: jax.Array) -> jax.Array:
+    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        return discrete_gaussian(key, leaf.shape, integers, out_sharding=out_sharding(leaf))
+
+    def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
         # Division by a power of two is exact, and so is everything from here to the last line.
         dtype = float32_at_least(leaf)
         if not jnp.issubdtype(leaf.dtype, jnp.integer):
             leaf = jnp.rint(leaf.astype(dtype) / step)
-        total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32)
-        for i in range(_DRAWS):
-            draw = normal.normal(keys[i], leaf.shape, jnp.float32, out_sharding=out_sharding(leaf))
-            total += jnp.rint(scale * draw).astype(jnp.int32)
+        total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
         return step * total.astype(dtype)
 
-    return jax.tree.unflatten(treedef, [noisy(*pair) for pair in zip(leaves, keys, strict=True)])
+    return draws.each_leaf(tree, key, noise, noisy)

@@ -152,10 +152,12 @@ def gaussian_noise(
     sees every bit of a release, or of parameters that were made of it, the noise is no protection
     (Mironov 2012).
     `fixed_point` answers that threat. Sum and noise become whole multiples of a public power of two
-    g, are added as integers, and the noise is the sum of four draws, so that all sums have the same
-    possible releases. The sum is rounded before the noise, and the noise scaled up for it:
-    σ(C + √d g), d the number of parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. It
-    draws four normals where one does. It answers neither who learns the key nor who times the step,
+    g, and are added as integers. The noise is a discrete Gaussian whose probabilities are those
+    stated to 2⁻⁸⁰, so that ε and δ hold for every bit: n released numbers add at most
+    n 2⁻⁷⁹ (1 + e^ε) to δ, such as 6e-12 for 10¹² of them at ε = 1 (docs/privacy/noise.md). The sum
+    is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
+    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. A number takes three times as long
+    as one in floating point. It answers neither who learns the key nor who times the step,
     and it takes a clipped sum in floating point as computed. With
     `clipped_grad(..., grid=fixed_point_grid(...))` the sum is of integers, so that its bound,
     C + √d g/2, needs no word about the rounding of sums either.
@@ -182,8 +184,8 @@ def gaussian_noise(
     Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1; Box and
     Muller, "A note on the generation of random normal deviates", 1958. For the
     attack, Mironov, "On significance of the least significant bits for differential privacy", 2012;
-    for the sum of draws, Holohan and Braghin, "Secure random sampling in differential privacy",
-    2021.
+    for its answer, Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy",
+    2020.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> tx = gaussian_noise(noise_multiplier=1.0, batch_size=32, key=jax.random.key(0))
@@ -192,7 +194,7 @@ def gaussian_noise(
     0
     """
     key = check_noise_key(key)
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     add = _add_in_fixed_point if fixed_point else _add
 
     def init_fn(params: PyTree) -> GaussianNoiseState:

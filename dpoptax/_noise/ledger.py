@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # zero it leaves a sum that is not.
 _LEAST_STDDEV = 2.0**-100
 # A step that is run again must have the noise that it had: changes with how noise is drawn.
-_DRAWN = "Box-Muller, spread"
+_DRAWN = {False: "Box-Muller, spread", True: "discrete Gaussian"}  # by `fixed_point`
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
 # Releases that an int32 counts: behind them the count, and with it the noise, would stay the same.
@@ -40,12 +40,15 @@ class Mechanism:
       unproven: why no (ε, δ) may be stated for it; `None` where one may.
       strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
         where it is independent.
+      fixed_point: whether the noise is of integers. Priced alike; but a run that goes on otherwise
+        than it was begun would release a step that is run again with other noise.
     """
 
     noise_multiplier: float
     batch_size: float
     unproven: str | None = None
     strategy: "Strategy | None" = None
+    fixed_point: bool = False
 
 
 @serializable
@@ -272,7 +275,7 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
-    rest = [mechanism.unproven, mechanism.strategy, _DRAWN]
+    rest = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 

@@ -40,12 +40,37 @@ def places(
 ) -> jax.Array:
     """Number the elements, in row-major order or by strides, from iotas along each axis.
 
-    So it partitions.
+    So it partitions. Of more than 2³² some would have the same number, and the same noise.
     """
     strides = strides or [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    size = math.prod(shape)
+    if size > 2**32:
+        raise ValueError(
+            f"noise for a parameter of {size} numbers: at most 2³² are drawn for one, so cut it "
+            "in two"
+        )
     numbers = jnp.uint32(0)
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         if axis == 0 or size > 1:  # the first makes the shape
             along = lax.broadcasted_iota(np.uint32, shape, axis, out_sharding=out_sharding)
             numbers += np.uint32(stride if size > 1 else 0) * along
     return numbers
+
+
+def split(key: jax.Array, count: int) -> jax.Array:
+    """`count` keys of a key: `jax.random.split`'s, bit for bit, sooner compiled on CPU."""
+    if not jax.threefry_partitionable.value:
+        return jax.random.split(key, count)
+
+    def reference(data: jax.Array) -> jax.Array:
+        return jax.random.key_data(jax.random.split(_typed(data), count))
+
+    def unrolled(data: jax.Array) -> jax.Array:
+        return jnp.stack(threefry(data[0], data[1], places((count,))), axis=-1)
+
+    data = jax.random.key_data(key)
+    return _typed(lax.platform_dependent(data, cpu=unrolled, default=reference))
+
+
+def _typed(data: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(data, impl="threefry2x32")

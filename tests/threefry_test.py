@@ -1,0 +1,37 @@
+"""The hash that all noise is made of is JAX's own, and so are the keys that are split by it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import random as jex_random
+
+from dpoptax._noise import threefry
+
+
+@pytest.mark.parametrize("stream", [0, 1, 4])
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+def test_hashes_like_jax(stream, seed):
+    data = jax.random.key_data(jax.random.fold_in(jax.random.key(3), np.uint32(seed)))
+    counters = np.array([0, 1, 12345, 2**32 - 1], np.uint32)
+    found = threefry.threefry(data[0], data[1], jnp.asarray(counters), stream=stream)
+    both = jnp.asarray(np.concatenate([np.full_like(counters, stream), counters]))
+    want = jex_random.threefry_2x32(data, both)
+    np.testing.assert_array_equal(np.concatenate(found), want)
+
+
+@pytest.mark.parametrize("partitionable", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 70])
+def test_splits_like_jax(partitionable, count):
+    key = jax.random.fold_in(jax.random.key(2), count)
+    with jax.threefry_partitionable(partitionable):
+        found, want = threefry.split(key, count), jax.random.split(key, count)
+    assert found.dtype == want.dtype
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(want))
+
+
+def test_places_are_numbered_in_row_major_order():
+    np.testing.assert_array_equal(
+        threefry.places((2, 1, 3)), np.arange(6, dtype=np.uint32).reshape(2, 1, 3)
+    )
+    assert threefry.places(()) == 0
