@@ -155,7 +155,7 @@ def test_a_run_that_was_begun_with_other_noise_is_refused(monkeypatch):
     """A step that is run again has the noise that it had."""
     zeros = jnp.zeros(3)
     with monkeypatch.context() as before:
-        before.setattr(ledger, "_DRAWN", "otherwise")
+        before.setitem(ledger._DRAWN, False, "otherwise")
         state = noise().init(zeros)
     mean, after = noise().update(dpoptax.assert_clipped(zeros, CLIP), state)
     assert np.isnan(mean).all()

@@ -91,6 +91,19 @@ def test_old_arrays_in_a_chain_with_another_batch_size_or_strategy_are_refused()
     assert_refused(other, put_into(state, other.init(PARAMS)), "another mechanism")
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_goes_on_with_the_kind_of_noise_that_it_was_begun_with(begun):
+    """A step that is run again would be released with other noise, and counted once."""
+
+    def noise(fixed_point):
+        options = {"noise_multiplier": 1.0, "batch_size": 10, "key": jax.random.key(0)}
+        return dpoptax.gaussian_noise(**options, fixed_point=fixed_point)
+
+    _, state = after(noise(begun), 2)
+    other = noise(not begun)
+    assert_refused(other, put_into(state, other.init(PARAMS)), "another mechanism")
+
+
 def test_a_restore_by_orbax_into_another_chain_is_refused(tmp_path):
     _, state = after(chain(1.0), 3)
     checkpointer = ocp.StandardCheckpointer()

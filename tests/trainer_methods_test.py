@@ -29,6 +29,7 @@ from dpoptax.training.methods import (
     JamesStein,
     LPAdam,
     Muon,
+    NonPrivate,
     ScaleThenPrivatize,
     ShrunkMuon,
     SignSGD,
@@ -51,6 +52,7 @@ METHODS = {
     "augmented": {"method": Augmented(multiplicity=2)},
     "augmented_disk": {"method": AugmentedDisk(multiplicity=2, mirrored=True, flip=True)},
     "averaged": {"parameter_ema": 0.5},
+    "fixed_point": {"fixed_point": True},
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
     "singular_values": {"method": SingularValues(decay=0.9)},
@@ -98,13 +100,26 @@ def test_what_is_dp_sgd_with_poisson_sampling_needs_the_noise_of_dp_sgd(name):
 
 
 # A clip, a loss, a filter and a map of their own.
-EACH = ("adaptive_clip", "augmented_disk", "singular_values", "scale_then_privatize")
+EACH = ("adaptive_clip", "augmented_disk", "fixed_point", "singular_values", "scale_then_privatize")
 
 
 @pytest.mark.parametrize("name", slow_but(EACH, DP_SGD))
 def test_what_is_dp_sgd_with_poisson_sampling_spends_what_was_planned(name):
     config = tiny(**METHODS[name])
     assert run(config).summary["epsilon"] == make_plan(config, 1438).epsilon(6)
+
+
+def test_noise_in_fixed_point_is_where_it_is_asked_for():
+    for fixed_point in (False, True):
+        made = chain.build_chain(tiny(fixed_point=fixed_point), 2.0, jax.random.key(0))
+        (ledger,) = dpoptax.ledgers(made.optimizer.init(jnp.zeros(3)))
+        assert ledger.mechanism.fixed_point is fixed_point
+
+
+@pytest.mark.parametrize("method", [GeoDP(), AdaptiveClip(), CorrelatedNoise(), NonPrivate()])
+def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
+    with pytest.raises(ConfigError, match=f"fixed_point=True is not for method={method.name}"):
+        tiny(method=method, fixed_point=True)
 
 
 def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():

@@ -1,6 +1,5 @@
 """How noise is drawn: each number once, a leaf at a time, without long compilation."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -61,7 +60,7 @@ def each_leaf(
         if len(indices) == 1:
             results[indices[0]] = noisy(leaf, noise(own[indices[0]], leaf))
             continue
-        drawn = jax.lax.map(functools.partial(noise, leaf=leaf), keys[np.array(indices)])
+        drawn = jax.lax.map(lambda key, leaf=leaf: noise(key, leaf), keys[np.array(indices)])
         _put(list(jnp.unstack(noisy(_stack(leaves, indices), drawn))), indices, results)
     return jax.tree.unflatten(treedef, results)
 

@@ -20,6 +20,7 @@ class Method:
         random: Whether the loss takes a key, a new one each step.
         evenly_noised: Whether the noise of a release is the same in all coordinates, where that of
             its clip is.
+        fixed_point: Whether its noise can be of whole numbers.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
         copies: Number of copies of an example that a loss is the mean over.
@@ -29,6 +30,7 @@ class Method:
     private: ClassVar[bool] = True
     random: ClassVar[bool] = False
     evenly_noised: ClassVar[bool] = True
+    fixed_point: ClassVar[bool] = True
 
     @property
     def cycle_length(self) -> int:
@@ -54,7 +56,10 @@ class Method:
         return None
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`."""
+        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
+
+        Also from `fixed_point`, where a method can have it and the config asks for it.
+        """
         del clip
         strategy = self.strategy(steps)
         if strategy is None:
@@ -92,6 +97,7 @@ class NonPrivate(Method):
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False
+    fixed_point: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ class GeoDP(Method):
     """GeoDP as published: noise on magnitude and angles of the mean. It has no proven ε."""
 
     name: ClassVar[str] = "GeoDP"
+    fixed_point: ClassVar[bool] = False
 
     beta: float = field(0.1, Role.UNPRICED)
     """Factor of the noise on the angles, in (0, 1]."""
@@ -67,6 +68,7 @@ class AdaptiveClip(Method):
     """
 
     name: ClassVar[str] = "Adaptive clip"
+    fixed_point: ClassVar[bool] = False
 
     quantile: float = 0.5
     """Share of the examples to leave unclipped, in [0, 1]."""
@@ -100,6 +102,7 @@ class CorrelatedNoise(Doppler):
     """
 
     name: ClassVar[str] = "Correlated noise"
+    fixed_point: ClassVar[bool] = False
 
     preset: str = field("none", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""

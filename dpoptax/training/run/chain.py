@@ -171,6 +171,7 @@ def _noise(chain: Chain) -> optax.GradientTransformation:
         noise_multiplier=chain.noise_multiplier,
         batch_size=config.batch_size,
         key=chain.key,
+        **({"fixed_point": True} if config.fixed_point else {}),
     )
 
 
