@@ -142,7 +142,7 @@ def test_release_stddev_is_that_of_the_release():
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=50, key=jax.random.key(0))
     params = [np.zeros(20_000, np.float32), np.zeros(1, np.float32)]
     release, _ = jax.jit(tx.update)(
-        [p[None] for p in params], tx.init(params), mask=np.ones(1, bool)
+        [p[None] for p in params], tx.init(params), params, mask=np.ones(1, bool)
     )
     np.testing.assert_allclose(np.std(release[0]), stddev, rtol=0.03)
     for encoding in (dpoptax.adaptive_clip(0.1), dpoptax.hyperspherical_clip(1.0, beta=0.5)):

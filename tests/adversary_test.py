@@ -527,8 +527,9 @@ def test_complex_parameters_are_refused(method):
     with pytest.raises(TypeError, match="complex64 cannot be clipped.*two parameters"):
         grad_fn(points, jnp.ones((2, 3)))
     tx = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    params = {"w": jnp.ones(3, jnp.complex64)}
     with pytest.raises(TypeError, match=r"\['w'\] is complex64"):
-        tx.update({"w": jnp.ones((2, 3), jnp.complex64)}, tx.init(None))
+        tx.update({"w": jnp.ones((2, 3), jnp.complex64)}, tx.init(params), params)
 
 
 @pytest.mark.parametrize("weights", [(43.0, -42.0), (1e4, 1.0 - 1e4), (3.0, -2.0)])

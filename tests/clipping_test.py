@@ -52,7 +52,7 @@ def test_equals_optax_contrib_and_jax_privacy():
     theirs = optax.contrib.differentially_private_aggregate(
         l2_norm_clip=0.7, noise_multiplier=0.0, key=0
     )
-    a, _ = jax.jit(ours.update)(grads, ours.init(params))
+    a, _ = jax.jit(ours.update)(grads, ours.init(params), params)
     b, _ = jax.jit(theirs.update)(grads, theirs.init(params))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), a, b)
 
@@ -110,10 +110,11 @@ def test_low_precision_gradients_are_summed_in_float32():
 
 def test_batch_axes_that_disagree_are_named():
     tx = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    params = {"a": jnp.ones(1), "b": jnp.ones(1)}
     with pytest.raises(ValueError, match=r"'a'.*\(2,\).*'b'.*\(3,\)"):
-        tx.update({"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, tx.init(None))
+        tx.update({"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, tx.init(params), params)
     with pytest.raises(ValueError, match="leading axis"):
-        tx.update({"a": jnp.ones(())}, tx.init(None))
+        tx.update({"a": jnp.ones(())}, tx.init(params), {"a": jnp.ones(())})
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, np.nan, np.inf, 1e12])
@@ -143,6 +144,11 @@ def test_the_gradient_of_a_whole_batch_is_not_taken_for_those_of_its_examples(pa
     )
     with pytest.raises(ValueError, match=r"a gradient for each of B examples"):
         tx.update(params, tx.init(params), params)
+    # Four rows of parameters would be clipped as four examples, and their sum be broadcast.
+    with pytest.raises(ValueError, match="params=None, and the clip of per-example gradients"):
+        tx.update(params, tx.init(params))
+    with pytest.raises(ValueError, match=r"not of these parameters: .*'c'"):
+        tx.update({"c": jnp.ones((4, 2))}, tx.init(params), params)
     per_example = jax.tree.map(lambda p: jnp.ones((4, *p.shape)), params)
     released, _ = tx.update(per_example, tx.init(params), params)
     assert jax.tree.map(jnp.shape, released) == jax.tree.map(jnp.shape, params)

@@ -215,7 +215,7 @@ def test_noise_of_a_layered_clip_is_scaled_to_its_whole_sensitivity():
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     params = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
     grads = {name: jnp.zeros((1, 4000)) for name in params}
-    release, _ = jax.jit(tx.update)(grads, tx.init(params), mask=np.ones(1, bool))
+    release, _ = jax.jit(tx.update)(grads, tx.init(params), params, mask=np.ones(1, bool))
     for leaf in jax.tree.leaves(release):
         assert abs(np.std(leaf) - 1.0) < 0.05
 

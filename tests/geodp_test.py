@@ -292,14 +292,16 @@ def test_decoding_undoes_the_encoding_around_a_reference():
 def test_long_gradients_come_back_with_the_clip_norm():
     clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
-    mean, _ = jax.jit(tx.update)(jnp.array([[3.0, 4.0]]), tx.init(jnp.zeros(2)))
+    params = jnp.zeros(2)
+    mean, _ = jax.jit(tx.update)(jnp.array([[3.0, 4.0]]), tx.init(params), params)
     np.testing.assert_allclose(mean, [0.3, 0.4], rtol=1e-5)
 
 
 def test_one_parameter_has_a_sign_and_no_angle():
     clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=KEY)
-    mean, _ = jax.jit(tx.update)(jnp.array([[-3.0], [0.25]]), tx.init(jnp.zeros(1)))
+    params = jnp.zeros(1)
+    mean, _ = jax.jit(tx.update)(jnp.array([[-3.0], [0.25]]), tx.init(params), params)
     np.testing.assert_allclose(mean, [(-0.5 + 0.25) / 2], rtol=1e-6)
     infinite = clip.encode(jnp.array([[-jnp.inf], [jnp.nan]]), None)
     assert not jnp.isfinite(infinite).any()

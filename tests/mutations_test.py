@@ -83,7 +83,9 @@ def test_clipping_after_averaging_is_caught():
             grads = jax.vmap(jax.grad(auditing.linear_loss), (None, 0))(points.points[0], batch)
             used = jnp.ones(8) if mask is None else mask
             mean = jax.tree.map(lambda g: jnp.tensordot(used[: len(g)], g, 1)[None] / 8, grads)
-            clipped, _ = dpoptax.clip_per_example(games.CLIP).update(mean, optax.EmptyState())
+            clipped, _ = dpoptax.clip_per_example(games.CLIP).update(
+                mean, optax.EmptyState(), points.points[0]
+            )
             total = jax.tree.map(lambda g: 8 * g, clipped.sum)
             return dpoptax.assert_clipped(total, clipped.clip)
 

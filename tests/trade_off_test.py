@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import spatial, stats
+from scipy import spatial, special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing
 from dpoptax._privacy import events, pricing
+from dpoptax._privacy.trade_offs import gaussian_trade_off
 from tests import games
 
 RATES = np.linspace(1e-4, 1 - 1e-4, 501)
@@ -100,6 +101,25 @@ def test_a_trade_off_is_convex_falling_and_its_own_inverse(f):
     assert np.all(values <= 1 - RATES + 1e-12)
     inside = (values > 0) & (values < f(0.0))
     np.testing.assert_allclose(f(values[inside]), RATES[inside], atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
+@pytest.mark.parametrize("mu", [0.5, 10.0, 20.0])
+def test_few_false_positives_are_not_taken_for_none(mu, alpha):
+    """1 − α is 1 in float64 below 1e-16, where a claim of little noise is far below 1."""
+    exact = special.ndtr(-special.ndtri(alpha) - mu)
+    np.testing.assert_allclose(gaussian_trade_off(mu)(alpha), exact, rtol=1e-12)
+    claimed = accounting.trade_off(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1)
+    assert claimed(alpha) <= exact * (1 + 1e-9)
+    assert claimed(0.0) <= 1.0
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, np.nan, [0.5, 2.0]])
+def test_rates_that_are_no_probabilities_are_refused(rate):
+    claim = gaussian_trade_off(1.0)
+    for function in (claim, claim.least):
+        with pytest.raises(ValueError, match=r"want numbers in \[0, 1\]"):
+            function(rate)
 
 
 def test_an_infinite_epsilon_claims_nothing():

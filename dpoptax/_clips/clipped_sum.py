@@ -153,8 +153,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         above 1/2, or on a grid that integers of 32 bits do not hold it.
 
     >>> import dpoptax
-    >>> clip = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
-    >>> parts = [clip.update(jnp.ones((2, 1)), clip.init(None))[0] for _ in range(2)]
+    >>> clip, params = dpoptax.clip_per_example(dpoptax.l2_clip(1.0)), jnp.zeros(1)
+    >>> parts = [clip.update(jnp.ones((2, 1)), clip.init(params), params)[0] for _ in range(2)]
     >>> accumulate(*parts).sum.round(3)
     Array([4.], dtype=float32)
     """

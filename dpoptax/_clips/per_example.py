@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from dpoptax._clips import bounds, sums
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped, check_real
-from dpoptax._trees import PyTree, held
+from dpoptax._trees import PyTree, held, no_params
 
 # Leaves that an error lists; a list of numbers in place of an array has thousands.
 _SHOWN = 8
@@ -42,13 +42,14 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
     Raises:
       TypeError: `clip` is no geometry; at `update`, a `mask` of floats.
       ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
-        leaves whose leading axes, the examples, disagree with each other or with `mask`, or that
-        are not those of `params`, where `update` gets them, with such an axis in front.
+        no `params`, leaves that are not theirs with an axis of examples in front, or such axes that
+        disagree with each other or with `mask`.
 
     >>> import dpoptax, jax.numpy as jnp
     >>> tx = clip_per_example(dpoptax.l2_clip(1.0))
+    >>> params = {"w": jnp.zeros(2)}
     >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
-    >>> clipped, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> clipped, _ = tx.update(grads, tx.init(params), params)
     >>> clipped.sum["w"]
     Array([0.899..., 1.199...], dtype=float32)
     """
@@ -71,6 +72,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
         **extra_args: Any,
     ) -> tuple[ClippedSum, optax.EmptyState]:
         del extra_args
+        if params is None:
+            raise no_params("the clip of per-example gradients")
         _check_axis(updates, params)
         examples = batch_axis(updates)
         total = sum_clipped(clip, updates, check_mask(mask, examples))
@@ -159,8 +162,11 @@ def _check_axis(grads: PyTree, params: PyTree) -> None:
     by its rows, which bounds no example.
     """
     wanted, given = map(dict, map(jax.tree_util.tree_leaves_with_path, (params, grads)))
-    if wanted.keys() != given.keys():
-        return  # such as None
+    if other := wanted.keys() ^ given.keys():
+        raise ValueError(
+            "the gradients are not of these parameters: only one of the two has "
+            + ", ".join(sorted(map(jax.tree_util.keystr, other))[:_SHOWN])
+        )
     for path, param in wanted.items():
         grad = given[path]
         if jnp.shape(grad)[1:] != jnp.shape(param):

@@ -240,8 +240,9 @@ def clip_and_noise(
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> clip = dpoptax.l2_clip(1.0)
     >>> tx = clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=jax.random.key(0))
+    >>> params = {"w": jnp.zeros(2)}
     >>> grads = {"w": jnp.array([[3.0, 4.0], [0.3, 0.4]])}
-    >>> mean, _ = tx.update(grads, tx.init({"w": jnp.zeros(2)}))
+    >>> mean, _ = tx.update(grads, tx.init(params), params)
     >>> mean["w"]
     Array([0.449..., 0.599...], dtype=float32)
     """

@@ -19,7 +19,7 @@ RELATIONS = {
 }
 # Beyond these dp_accounting divides by zero or overflows. Less noise than the first counts as none,
 # epsilon being in the hundred thousands, and more than the second as the second.
-MULTIPLIERS = (1e-3, 1e9)
+MULTIPLIERS = (1e-3, 1e6)
 
 
 @attr.frozen

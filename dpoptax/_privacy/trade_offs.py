@@ -21,18 +21,40 @@ class TradeOff:
 
     Attributes:
       name: what is claimed, for people.
-      least: y ↦ f(1 − y), elementwise: the least probability, without the record, of what happens
-        with probability y with it. The same function, precise where y is small.
+      curve: (α, 1 − α) ↦ f(α), elementwise: of the two the smaller one is precise.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
     """
 
     name: str
-    least: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    curve: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
     def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
-        """f, elementwise: the least false negative rate at these false positive rates."""
-        return self.least(1 - np.asarray(false_positive_rate, np.float64))
+        """f, elementwise: the least false negative rate at these false positive rates.
+
+        Raises:
+          ValueError: a rate outside of [0, 1].
+        """
+        alpha = _probabilities("false_positive_rate", false_positive_rate)
+        return self.curve(alpha, 1 - alpha)
+
+    def least(self, probability: ArrayLike) -> NDArray[np.float64]:
+        """f(1 − y), elementwise, precise where y is small.
+
+        The least probability, without the record, of what happens with probability y with it.
+
+        Raises:
+          ValueError: a probability outside of [0, 1].
+        """
+        y = _probabilities("probability", probability)
+        return self.curve(1 - y, y)
+
+
+def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(values, np.float64)
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"{name}={values}: want numbers in [0, 1]")
+    return values
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
@@ -52,7 +74,12 @@ def gaussian_trade_off(mu: float) -> TradeOff:
     """
     if not number("mu", mu) >= 0:
         raise ValueError(f"mu={mu}: want a number of at least 0; it is √steps over the noise")
-    return TradeOff(f"{mu:.3g}-GDP", lambda y: special.ndtr(special.ndtri(y) - mu))
+
+    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
+        quantile = np.where(alpha < rest, -special.ndtri(alpha), special.ndtri(rest))
+        return special.ndtr(quantile - mu)
+
+    return TradeOff(f"{mu:.3g}-GDP", curve)
 
 
 def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
@@ -83,10 +110,10 @@ def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
     proven = epsilons < math.log(np.finfo(np.float64).max)
     growth, slack = np.exp(epsilons[proven]), deltas[proven]
 
-    def least(y: NDArray[np.float64]) -> NDArray[np.float64]:
-        y = np.asarray(y, np.float64)[..., None]
-        lines = np.concatenate([1 - slack - growth * (1 - y), (y - slack) / growth], axis=-1)
+    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha, rest = alpha[..., None], rest[..., None]
+        lines = np.concatenate([1 - slack - growth * alpha, (rest - slack) / growth], axis=-1)
         return np.max(lines, axis=-1, initial=0.0)
 
     pairs = f"({epsilons[0]:.3g}, {deltas[0]:.3g})" if len(epsilons) == 1 else "(ε(δ), δ)"
-    return TradeOff(f"{pairs}-DP", least)
+    return TradeOff(f"{pairs}-DP", curve)

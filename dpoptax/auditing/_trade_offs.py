@@ -136,7 +136,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     def trade_off(less: float) -> TradeOff:
         # Priced where it is asked for, which takes a second for many steps.
         name = "the claim" if less == 1 else f"the claim with noise / {less:.3g}"
-        return TradeOff(name, lambda y: priced(less).least(y))
+        return TradeOff(name, lambda *rates: priced(less).curve(*rates))
 
     def epsilon(less: float, delta: float) -> float:
         if not less:
