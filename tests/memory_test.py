@@ -1,4 +1,4 @@
-"""What each method keeps between steps, in multiples of the parameters: the README's table."""
+"""What each method keeps between steps, in copies of the parameters: the table of choosing.md."""
 
 import jax
 import jax.numpy as jnp
