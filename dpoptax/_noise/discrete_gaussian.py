@@ -41,8 +41,8 @@ def discrete_gaussian(
     device and in every layout, and the law is a theorem about them, as long as words of the hash
     are independent and uniform:
 
-    For n numbers there are events of probability at most n 2⁻⁷⁹ in all without which the law is
-    within a factor 1 ± n 2⁻⁸⁹ of the discrete Gaussian's. Proof in docs/privacy/noise.md.
+    Each number is, but for an event of probability 2⁻⁷⁹, one whose probabilities are the discrete
+    Gaussian's to a factor 1 ± 2⁻⁹⁰. Proof in docs/privacy/noise.md.
 
     Args:
       key: a key of threefry.

@@ -83,8 +83,13 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
 
     Raises:
       ValueError: more than 2²² steps of the grid in a standard deviation, as the room for rounding
-        that many parameters need makes them.
+        that many parameters need makes them, or less than one, as batches of 10⁸ do.
     """
+    if stddev < step:
+        raise ValueError(
+            f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: so large a batch leaves "
+            "steps that are longer than the noise; take a smaller batch_size, or fixed_point=False"
+        )
     if stddev > _MOST_STEPS_PER_STDDEV * step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
