@@ -10,9 +10,9 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._noise.draws import add_noise, draw_once
-from dpoptax._noise.gaussian import release
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
+from dpoptax._noise.release import release
 from dpoptax._serialization import serializable
 from dpoptax._strategies import Strategy
 from dpoptax._trees import PyTree

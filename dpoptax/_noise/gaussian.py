@@ -2,33 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_per_example
 from dpoptax._noise import fixed_point as _fixed_point
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.keys import check_noise_key
-from dpoptax._noise.ledger import (
-    Imprint,
-    Mechanism,
-    State,
-    after_release,
-    begin,
-    check_mechanism,
-    check_scale,
-    check_state,
-    refusals,
-)
+from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
+from dpoptax._noise.release import release
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
-
-Beside = TypeVar("Beside")
 
 
 @serializable
@@ -49,73 +36,6 @@ class GaussianNoiseState:
     key: jax.Array
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
     imprint: Imprint | None = None
-
-
-def release(
-    updates: PyTree,
-    state: State,
-    params: PyTree,
-    mechanism: Mechanism,
-    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Beside]],
-    *,
-    decode: bool = True,
-    on_grid: bool = False,
-    belongs: Callable[[ClippedSum], jax.Array] | None = None,
-) -> tuple[PyTree, tuple[PyTree, Beside], State]:
-    """One release of a noise stage, whatever its noise: what all stages check, and how all count.
-
-    It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
-    and the state says so to `ledgers`.
-
-    Args:
-      updates: what `update` got, to be a `ClippedSum`.
-      state: the stage's, as it was before.
-      params: the parameters for the dtypes of the result, or `None`.
-      mechanism: the stage's own.
-      noisy_mean: from the clipped sum and the step's key the noisy mean, and anything beside it.
-      decode: whether the geometry's decoding follows.
-      on_grid: whether the noise is one for sums of integers on a grid.
-      belongs: whether a sum's rows were selected for this release, for the stage that prices that
-        selection too; `None` for all others.
-
-    Returns:
-      The release, the mean as it was before decoding with what is beside it, and the next state.
-    """
-    clipped = check_clipped_sum(updates)
-    if clipped.grid is not None and not on_grid:
-        raise TypeError(
-            f"the clipped sum counts steps of grid={clipped.grid}, and this noise stage adds noise "
-            "in floating point: use dpoptax.gaussian_noise(..., fixed_point=True), or leave out "
-            "the grid of dpoptax.clipped_grad"
-        )
-    if clipped.clip.selects != (belongs is not None):
-        raise TypeError(
-            f"the clipped sum was made with {clipped.clip}: rows that were selected in a step, and "
-            "the noise of their gradient, are one release, by dpoptax.tables.row_selecting_noise "
-            "with that same row_selecting_clip; no other stage prices both"
-        )
-    if clipped.unmasked and clipped.examples != mechanism.batch_size:
-        raise ValueError(
-            f"no mask was given, so that all {clipped.examples} rows of the batch are examples, "
-            f"and the noise stage expects batch_size={mechanism.batch_size:g}: the padding of a "
-            "sampler's draw would count, and the stated epsilon not hold. Give grad_fn, or the "
-            "update of clip_and_noise, the draw's mask, or "
-            f"mask=jnp.ones({clipped.examples}, bool) where every row is an example"
-        )
-    check_scale(mechanism, clipped.clip.sensitivity)
-    check_state(state, mechanism)
-    intact = is_intact(clipped)
-    if belongs is not None:
-        intact &= belongs(clipped)
-    refused = refusals(state, mechanism, intact)
-    clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
-    mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
-    mean = _nan_where(refused != 0, mean)
-    released = clipped.decode(mean) if decode else mean
-    released = _nan_where(refused != 0, released) if decode else released
-    if params is not None:
-        released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
-    return released, (mean, beside), after_release(state, refused)
 
 
 def gaussian_noise(
@@ -284,15 +204,6 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     return noise_multiplier * clip.sensitivity / batch_size
 
 
-def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
-    """Raises where a sum was not clipped by the geometry that a stage was made for."""
-    if clipped.clip != clip:
-        raise TypeError(
-            f"the clipped sum was made with {clipped.clip}, this stage with {clip}: give "
-            f"the same {name} to both"
-        )
-
-
 def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
     return add_noise(clipped.sum, stddev, key)
@@ -325,21 +236,3 @@ def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Arra
         )
     stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)
-
-
-@jax.custom_jvp
-def _not_differentiated(total: PyTree) -> PyTree:
-    return total
-
-
-@_not_differentiated.defjvp
-def _refuse_derivative(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
-    raise TypeError(
-        "the noise stage is differentiated: noise is a constant to a derivative, and so that of a "
-        "release is that of the clipped sum, private data without noise. Take the release for a "
-        "number: tx.update(jax.lax.stop_gradient(grads), opt_state, params)"
-    )
-
-
-def _nan_where(refused: jax.Array, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.where(refused, jnp.full((), jnp.nan, x.dtype), x), tree)

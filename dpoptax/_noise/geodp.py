@@ -13,9 +13,10 @@ from dpoptax._clips.base import UnitClip, clip_norm, positive
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
 from dpoptax._noise.draws import standard_normal
-from dpoptax._noise.gaussian import GaussianNoiseState, release
+from dpoptax._noise.gaussian import GaussianNoiseState
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
+from dpoptax._noise.release import release
 from dpoptax._trees import PyTree, widen
 
 _UNPROVEN = (

@@ -11,14 +11,10 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.contributions import RowCounts, RowSelectingClip, RowSelection, count_rows
-from dpoptax._noise.gaussian import (
-    GaussianNoiseState,
-    check_same_clip,
-    noisy_mean_of,
-    release,
-)
+from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
+from dpoptax._noise.release import check_same_clip, release
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
 
