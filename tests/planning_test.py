@@ -8,7 +8,6 @@ import pytest
 
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config, load_configs
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
 from dpoptax.training.run import phases, planning, shapes
@@ -159,7 +158,9 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
         for steps in (3, 4)
     }
     before = shapes.variables.cache_info().misses
-    lines = planning.table(configs).splitlines()
+    text, refused = planning.table(configs)
+    assert not refused
+    lines = text.splitlines()
     assert shapes.variables.cache_info().misses - before <= 1
     assert [line.split()[0] for line in lines[1:]] == list(configs)  # in order
     for line, config in zip(lines[1:], configs.values(), strict=True):
@@ -171,6 +172,14 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
         assert shown in line
 
 
-def test_a_row_that_cannot_be_planned_says_why():
-    with pytest.raises(ConfigError, match="batch_size=5000"):
-        planning.table({"good": TINY, "bad": dataclasses.replace(TINY, batch_size=5000)})
+def test_a_row_that_cannot_be_planned_says_why_and_leaves_the_others(tmp_path, capsys):
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from dpoptax.training.config import TrainConfig\n"
+        "def get_configs():\n"
+        "    return {'bad': TrainConfig(batch_size=5000), 'good': TrainConfig(steps=7)}\n"
+    )
+    assert main(["plan", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [["bad"], ["good", "7"]]
+    assert "error: bad: batch_size=5000" in shown.err

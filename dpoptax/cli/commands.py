@@ -64,7 +64,10 @@ def _plan(arguments: list[str]) -> int:
     if len(configs) > 1:
         if rest:
             raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
-        print(planning.table(configs, progress=True))
+        table, refused = planning.table(configs, progress=True)
+        print(table)
+        if refused:
+            raise ConfigError("\n".join(map(str, refused)))
         return 0
     (name, config), *_ = configs.items()
     given = tyro.cli(

@@ -1,7 +1,6 @@
 """What a run would cost, before anything is trained: noise, ε, memory and arithmetic."""
 
 import dataclasses
-import functools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
@@ -182,18 +182,32 @@ def text(name: str, cost: RunCost) -> str:
     return "\n".join([name, *(f"  {label:<{width}}  {value}" for label, value in lines)])
 
 
-def table(configs: dict[str, TrainConfig], *, progress: bool = False) -> str:
-    """The costs of several runs, a row for each, without FLOPs.
+def table(
+    configs: dict[str, TrainConfig], *, progress: bool = False
+) -> tuple[str, list[ConfigError]]:
+    """The costs of several runs, a row for each, without FLOPs; and why some cannot be trained.
 
     Rows are computed in threads; what several have in common, of noise or of model, once.
     `progress` shows how many are done, where all of them take more than a second.
     """
     rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
+    refused: list[ConfigError] = []
+
+    def cost_of(config: TrainConfig) -> RunCost | ConfigError:
+        try:
+            return plan_run(config, count_flops=False)
+        except ConfigError as error:
+            return error
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(functools.partial(plan_run, count_flops=False), configs.values())
+        found = pool.map(cost_of, configs.values())
         bar = tqdm(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
         costs = list(bar)
     for (name, config), cost in zip(configs.items(), costs, strict=True):
+        if isinstance(cost, ConfigError):
+            rows.append((name, "", "", "", "", "", ""))
+            refused.append(ConfigError(f"{name}: {cost}"))
+            continue
         private = config.method.private
         epsilon = "none proven" if private and cost.epsilon is None else "not private"
         rows.append(
@@ -208,7 +222,8 @@ def table(configs: dict[str, TrainConfig], *, progress: bool = False) -> str:
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines), refused
 
 
 def _shapes(config: TrainConfig) -> Shapes:
