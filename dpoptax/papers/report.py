@@ -213,4 +213,7 @@ def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult
             f" On digits, {shown} of {len(found)} methods are shown to be better than DP-SGD at "
             "equal ε."
         )
-    return f"{text} The papers' results on images wait for a GPU."
+    return (
+        f"{text} Of the papers' results on images, GeoDP's Figure 5 and DP-PMLF's CNN were trained "
+        "([methods on images](on-images.md)); the others wait for a GPU."
+    )
