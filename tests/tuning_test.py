@@ -41,12 +41,25 @@ def test_of_equally_fast_ones_the_smallest(clock):
     assert tune_microbatch_size(make_step, 0.0, batch_size=64, candidates=[1, 4, 16, 64]) == 4
 
 
-def test_slow_candidates_drop_out(clock):
+def test_candidates_that_are_slow_twice_drop_out(clock):
     calls = []
     make_step = steps(clock, {4: 1.0, 16: 9.0}, calls)
-    assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=3) == 4
-    assert calls.count(4) == 4
-    assert calls.count(16) == 2
+    assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=4) == 4
+    assert calls.count(4) == 5
+    assert calls.count(16) == 3
+
+
+def test_one_slow_turn_is_no_reason(clock):
+    def make_step(size):
+        seconds = iter([9.0, 9.0, 1.0, 1.0] if size == 16 else [2.0] * 4)
+
+        def step(_):
+            clock[0] += next(seconds)
+            return 0.0
+
+        return step
+
+    assert tune_microbatch_size(make_step, 0.0, batch_size=16, rounds=3) == 16
 
 
 def test_out_of_memory_is_left_out(clock):

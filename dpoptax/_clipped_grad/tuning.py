@@ -15,6 +15,8 @@ _ALIKE = 1.05
 # A turn of fast steps has as many calls as fit into this time, but not more than so many.
 _TURN_SECONDS = 0.05
 _TURN_CALLS = 20
+# One slow turn may be another program's doing.
+_TURNS_OF_ALL = 2
 
 
 def tune_microbatch_size(
@@ -27,11 +29,11 @@ def tune_microbatch_size(
     """Returns the smallest microbatch size with which a step is about as fast as it can be here.
 
     Every candidate's step is compiled and run, then the candidates take `rounds` turns, so that a
-    change of the machine's pace meets all alike; one that is 1.5 times slower than the best so far
-    drops out. A turn is one call, or several in a row if they are fast, each with what the one
-    before returned, as in training: a result that looks like an argument takes its place. The
-    smallest time of each counts, and of those within 5 % of the fastest the smallest size wins, as
-    it needs the least memory. A candidate that does not fit into memory is left out.
+    change of the machine's pace meets all alike; one that is 1.5 times slower than the best after
+    two turns drops out. A turn is one call, or several in a row if they are fast, each with what
+    the one before returned, as in training: a result that looks like an argument takes its place.
+    The smallest time of each counts, and of those within 5 % of the fastest the smallest size wins,
+    as it needs the least memory. A candidate that does not fit into memory is left out.
 
     The size changes memory and speed, not the result but for rounding, so that the choice, which
     looks at times alone, costs no privacy. The outputs of the timed steps are thrown away.
@@ -78,9 +80,9 @@ def tune_microbatch_size(
     if not steps:
         raise MemoryError(f"no microbatch size of {sizes} fits into memory: try smaller ones")
     best = dict.fromkeys(steps, float("inf"))
-    for _ in range(rounds):
+    for turn in range(rounds):
         for size in steps:
-            if best[size] == float("inf") or best[size] <= 1.5 * min(best.values()):
+            if turn < _TURNS_OF_ALL or best[size] <= 1.5 * min(best.values()):
                 best[size] = min(best[size], _seconds(steps[size], args, carried))
     return min(size for size in best if best[size] <= _ALIKE * min(best.values()))
 
