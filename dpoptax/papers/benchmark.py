@@ -202,7 +202,7 @@ def _published(groups: Groups) -> str:
                 beside,
             )
         )
-    head = ("", "data", "ε", "published, %", "of", "source", "best here at up to 1.03 ε, %")
+    head = ("", "data", "ε", "published, %", "of", "source", "best here, at that ε or 3 % more, %")
     return records.markdown_table(head, rows)
 
 
