@@ -149,10 +149,6 @@ class RandomAllocationSampler(ChainSampler):
             "overflow_probability": self.overflow_probability,
         }
 
-    def _node(self, *key: int) -> np.random.Generator:
-        spawn_key = (*type(self).__name__.encode(), *key)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=spawn_key))
-
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
         """Which members of a group of `size` are at the places of its random order."""
         rng = self._node(*key)

@@ -110,11 +110,13 @@ class Sampler(abc.ABC):
         return -(-length // self.multiple_of) * self.multiple_of
 
     def _generator(self, step: int) -> np.random.Generator:
+        return self._node(checked_step(step))
+
+    def _node(self, *key: int) -> np.random.Generator:
         # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
         # The class is part of it, so that two kinds of sampler with one seed are independent.
-        step = checked_step(step)
-        key = (*type(self).__name__.encode(), step)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))
+        spawn_key = (*type(self).__name__.encode(), *key)
+        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=spawn_key))
 
     def _subset(self, rng: np.random.Generator, size: int) -> Sample:
         """`size` distinct records, all subsets alike; memory O(size), not O(dataset_size)."""

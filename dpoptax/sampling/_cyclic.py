@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import Sample, Sampler
 from dpoptax.sampling._draws import largest_usual_draw, permuted
@@ -87,7 +85,9 @@ class CyclicPoissonSampler(Sampler):
         count = min(count, self.padded_size)
         drawn = rng.choice(self.group_size, size=count, replace=False, shuffle=False)
         first = (step % self.cycle_length) * self.group_size
-        return self._pad(permuted(first + drawn, self.dataset_size, self._order()), rng)
+        # Apart from every step's generator, whose spawn keys have one number after the name.
+        order = self._node(0, 0)
+        return self._pad(permuted(first + drawn, self.dataset_size, order), rng)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
@@ -117,8 +117,3 @@ class CyclicPoissonSampler(Sampler):
             "cycle_length": self.cycle_length,
             "participation_probability": self.participation_probability,
         }
-
-    def _order(self) -> np.random.Generator:
-        # Apart from every step's generator, whose spawn keys have one number after the name.
-        key = (*type(self).__name__.encode(), 0, 0)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=key))

@@ -151,10 +151,6 @@ class MinSeparationSampler(ChainSampler):
             "overflow_probability": self.overflow_probability,
         }
 
-    def _node(self, *key: int) -> np.random.Generator:
-        spawn_key = (*type(self).__name__.encode(), *key)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=spawn_key))
-
 
 def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which of its parts each place is in, and where there; `parts` are (places, parts) lengths."""
