@@ -105,6 +105,24 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
     return noisy_sum_event(noise_multiplier, steps, sampled)
 
 
+def truncated_poisson_event(
+    noise_multiplier: float, steps: int, *, size: int, probability: float, cut_to: int
+) -> Event:
+    """The event of `steps` noisy sums over Poisson samples of `size` records, cut to `cut_to`."""
+    if cut_to >= size:
+        return poisson_event(noise_multiplier, probability, steps)
+    return noisy_sum_event(
+        noise_multiplier,
+        steps,
+        lambda gaussian: dpa.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=size,
+            sampling_probability=probability,
+            truncated_batch_size=cut_to,
+            noise_multiplier=gaussian.noise_multiplier,
+        ),
+    )
+
+
 def allocation_event(
     noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
 ) -> Event:

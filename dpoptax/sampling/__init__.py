@@ -92,21 +92,14 @@ class PoissonSampler(Sampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
-        import dp_accounting as dpa
-
         from dpoptax._privacy import events
 
-        if self.padded_size >= self.dataset_size:
-            return events.poisson_event(noise_multiplier, self.sampling_probability, steps)
-        return events.noisy_sum_event(
+        return events.truncated_poisson_event(
             noise_multiplier,
             steps,
-            lambda gaussian: dpa.TruncatedSubsampledGaussianDpEvent(
-                dataset_size=self.dataset_size,
-                sampling_probability=self.sampling_probability,
-                truncated_batch_size=self.padded_size,
-                noise_multiplier=gaussian.noise_multiplier,
-            ),
+            size=self.dataset_size,
+            probability=self.sampling_probability,
+            cut_to=self.padded_size,
         )
 
     def describe(self) -> dict[str, object]:

@@ -91,23 +91,14 @@ class CyclicPoissonSampler(Sampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
-        import dp_accounting as dpa
-
         from dpoptax._privacy import events
 
-        rounds = math.ceil(steps / self.cycle_length)
-        probability = self.participation_probability
-        if self.padded_size >= self.group_size:
-            return events.poisson_event(noise_multiplier, probability, rounds)
-        return events.noisy_sum_event(
+        return events.truncated_poisson_event(
             noise_multiplier,
-            rounds,
-            lambda gaussian: dpa.TruncatedSubsampledGaussianDpEvent(
-                dataset_size=self.group_size,
-                sampling_probability=probability,
-                truncated_batch_size=self.padded_size,
-                noise_multiplier=gaussian.noise_multiplier,
-            ),
+            math.ceil(steps / self.cycle_length),
+            size=self.group_size,
+            probability=self.participation_probability,
+            cut_to=self.padded_size,
         )
 
     def describe(self) -> dict[str, object]:
