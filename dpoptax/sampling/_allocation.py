@@ -120,26 +120,6 @@ class RandomAllocationSampler(ChainSampler):
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
         return self._pad(drawn, self._generator(step))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """The first `steps` noisy sums, the overflow of batches included."""
-        from dpoptax._privacy import events
-
-        overflow = self.overflow_probability
-        return events.participation_event(
-            noise_multiplier,
-            steps,
-            column=(1.0,),
-            chain=self.chain,
-            overflow=overflow,
-            bound=events.allocation_event(
-                noise_multiplier,
-                steps,
-                period=self.period,
-                participations=self.participations,
-                overflow=overflow,
-            ),
-        )
-
     def describe(self) -> dict[str, object]:
         """As for every sampler, with k, T and the probability that a step's draw is cut."""
         return {
@@ -148,6 +128,17 @@ class RandomAllocationSampler(ChainSampler):
             "period": self.period,
             "overflow_probability": self.overflow_probability,
         }
+
+    def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        from dpoptax._privacy import events
+
+        return events.allocation_event(
+            noise_multiplier,
+            steps,
+            period=self.period,
+            participations=self.participations,
+            overflow=self.overflow_probability,
+        )
 
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
         """Which members of a group of `size` are at the places of its random order."""

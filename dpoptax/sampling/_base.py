@@ -169,3 +169,20 @@ class ChainSampler(Sampler):
         from scipy import stats
 
         return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        """The first `steps` noisy sums, the overflow of batches included."""
+        from dpoptax._privacy import events
+
+        return events.participation_event(
+            noise_multiplier,
+            steps,
+            column=(1.0,),
+            chain=self.chain,
+            overflow=self.overflow_probability,
+            bound=self._bound(noise_multiplier, steps),
+        )
+
+    @abc.abstractmethod
+    def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        """What reveals no less and can be composed."""

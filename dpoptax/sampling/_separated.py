@@ -121,27 +121,6 @@ class MinSeparationSampler(ChainSampler):
         drawn = permuted_within(place, everyone, np.zeros_like(place), self._node(2, 0, 0))
         return self._pad(drawn, self._generator(step))
 
-    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """The first `steps` noisy sums, the overflow of batches included."""
-        from dpoptax._privacy import events
-
-        probability = self.participation_probability
-        if probability < 1:
-            # Whatever came before, the chance of a step is p or 0. What a full batch leaves out,
-            # by what the others drew, makes it less.
-            bound = events.poisson_event(noise_multiplier, probability, steps)
-        else:
-            rounds = -(-steps // self.separation)
-            bound = events.poisson_event(noise_multiplier, 1.0, rounds)
-        return events.participation_event(
-            noise_multiplier,
-            steps,
-            column=(1.0,),
-            chain=self.chain,
-            overflow=self.overflow_probability,
-            bound=bound,
-        )
-
     def describe(self) -> dict[str, object]:
         """As for every sampler, with b, p and the probability that a step's draw is cut."""
         return {
@@ -150,6 +129,16 @@ class MinSeparationSampler(ChainSampler):
             "participation_probability": self.participation_probability,
             "overflow_probability": self.overflow_probability,
         }
+
+    def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        from dpoptax._privacy import events
+
+        probability = self.participation_probability
+        if probability < 1:
+            # Whatever came before, the chance of a step is p or 0. What a full batch leaves out,
+            # by what the others drew, makes it less.
+            return events.poisson_event(noise_multiplier, probability, steps)
+        return events.poisson_event(noise_multiplier, 1.0, -(-steps // self.separation))
 
 
 def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
