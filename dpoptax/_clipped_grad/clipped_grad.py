@@ -148,26 +148,15 @@ def clipped_grad(
         devices = 1 if layout is None else layout.shards
         whole = Whole(devices * mask.shape[0], devices)
 
-        def by_formed(rows: PyTree, mask: jax.Array) -> PyTree:
+        def sums(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows
-            return per_example_sum(
-                loss_fn, clip, points, batch, mask, keys,
-                has_aux=has_aux,
-                whole=whole,
-                grid=grid,
-            )  # fmt: skip
-
-        def by_factors(rows: PyTree, mask: jax.Array) -> PyTree:
-            batch, keys = rows
-            return bookkept_sum(
-                loss_fn, clip, points, batch, mask, keys,
-                has_aux=has_aux,
-                whole=whole,
-                factor_dtype=jnp.bfloat16 if precision == "bfloat16" else None,
-            )  # fmt: skip
+            given = loss_fn, clip, points, batch, mask, keys
+            if by_examples:
+                return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
+            dtype = jnp.bfloat16 if precision == "bfloat16" else None
+            return bookkept_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
 
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
-        sums = by_formed if by_examples else by_factors
         total, aux = in_microbatches(sums, microbatch_size)((batch, keys), mask)
         return total if by_examples else join_sums(clip, points.points[0], total), aux
 
