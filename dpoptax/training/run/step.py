@@ -133,7 +133,6 @@ def build_steps(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None =
 def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Step:
     """The step of one run as a function to trace."""
     build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
-    gradient = build_gradient(chain, model, mesh)
 
     def step(
         params: Any,
@@ -142,7 +141,8 @@ def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = 
         mask: jax.Array,
         frozen: Any,
     ) -> tuple[Any, Any]:
-        grads = gradient(frozen)(params, opt_state, batch.examples(), mask, batch.indices)
+        gradient = build_gradient(chain, model, mesh, frozen)
+        grads = gradient(params, opt_state, batch.examples(), mask, batch.indices)
         updates, opt_state = chain.optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
@@ -156,62 +156,55 @@ def _loss(chain: Chain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
 
 
 def _private_gradient(
-    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None
+    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
 ) -> Callable[..., Any]:
-    def with_frozen(frozen: Any) -> Callable[..., Any]:
-        clipped_grad = dpoptax.clipped_grad(
-            _loss(chain, model, frozen),
-            chain.clip,
-            microbatch_size=chain.config.microbatch_size,
-            mesh=mesh,
-        )
+    clipped_grad = dpoptax.clipped_grad(
+        _loss(chain, model, frozen),
+        chain.clip,
+        microbatch_size=chain.config.microbatch_size,
+        mesh=mesh,
+    )
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
-            points = dpoptax.gradient_points(opt_state, params)
-            key = step_key(opt_state)
-            return clipped_grad(points, batch, mask, key=key, ids=None if key is None else indices)
+    def gradient(
+        params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+    ) -> Any:
+        points = dpoptax.gradient_points(opt_state, params)
+        key = step_key(opt_state)
+        return clipped_grad(points, batch, mask, key=key, ids=None if key is None else indices)
 
-        return gradient
-
-    return with_frozen
+    return gradient
 
 
 def _plain_gradient(
-    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None
+    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None, frozen: Any
 ) -> Callable[..., Any]:
     config = chain.config
+    loss = _loss(chain, model, frozen)
 
-    def with_frozen(frozen: Any) -> Callable[..., Any]:
-        loss = _loss(chain, model, frozen)
+    def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
 
-        def total_loss(params: Any, batch: Any, mask: jax.Array) -> jax.Array:
-            return jnp.sum(jax.vmap(loss, in_axes=(None, 0))(params, batch), where=mask)
+    def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
+        def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
+            return jax.grad(total_loss)(params, batch, mask), None
 
-        def whole(params: Any, batch: Any, mask: jax.Array) -> Any:
-            def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
-                return jax.grad(total_loss)(params, batch, mask), None
+        return dpoptax.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
 
-            return dpoptax.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
+    if mesh is not None:
+        local = whole
+        whole = jax.shard_map(
+            lambda *args: jax.lax.psum(local(*args), "data"),
+            mesh=mesh,
+            in_specs=(P(), P("data"), P("data")),
+            out_specs=P(),
+            check_vma=False,
+        )
 
-        if mesh is not None:
-            local = whole
-            whole = jax.shard_map(
-                lambda *args: jax.lax.psum(local(*args), "data"),
-                mesh=mesh,
-                in_specs=(P(), P("data"), P("data")),
-                out_specs=P(),
-                check_vma=False,
-            )
+    def gradient(
+        params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
+    ) -> Any:
+        total = whole(params, batch, mask)
+        # Divided by the expected size like the private gradient, not by the realised one.
+        return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
 
-        def gradient(
-            params: Any, opt_state: Any, batch: Any, mask: jax.Array, indices: jax.Array
-        ) -> Any:
-            total = whole(params, batch, mask)
-            # Divided by the expected size like the private gradient, not by the realised one.
-            return jax.tree.map(lambda leaf: leaf / config.batch_size, total)
-
-        return gradient
-
-    return with_frozen
+    return gradient
