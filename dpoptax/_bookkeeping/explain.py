@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import jax
 
-from dpoptax._bookkeeping.plan import Plan, Product, describe_uses, make_plan
-from dpoptax._bookkeeping.program import Program
+from dpoptax._bookkeeping.plan import Plan, Product, make_plan
+from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.reading import read_program
 from dpoptax._keys import check_key
 from dpoptax._maps import LinearMap
@@ -125,7 +125,7 @@ def explain(
 def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row:
     shape = tuple(program.parameters[leaf].shape)
     uses = [use for use in program.uses if leaf in use.value.leaves]
-    named = ", ".join([*filter(None, [describe_uses(uses)]), *program.opaque.get(leaf, ())])
+    named = ", ".join([*filter(None, [_operations(uses)]), *program.opaque.get(leaf, ())])
     size = math.prod(shape)
     if leaf in plan.formed:
         # The gradient of a use that reads no data is a cotangent, as elementwise as the rest.
@@ -144,6 +144,14 @@ def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row
     formed = any(p.method == "form" for p in products)
     cost = sum(_cost(product, points) for product in products)
     return Row(path, shape, named, rules, cost, formed, "")
+
+
+def _operations(uses: list[Use]) -> str:
+    """The operations of `uses`, counted."""
+    names: dict[str, int] = {}
+    for use in uses:
+        names[use.rule.name] = names.get(use.rule.name, 0) + 1
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 
 def _rule(product: Product) -> str:

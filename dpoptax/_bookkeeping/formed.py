@@ -15,7 +15,7 @@ from dpoptax._bookkeeping.passes import Pair, Passes, pairs_of
 from dpoptax._bookkeeping.plan import Plan
 from dpoptax._bookkeeping.products import Segment
 from dpoptax._bookkeeping.program import Program, Use
-from dpoptax._bookkeeping.running import evaluate_derived, use_layout
+from dpoptax._bookkeeping.running import Evaluation, use_layout
 from dpoptax._points import weigh
 from dpoptax._trees import unknown, widen
 
@@ -87,7 +87,7 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             every = list(passes.leaves[j])
             for leaf, x in zip(leaves, chosen, strict=True):
                 every[leaf] = x
-            return evaluate_derived(every, [use.value])[0]
+            return Evaluation(every)(use.value)
 
         out, transpose = jax.vjp(value, chosen)
         return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)

@@ -308,11 +308,3 @@ def _method(members: list[Member], batch: int, points: int) -> str:
         # A one-hot factor makes the inner products cheap, and the formed gradient sparse.
         return "outer" if method == "outer" else "gram"
     return "gram" if terms and method != "keep" else method
-
-
-def describe_uses(uses: Iterable[Use]) -> str:
-    """The operations of `uses`, counted."""
-    names: dict[str, int] = {}
-    for use in uses:
-        names[use.rule.name] = names.get(use.rule.name, 0) + 1
-    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())

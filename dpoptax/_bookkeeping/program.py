@@ -103,15 +103,14 @@ Value: TypeAlias = Derived | Private
 class Use:
     """A derived value meeting data under a rule.
 
-    `operand` and `output` are the types of the data and of the result for one example; `loops` are
-    (length, stacked) of each scan around. `operand_varies` says whether the data operand may be
-    another at other parameters, and the gradient reads it.
+    `output` is the type of the result for one example; `loops` are (length, stacked) of each scan
+    around. `operand_varies` says whether the data operand may be another at other parameters, and
+    the gradient reads it.
     """
 
     index: int
     rule: rules.Rule
     value: Derived
-    operand: ShapedArray
     output: ShapedArray
     loops: tuple[tuple[int, bool], ...]
     operand_varies: bool

@@ -35,14 +35,11 @@ Surroundings: TypeAlias = dict[tuple[Derived, bool], jax.Array]
 ByIndex: TypeAlias = dict[int, jax.Array]
 
 
-def evaluate_derived(leaves: list[jax.Array], wanted: list[Derived]) -> list[jax.Array]:
-    """The values of `wanted` at these parameters, all steps of their scans stacked in front."""
-    evaluate = Evaluation(leaves)
-    return [evaluate(v) for v in wanted]
-
-
 class Evaluation:
-    """The values of derived quantities at some parameters, each computed once."""
+    """The values of derived quantities at some parameters, each computed once.
+
+    All steps of their scans are stacked in front.
+    """
 
     def __init__(self, leaves: list[jax.Array]) -> None:
         self.leaves = leaves

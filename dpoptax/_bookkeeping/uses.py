@@ -78,10 +78,8 @@ class Finder:
                 around = tuple((n, s in value.scans) for s, n in step.loops)
                 read = operands[data]
                 read_varies = rule.reads_data and isinstance(read, Private) and read.varies
-                use = Use(
-                    len(self.uses), rule, value, type_of(eqn.invars[data]),
-                    type_of(eqn.outvars[0]), around, read_varies,
-                )  # fmt: skip
+                output = type_of(eqn.outvars[0])
+                use = Use(len(self.uses), rule, value, output, around, read_varies)
                 self.uses.append(use)
                 return dataclasses.replace(step, use=use, data=data)
             self.mark_opaque([value], value.nonlinear)
