@@ -218,8 +218,8 @@ def where(flag: jax.Array, factors: PyTree, others: PyTree) -> PyTree:
 
 
 def matrix_shape(param: jax.Array) -> tuple[int, int]:
-    """Rows and columns of a kernel: its last axis is the columns."""
-    return math.prod(param.shape[:-1]), param.shape[-1]
+    """Rows and columns of a kernel, its last axis the columns; a vector, or a scalar, is a row."""
+    return (math.prod(param.shape[:-1]), param.shape[-1]) if param.ndim else (1, 1)
 
 
 def sound(factors: PyTree) -> jax.Array:

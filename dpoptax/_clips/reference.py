@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._points import ReferenceState
 from dpoptax._trees import PyTree
 
@@ -35,10 +35,7 @@ def track_reference() -> optax.GradientTransformation:
         updates: PyTree, state: ReferenceState, params: PyTree = None
     ) -> tuple[PyTree, ReferenceState]:
         del params
-        if isinstance(updates, ClippedSum):
-            raise TypeError(
-                "track_reference got a ClippedSum, which is private: put it behind the noise stage"
-            )
+        check_released("track_reference", updates)
         reference = jax.tree.map(lambda u, r: u.astype(r.dtype), updates, state.reference)
         return updates, ReferenceState(reference)
 

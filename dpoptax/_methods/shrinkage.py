@@ -9,12 +9,12 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._coefficients import Filter
+from dpoptax._maps import matrix_shape
 from dpoptax._methods.low_pass import LowPassState, low_pass
 from dpoptax._methods.singular_values import (
     cosines,
     is_kernel,
     map_singular_values,
-    matrix_shape,
     shrunk,
 )
 from dpoptax._trees import PyTree, check_known

@@ -17,17 +17,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dpoptax._maps import matrix_shape
 from dpoptax._trees import out_sharding
 
 
 def is_kernel(x: jax.Array) -> bool:
     """Whether it has two axes at least."""
     return x.ndim >= 2
-
-
-def matrix_shape(x: jax.Array) -> tuple[int, int]:
-    """Of a kernel, (inputs, outputs); a vector, or a scalar, is one row."""
-    return (math.prod(x.shape[:-1]), x.shape[-1]) if x.ndim else (1, 1)
 
 
 def on_whole(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
