@@ -75,7 +75,7 @@ def test_a_step_over_a_hundred_million_records_holds_its_batch_and_no_more(tmp_p
     assert peak < 500 * sampler.padded_size  # bytes; one mask of the data would be 10^8
 
 
-def test_prefetch_keeps_the_order_runs_ahead_by_its_depth_and_passes_errors_on():
+def test_prefetch_keeps_the_order_runs_two_ahead_and_passes_errors_on():
     loaded = []
 
     def load(step):
@@ -84,7 +84,7 @@ def test_prefetch_keeps_the_order_runs_ahead_by_its_depth_and_passes_errors_on()
             raise OSError("gone")
         return step
 
-    batches = streaming.prefetch(load, range(8), depth=2)
+    batches = streaming.prefetch(load, range(8))
     assert next(batches) == 0
     time.sleep(0.05)
     assert max(loaded) <= 2

@@ -24,10 +24,10 @@ class Lookup(Rule):
     name: str = "lookup"
 
     @classmethod
-    def build_gather(cls, eqn: JaxprEqn, parameter: int) -> "Lookup | None":
+    def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":
         p = eqn.params
         d, shape = p["dimension_numbers"], shape_of(eqn.invars[0].aval)
-        if parameter != 0 or len(d.start_index_map) != 1 or d.operand_batching_dims:
+        if len(d.start_index_map) != 1 or d.operand_batching_dims:
             return None
         axis = d.start_index_map[0]
         full = all(n == m for i, (n, m) in enumerate(zip(shape, p["slice_sizes"], strict=True))

@@ -120,7 +120,7 @@ def find_rule(
         rule = Convolution.build(eqn, parameter)
     elif name == "gather" and not private[0]:
         parameter, data = 0, 1
-        rule = Lookup.build_gather(eqn, 0)
+        rule = Lookup.build_gather(eqn)
     elif name == "dynamic_slice" and not private[0] and sum(private) == 1:
         parameter, data = 0, private.index(True)
         rule = Lookup.build_slice(eqn, data - 1)

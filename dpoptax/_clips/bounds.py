@@ -53,14 +53,14 @@ _NOTHING = -(2**20)
 _BLOCK = 128
 
 
-def gamma(operations: float, unit: float = UNIT) -> float:
+def gamma(operations: float) -> float:
     """γ_k = k u/(1 − k u): the relative error of k operations in a row, at most."""
-    if operations * unit >= 0.5:
+    if operations * UNIT >= 0.5:
         raise ValueError(
-            f"a sum of {operations:g} terms with roundoff {unit:g} has no useful error bound: take "
+            f"a sum of {operations:g} terms with roundoff {UNIT:g} has no useful error bound: take "
             "a smaller microbatch, shorter sequences, or method='vmap'"
         )
-    return operations * unit / (1.0 - operations * unit)
+    return operations * UNIT / (1.0 - operations * UNIT)
 
 
 def largest_ratio(terms: int) -> float:

@@ -145,14 +145,14 @@ def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = No
     return jax.make_array_from_callback(padded.shape, sharding, lambda part: padded[part])
 
 
-def prefetch(load: Callable[[int], T], steps: Iterable[int], depth: int = 2) -> Iterator[T]:
-    """`load(step)` for each step, up to `depth` of them ahead in a thread: reading overlaps."""
+def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
+    """`load(step)` for each step, up to two of them ahead in a thread: reading overlaps."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
         pending: deque[Future[T]] = deque()
         try:
             for step in steps:
                 pending.append(pool.submit(load, step))
-                if len(pending) > depth:
+                if len(pending) > 2:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
