@@ -77,12 +77,7 @@ def singular_value_shrinkage(
             return mean
         return map_singular_values(mean, lambda s: shrunk(s, matrix_shape(mean), noise))
 
-    return _of_mean(
-        lambda mean, noise: jax.tree.map(lambda m: leaf(m, noise), mean),
-        stddev,
-        decay,
-        accumulator_dtype,
-    )
+    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
 
 
 def james_stein(
@@ -159,12 +154,14 @@ def orthogonalized(
         scale = math.sqrt(max(1.0, columns / max(rows, 1)))
         return map_singular_values(mean, lambda s: scale * cosines(s, (rows, columns), noise))
 
-    return _of_mean(
-        lambda mean, noise: jax.tree.map(lambda m: leaf(m, noise), mean),
-        stddev,
-        decay,
-        accumulator_dtype,
-    )
+    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
+
+
+def _each(
+    leaf: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Callable[[PyTree, jax.Array], PyTree]:
+    """`leaf(m, τ)` for each leaf m of a mean."""
+    return lambda mean, noise: jax.tree.map(lambda m: leaf(m, noise), mean)
 
 
 def _of_mean(
