@@ -1,4 +1,4 @@
-"""Augmentation multiplicity, and the average of parameters that optax keeps."""
+"""Augmentation multiplicity: copies of an example are averaged before the clip."""
 
 import functools
 
@@ -88,32 +88,3 @@ def test_auxiliary_outputs_are_those_of_all_copies():
 def test_bad_multiplicity(multiplicity):
     with pytest.raises(ValueError, match=f"multiplicity={multiplicity}"):
         dpoptax.augmented(helpers.mlp_loss, _jitter, multiplicity)
-
-
-def test_an_average_of_the_parameters_is_evaluated():
-    """Post-processing that optax has: noise moves the last iterate, and the average less."""
-    target = jnp.linspace(-1.0, 1.0, 50)
-    grad_fn = dpoptax.clipped_grad(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), dpoptax.l2_clip(5.0))
-    tx = optax.chain(
-        dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=8, key=KEY), optax.sgd(0.2)
-    )
-    average = optax.ema(0.95)
-    batch = jnp.tile(target, (8, 1))
-
-    @jax.jit
-    def step(params, state, averaging):
-        clipped = grad_fn(dpoptax.gradient_points(state, params), batch)
-        updates, state = tx.update(clipped, state, params)
-        params = optax.apply_updates(params, updates)
-        averaged, averaging = average.update(params, averaging)
-        return params, averaged, state, averaging
-
-    params = jnp.zeros(50)
-    state, averaging = tx.init(params), average.init(params)
-    errors = []
-    for t in range(120):
-        params, averaged, state, averaging = step(params, state, averaging)
-        if t >= 80:
-            errors.append([jnp.mean((w - target) ** 2) for w in (params, averaged)])
-    last, mean = np.mean(errors, axis=0)
-    assert mean < 0.3 * last

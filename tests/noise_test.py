@@ -83,15 +83,6 @@ def test_step_t_uses_the_key_folded_with_t():
         np.testing.assert_allclose(release, 2.0 * box_muller.normal(key, (3,)), rtol=1e-6)
 
 
-def test_the_state_survives_donation():
-    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
-    update = jax.jit(tx.update, donate_argnums=1)
-    first, _ = update(total, tx.init(jnp.zeros(3)))
-    again, _ = update(total, tx.init(jnp.zeros(3)))
-    chex.assert_trees_all_equal(first, again)
-
-
 def test_ledger_counts_releases_and_is_found_anywhere():
     tx = optax.chain(
         dpoptax.clip_and_noise(CLIP, noise_multiplier=1.5, batch_size=4, key=jax.random.key(0)),
