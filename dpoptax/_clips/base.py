@@ -107,8 +107,8 @@ class UnitClip(Clip):
 
 
 @dataclasses.dataclass(frozen=True)
-class L2Clip(Clip):
-    """min(1, C/‖g‖) g; see `l2_clip`."""
+class BoundedClip(Clip):
+    """Base of geometries that bound the whole gradient's norm by a number C, and scale with it."""
 
     l2_clip_norm: float
 
@@ -116,6 +116,11 @@ class L2Clip(Clip):
     def sensitivity(self) -> float:
         """C, the clip bound."""
         return self.l2_clip_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class L2Clip(BoundedClip):
+    """min(1, C/‖g‖) g; see `l2_clip`."""
 
     def factors(self, norms: jax.Array) -> jax.Array:
         """min(1, C/‖g‖)."""

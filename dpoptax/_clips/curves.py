@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clips.base import Clip, L2Clip, clip_norm, positive
+from dpoptax._clips.base import BoundedClip, Clip, L2Clip, clip_norm, positive
 from dpoptax._trees import PyTree
 
 # Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
@@ -15,16 +14,10 @@ _TINY = 2.0**-90
 
 
 @dataclasses.dataclass(frozen=True)
-class AutomaticClip(Clip):
+class AutomaticClip(BoundedClip):
     """C/(‖g‖ + γ) g; see `automatic_clip`."""
 
-    l2_clip_norm: float
     gamma: float
-
-    @property
-    def sensitivity(self) -> float:
-        """C, the clip bound."""
-        return self.l2_clip_norm
 
     def factors(self, norms: jax.Array) -> jax.Array:
         """C/(‖g‖ + γ)."""
@@ -61,16 +54,10 @@ def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
 
 
 @dataclasses.dataclass(frozen=True)
-class PsacClip(Clip):
+class PsacClip(BoundedClip):
     """C/(‖g‖ + r/(‖g‖ + r)) g; see `psac_clip`."""
 
-    l2_clip_norm: float
     r: float
-
-    @property
-    def sensitivity(self) -> float:
-        """C, the clip bound."""
-        return self.l2_clip_norm
 
     def factors(self, norms: jax.Array) -> jax.Array:
         """C/(‖g‖ + r/(‖g‖ + r))."""
@@ -230,10 +217,9 @@ def _flat(given: Clip | float) -> Clip:
 
 def _share(clip: Clip, layers: int) -> Clip:
     """The geometry with a bound of C/√layers, so that this many of them have sensitivity C."""
-    if type(clip) not in (L2Clip, AutomaticClip, PsacClip):
+    if not isinstance(clip, BoundedClip):
         raise ValueError(
             f"clips={clip!r}: it is not known how to split its sensitivity among the layers; give "
             "a tree with one geometry for each"
         )
-    whole = cast(L2Clip | AutomaticClip | PsacClip, clip)
-    return dataclasses.replace(whole, l2_clip_norm=whole.l2_clip_norm / math.sqrt(layers))
+    return dataclasses.replace(clip, l2_clip_norm=clip.l2_clip_norm / math.sqrt(layers))
