@@ -13,7 +13,7 @@ from scipy import optimize, sparse, stats
 import dpoptax
 from dpoptax import auditing
 from dpoptax.auditing import p_value_dp, p_value_fdp
-from dpoptax.auditing._trade_offs import largest_refuted
+from dpoptax.auditing._families import largest_refuted
 from tests import games
 
 # Pairs of ε and δ, each list one claim.

@@ -28,6 +28,10 @@ from dpoptax.auditing._curves import CanaryScores as CanaryScores
 from dpoptax.auditing._curves import TradeOffCurve as TradeOffCurve
 from dpoptax.auditing._curves import bootstrap_interval as bootstrap_interval
 from dpoptax.auditing._curves import trade_off_curve as trade_off_curve
+from dpoptax.auditing._families import Family as Family
+from dpoptax.auditing._families import approximate_family as approximate_family
+from dpoptax.auditing._families import claimed_family as claimed_family
+from dpoptax.auditing._families import gaussian_family as gaussian_family
 from dpoptax.auditing._game import Game as Game
 from dpoptax.auditing._game import canary_gradient as canary_gradient
 from dpoptax.auditing._game import canary_gradients as canary_gradients
@@ -43,10 +47,6 @@ from dpoptax.auditing._result import Bound as Bound
 from dpoptax.auditing._search import WorstExample as WorstExample
 from dpoptax.auditing._search import searched_canary as searched_canary
 from dpoptax.auditing._search import worst_example as worst_example
-from dpoptax.auditing._trade_offs import Family as Family
-from dpoptax.auditing._trade_offs import approximate_family as approximate_family
-from dpoptax.auditing._trade_offs import claimed_family as claimed_family
-from dpoptax.auditing._trade_offs import gaussian_family as gaussian_family
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit

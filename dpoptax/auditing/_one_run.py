@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from dpoptax._privacy.checks import integer, number
 from dpoptax._privacy.trade_offs import TradeOff
-from dpoptax.auditing._trade_offs import largest_refuted
+from dpoptax.auditing._families import largest_refuted
 
 # The p-value is searched on a grid of its logarithm, refined this often, and rounded up.
 _LEAST, _POINTS, _ROUNDS = 1e-30, 64, 4

@@ -7,8 +7,8 @@ import numpy as np
 
 from dpoptax._privacy.trade_offs import TradeOff
 from dpoptax.auditing._curves import CanaryScores, TradeOffCurve
+from dpoptax.auditing._families import Family, approximate_family
 from dpoptax.auditing._one_run import OneRunGuesses
-from dpoptax.auditing._trade_offs import Family, approximate_family
 
 
 @dataclasses.dataclass(frozen=True)
