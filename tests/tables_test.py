@@ -15,7 +15,7 @@ from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
-from dpoptax._clips.contributions import count_rows
+from dpoptax._clips.row_selection import count_rows
 from dpoptax._noise.ledger import with_key
 from dpoptax._noise.selecting import draw_rows
 from tests.oracles import adafest as oracle

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
-from dpoptax._clips.contributions import RowCounts, RowSelectingClip, RowSelection, count_rows
+from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of

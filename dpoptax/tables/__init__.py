@@ -18,9 +18,9 @@ Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of La
 Models", 2023.
 """
 
-from dpoptax._clips.contributions import RowSelectingClip as RowSelectingClip
-from dpoptax._clips.contributions import RowSelection as RowSelection
-from dpoptax._clips.contributions import row_selecting_clip as row_selecting_clip
+from dpoptax._clips.row_selection import RowSelectingClip as RowSelectingClip
+from dpoptax._clips.row_selection import RowSelection as RowSelection
+from dpoptax._clips.row_selection import row_selecting_clip as row_selecting_clip
 from dpoptax._noise.selecting import RowSelectingNoiseState as RowSelectingNoiseState
 from dpoptax._noise.selecting import SelectedRows as SelectedRows
 from dpoptax._noise.selecting import row_selecting_noise as row_selecting_noise

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._clips.contributions import table_rows
+from dpoptax._clips.row_selection import table_rows
 from dpoptax._trees import PyTree
 
 # Every number that stands for a row.

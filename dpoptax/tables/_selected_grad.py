@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clips.clipped_sum import ClippedSum, as_made
-from dpoptax._clips.contributions import RowSelectingClip
 from dpoptax._clips.per_example import check_mask
+from dpoptax._clips.row_selection import RowSelectingClip
 from dpoptax._maps import LinearMapState
 from dpoptax._noise.selecting import (
     RowSelectingNoiseState,

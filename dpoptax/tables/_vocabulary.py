@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpoptax._clips.contributions import RowSelection, count_rows
+from dpoptax._clips.row_selection import RowSelection, count_rows
 from dpoptax._keys import check_key
 from dpoptax._noise.ledger import check_mechanism
 from dpoptax._noise.selecting import draw_rows
