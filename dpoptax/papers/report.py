@@ -215,5 +215,5 @@ def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult
         )
     return (
         f"{text} Of the papers' results on images, GeoDP's Figure 5 and DP-PMLF's CNN were trained "
-        "([methods on images](on-images.md)); the others wait for a GPU."
+        "(docs/on-images.md); the others wait for a GPU."
     )
