@@ -80,7 +80,7 @@ class BandedInverseToeplitz(Strategy):
                 f"the strategy was made for {self.steps} steps, not for {steps}: make another"
             )
         weights = self._weights.astype(float)
-        return _reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
+        return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
 
     def noising_matrix(self) -> "StreamingMatrix":
         """The same with b − 1 buffers, for who computes noise elsewhere."""
@@ -101,7 +101,7 @@ class BandedInverseToeplitz(Strategy):
 
     @property
     def _weights(self) -> np.ndarray:
-        norm = np.linalg.norm(_reciprocal(self.coefficients, self.steps))
+        norm = np.linalg.norm(reciprocal(self.coefficients, self.steps))
         return (norm * np.asarray(self.coefficients)).astype(np.float32)
 
 
@@ -133,7 +133,7 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
     return BandedInverseToeplitz((1.0, *np.cumprod((i - 1.5) / i).tolist()), steps)
 
 
-def _reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
+def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
     """The power series of one over Σ d_i zⁱ, d_0 = 1: the first column of C."""
     d = np.asarray(coefficients)
     column = np.zeros(steps)

@@ -87,6 +87,19 @@ class Participation:
         """Which data sets the guarantee compares: what the sampler states."""
         return self.sampler.neighbouring_relation
 
+    def check_fixed_point(self) -> None:
+        """Raises where no ε is proved for the strategy's noise in whole numbers.
+
+        That is where an example takes part again before its noise has passed: the rounding of the
+        noise, and not only the sums, then depends on it several times.
+        """
+        if self.strategy.bands != 1 and not self._amplified:
+            raise ValueError(
+                f"correlated noise in fixed point of {self.strategy.bands or 'unlimited'} bands is "
+                "priced under a CyclicPoissonSampler whose cycle_length is at least the number of "
+                f"bands, and not under {self.sampler}"
+            )
+
     def sensitivity(self, steps: int) -> float:
         """The l2 norm that one example with clipped gradients of norm 1 can add to C G.
 

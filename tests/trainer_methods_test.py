@@ -53,6 +53,11 @@ METHODS = {
     "augmented_disk": {"method": AugmentedDisk(multiplicity=2, mirrored=True, flip=True)},
     "averaged": {"parameter_ema": 0.5},
     "fixed_point": {"fixed_point": True},
+    "correlated_fixed_point": {
+        "method": CorrelatedNoise(bands=3),
+        "sampling": "cyclic",
+        "fixed_point": True,
+    },
     "adam_bc": {"method": AdamBC()},
     "lp_adam": {"method": LPAdam()},
     "singular_values": {"method": SingularValues(decay=0.9)},
@@ -89,7 +94,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(name, tmp_path):
     assert again.summary["epsilon"] == whole.summary["epsilon"]
 
 
-DP_SGD = sorted(METHODS.keys() - {"correlated_noise"})
+DP_SGD = sorted(METHODS.keys() - {"correlated_noise", "correlated_fixed_point"})
 
 
 @pytest.mark.parametrize("name", DP_SGD)
@@ -116,7 +121,25 @@ def test_noise_in_fixed_point_is_where_it_is_asked_for():
         assert ledger.mechanism.fixed_point is fixed_point
 
 
-@pytest.mark.parametrize("method", [GeoDP(), AdaptiveClip(), CorrelatedNoise(), NonPrivate()])
+def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in_a_band():
+    method = CorrelatedNoise(bands=3)
+    for fixed_point in (False, True):
+        config = tiny(
+            method=method,
+            sampling="min_separation",
+            accountant="monte_carlo",
+            noise_multiplier=4.0,
+            epsilon=None,
+            fixed_point=fixed_point,
+        )
+        if fixed_point:
+            with pytest.raises(ConfigError, match="give sampling='cyclic', or fixed_point=False"):
+                make_plan(config, 1438)
+        else:
+            make_plan(config, 1438)
+
+
+@pytest.mark.parametrize("method", [GeoDP(), AdaptiveClip(), NonPrivate()])
 def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
     with pytest.raises(ConfigError, match=f"fixed_point=True is not for method={method.name}"):
         tiny(method=method, fixed_point=True)

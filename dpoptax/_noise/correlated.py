@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
 from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
-from dpoptax._noise.release import release
+from dpoptax._noise.release import check_same_clip, release
 from dpoptax._serialization import serializable
-from dpoptax._strategies import Strategy
+from dpoptax._strategies import BandedToeplitz, Strategy
 from dpoptax._trees import PyTree
 
 
@@ -41,14 +43,22 @@ class CorrelatedNoiseState:
 
 
 class _Noising(NamedTuple):
-    """How the noise of a step is made: `init(zeros)`, and `next(zeros, state, step_key)`."""
+    """How a sum gets the noise of a step, and what is kept of it.
+
+    `init(params)` and `add(clipped, state, step_key)`: the noisy sum, and the buffers.
+    """
 
     init: Callable[[PyTree], PyTree]
-    next: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]]
+    add: Callable[[ClippedSum, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]]
 
 
 def correlated_noise(
-    strategy: Strategy, *, noise_multiplier: float, batch_size: float, key: jax.Array
+    strategy: Strategy,
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    key: jax.Array,
+    fixed_point_clip: Clip | None = None,
 ) -> optax.GradientTransformation:
     """Adds noise that later steps take back in part, in the place of `gaussian_noise`.
 
@@ -66,6 +76,14 @@ def correlated_noise(
     and both refuse a sampler for which nothing is known. Multipliers are calibrated with
     `dpoptax.accounting.calibrate_noise_multiplier(sampler=strategy.under(sampler), …)`.
 
+    That is so for real numbers; in floating point the last bits of a release tell the sum, see
+    `gaussian_noise`. With `fixed_point_clip` sums and noise are whole multiples of a public power
+    of two g, and the theorem of `gaussian_noise(fixed_point=True)` holds for all releases of a run
+    with every bit of them. It is for a `BandedToeplitz` under a `CyclicPoissonSampler` whose cycle
+    is as long as its bands; no other is priced with it. Coefficients are taken as multiples of 2⁻¹¹
+    of the first, and the noise scaled up for rounding, from σC to at most σ(C + √d g + √(b d) g), d
+    the number of parameters.
+
     Memory: bands − 1 copies of the parameters, or one a buffer, in float32; none with a strategy
     whose inverse is banded (`dpoptax.matrix.BandedInverseToeplitz`): then Z_{t−1}, Z_{t−2}, … are
     drawn again from their keys, and a step draws once for each of its bands.
@@ -75,10 +93,14 @@ def correlated_noise(
       noise_multiplier: σ, relative to the clip bound, for columns of norm 1; 0 for no noise.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`. Whoever knows it can subtract the noise.
+      fixed_point_clip: for noise in fixed point, the geometry of all sums that will be released:
+        the noise of earlier steps counts in its grid. `None` for floating point.
 
     Raises:
-      TypeError: a strategy that is none; as `gaussian_noise`.
-      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast.
+      TypeError: a strategy that is none, or in fixed point no `BandedToeplitz`; as
+        `gaussian_noise`; at `update`, sums that were clipped otherwise than `fixed_point_clip`.
+      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast, or in fixed
+        point a strategy that adds up the noise of so many steps that it leaves int32.
       ImportError: jax_privacy is not installed.
 
     Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear
@@ -94,27 +116,34 @@ def correlated_noise(
         raise TypeError(f"strategy={strategy!r}: want one of dpoptax.matrix's, as BandedToeplitz")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), strategy=strategy)
     key = check_noise_key(key)
-    add = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
+    if fixed_point_clip is not None:
+        if not isinstance(strategy, BandedToeplitz):
+            raise TypeError(
+                f"strategy={strategy!r}: noise in fixed point is for a dpoptax.matrix."
+                "BandedToeplitz; take one, or leave out fixed_point_clip"
+            )
+        sensitivity = check_clip(fixed_point_clip).sensitivity
+        mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
+        noising = _in_fixed_point(strategy, mechanism)
+    else:
+        noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
-        zeros = optax.tree.zeros_like(params, dtype=jnp.float32)
-        return CorrelatedNoiseState(buffers=add.init(zeros), **begin(mechanism, key, params))
+        return CorrelatedNoiseState(buffers=noising.init(params), **begin(mechanism, key, params))
 
     def update_fn(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
-            zeros = optax.tree.zeros_like(clipped.sum, dtype=jnp.float32)  # sharded like the sum
-            _check_buffers(state.buffers, jax.eval_shape(add.init, zeros))
-            noise, buffers = add.next(zeros, state, step_key)
-            # Scaled after the matrix: the scale is this step's own even if the clip changed.
-            stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
-            mean = jax.tree.map(
-                lambda s, z: (s + stddev * z) / mechanism.batch_size, clipped.sum, noise
-            )
-            return mean, buffers
+            if fixed_point_clip is not None:
+                check_same_clip(clipped, fixed_point_clip, "clip")
+            _check_buffers(state.buffers, jax.eval_shape(noising.init, clipped.sum))
+            noisy, buffers = noising.add(clipped, state, step_key)
+            return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
 
-        released, (_, buffers), state = release(updates, state, params, mechanism, noisy_mean)
+        released, (_, buffers), state = release(
+            updates, state, params, mechanism, noisy_mean, on_grid=mechanism.fixed_point
+        )
         return released, dataclasses.replace(state, buffers=buffers)
 
     return optax.GradientTransformation(init_fn, update_fn)
@@ -123,12 +152,48 @@ def correlated_noise(
 def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
     """Raises where what is kept of earlier noise has been rounded to another type."""
     for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
-        if buffer.dtype != own.dtype and jnp.issubdtype(own.dtype, jnp.inexact):
+        if buffer.dtype != own.dtype:
             raise ValueError(
                 f"a buffer of the correlated noise is {buffer.dtype}, not {own.dtype}: the state "
                 "was cast, and what is rounded off the noise of earlier steps would tell it from "
                 "the sums that it was added to. Leave this state as it is"
             )
+
+
+def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism) -> _Noising:
+    """The recursion of a banded strategy, in whole numbers; no noise where none is asked for."""
+
+    def add(
+        clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
+            return clipped.sum, state.buffers
+        return add_correlated_noise(
+            clipped, strategy, mechanism, state.buffers, state.count, step_key
+        )
+
+    return _Noising(lambda params: begin_buffers(strategy, params), add)
+
+
+def _scaled(
+    init: Callable[[PyTree], PyTree],
+    noise: Callable[[PyTree, CorrelatedNoiseState, jax.Array], tuple[PyTree, PyTree]],
+) -> _Noising:
+    """Of the noise of a step at standard deviation 1, `noise(zeros, state, step_key)`."""
+
+    def add(
+        clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
+    ) -> tuple[PyTree, PyTree]:
+        unscaled, buffers = noise(_zeros(clipped.sum), state, step_key)
+        # Scaled after the matrix: the scale is this step's own even if the clip changed.
+        stddev = state.mechanism.noise_multiplier * clipped.clip.sensitivity
+        return jax.tree.map(lambda s, z: s + stddev * z, clipped.sum, unscaled), buffers
+
+    return _Noising(lambda params: init(_zeros(params)), add)
+
+
+def _zeros(like: PyTree) -> PyTree:
+    return optax.tree.zeros_like(like, dtype=jnp.float32)  # sharded like them
 
 
 def _buffering(strategy: Strategy) -> _Noising:
@@ -147,7 +212,7 @@ def _buffering(strategy: Strategy) -> _Noising:
             noise, buffers = noising.multiply_next(white, state.buffers)
         return noise, buffers
 
-    return _Noising(noising.init_multiply, next_fn)
+    return _scaled(noising.init_multiply, next_fn)
 
 
 def _redrawing(weights: tuple[float, ...]) -> _Noising:
@@ -169,4 +234,4 @@ def _redrawing(weights: tuple[float, ...]) -> _Noising:
         steps = jnp.minimum(state.count + 1, len(weights))
         return jax.lax.fori_loop(0, steps, add, zeros), ()
 
-    return _Noising(lambda zeros: (), next_fn)
+    return _scaled(lambda zeros: (), next_fn)

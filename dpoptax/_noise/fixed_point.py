@@ -10,7 +10,7 @@ from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import draws
 from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian
-from dpoptax._noise.ledger import check_mechanism
+from dpoptax._noise.ledger import Mechanism, check_mechanism
 from dpoptax._trees import PyTree, float32_at_least, out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
@@ -57,15 +57,35 @@ def fixed_point_grid(clip: Clip, *, noise_multiplier: float, batch_size: float) 
     return grid(check_clip(clip).sensitivity, noise_multiplier, batch_size)
 
 
+def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:
+    """The grid of a sum's release; raises where the sum is on another."""
+    step = fixed_point_grid(
+        clipped.clip,
+        noise_multiplier=mechanism.noise_multiplier,
+        batch_size=mechanism.batch_size,
+    )
+    if clipped.grid not in (None, step):
+        raise ValueError(
+            f"the clipped sum is on grid={clipped.grid}, this noise stage on {step}: give "
+            "dpoptax.clipped_grad the grid of dpoptax.fixed_point_grid with the noise stage's own "
+            "noise_multiplier and batch_size"
+        )
+    return step
+
+
 def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     """What one example moves a sum on the grid by.
 
     C + √d g where the sum is rounded, as one example can move each entry's rounding by g; C + √d
     g/2 where every summand was, by g/2 an entry.
     """
-    size = sum(leaf.size for leaf in jax.tree.leaves(clipped.sum))
     share = 1.0 if clipped.grid is None else 0.5
-    return clipped.clip.sensitivity + share * math.sqrt(size) * step
+    return clipped.clip.sensitivity + share * math.sqrt(size(clipped.sum)) * step
+
+
+def size(tree: PyTree) -> int:
+    """d, the number of numbers in a sum."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
@@ -82,33 +102,45 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       step: g, a power of two, from `grid`.
 
     Raises:
+      ValueError: as `steps_of`.
+    """
+    steps = steps_of(stddev, step)
+
+    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        return discrete_gaussian(key, leaf.shape, steps, out_sharding=out_sharding(leaf))
+
+    return draws.each_leaf(tree, key, noise, lambda leaf, noise: on_grid(leaf, noise, step))
+
+
+def steps_of(stddev: float, step: float) -> float:
+    """The standard deviation of the integers, for noise that is to hide as much as `stddev`.
+
+    Raises:
       ValueError: more than 2²² steps of the grid in a standard deviation, as the room for rounding
         that many parameters need makes them, or less than one, as batches of 10⁸ do.
     """
     if stddev < step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: so large a batch leaves "
-            "steps that are longer than the noise; take a smaller batch_size, or fixed_point=False"
+            "steps that are longer than the noise; take a smaller batch_size, or noise in floating "
+            "point"
         )
     if stddev > _MOST_STEPS_PER_STDDEV * step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
             "at so large a noise_multiplier, the room for rounding is a multiple of the noise; "
             f"want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
-            "Take a smaller noise_multiplier, or fixed_point=False"
+            "Take a smaller noise_multiplier, or noise in floating point"
         )
     # Float64 may have rounded the stddev down by some 2⁻⁵².
-    integers = math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
+    return math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
 
-    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
-        return discrete_gaussian(key, leaf.shape, integers, out_sharding=out_sharding(leaf))
 
-    def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
-        # Division by a power of two is exact, and so is everything from here to the last line.
-        dtype = float32_at_least(leaf)
-        if not jnp.issubdtype(leaf.dtype, jnp.integer):
-            leaf = jnp.rint(leaf.astype(dtype) / step)
-        total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
-        return step * total.astype(dtype)
-
-    return draws.each_leaf(tree, key, noise, noisy)
+def on_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
+    """g · (round(leaf/g) + noise), or g · (leaf + noise) of a leaf that counts g."""
+    # Division by a power of two is exact, and so is everything from here to the last line.
+    dtype = float32_at_least(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.integer):
+        leaf = jnp.rint(leaf.astype(dtype) / step)
+    total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
+    return step * total.astype(dtype)

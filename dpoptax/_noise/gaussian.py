@@ -225,14 +225,6 @@ def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Arra
     sigma = mechanism.noise_multiplier
     if sigma == 0.0 and clipped.grid is None:
         return clipped.sum
-    step = _fixed_point.fixed_point_grid(
-        clipped.clip, noise_multiplier=sigma, batch_size=mechanism.batch_size
-    )
-    if clipped.grid not in (None, step):
-        raise ValueError(
-            f"the clipped sum is on grid={clipped.grid}, this noise stage on {step}: give "
-            "dpoptax.clipped_grad the grid of dpoptax.fixed_point_grid with the noise stage's own "
-            "noise_multiplier and batch_size"
-        )
+    step = _fixed_point.grid_of(clipped, mechanism)
     stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
     return _fixed_point.add_noise(clipped.sum, stddev, key, step)

@@ -42,6 +42,8 @@ class Mechanism:
         where it is independent.
       fixed_point: whether the noise is of integers. Priced alike; but a run that goes on otherwise
         than it was begun would release a step that is run again with other noise.
+      sensitivity: C of the sums of all releases, where noise of one is counted in the steps of
+        another's grid: correlated noise of integers. `None` where each has its own.
     """
 
     noise_multiplier: float
@@ -49,6 +51,7 @@ class Mechanism:
     unproven: str | None = None
     strategy: "Strategy | None" = None
     fixed_point: bool = False
+    sensitivity: float | None = None
 
 
 @serializable
@@ -275,7 +278,9 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
-    rest = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
+    rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
+    if mechanism.sensitivity is not None:
+        rest.append(mechanism.sensitivity)
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 

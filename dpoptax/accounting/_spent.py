@@ -46,7 +46,8 @@ def epsilon_spent(
     Raises:
       ValueError: no ledger; one that refused a release, or whose arrays are another mechanism's;
         two noise stages with one key; a mechanism without a proof; a sampler of another batch
-        size; a sampler that has no event, or none with a mechanism's correlated noise, or a
+        size; a sampler that has no event, or none with a mechanism's correlated noise (in fixed
+        point any but a `CyclicPoissonSampler` whose cycle is as long as the noise's bands), or a
         strategy under a sampler in its place; correlated noise next to another noise stage; noise
         stages with different numbers of releases whose batches were drawn together.
     """
@@ -145,6 +146,8 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
             "epsilon is known for the two together; remove one"
         )
     sampling = strategies[0].under(sampler) if strategies else sampler
+    if isinstance(sampling, Participation) and found[0].mechanism.fixed_point:
+        sampling.check_fixed_point()
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
     if not sampler.independent_steps:
         if len({count for count, _ in releases}) > 1:

@@ -86,15 +86,22 @@ def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
         dpoptax.ledgers(state)
 
 
+RELEASE = {"noise_multiplier": 2.0, "batch_size": 4, "key": jax.random.key(5)}
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_fixed_point_noise_is_the_same(kind):
-    noise = dpoptax.gaussian_noise(
-        noise_multiplier=2.0, batch_size=4, key=jax.random.key(5), fixed_point=True
-    )
+@pytest.mark.parametrize("correlated", [False, True])
+def test_fixed_point_noise_is_the_same(correlated, kind):
+    noise = dpoptax.gaussian_noise(**RELEASE, fixed_point=True)
+    if correlated:
+        strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5, 0.3))
+        noise = dpoptax.correlated_noise(strategy, **RELEASE, fixed_point_clip=CLIP)
 
     @jax.jit
     def release(total):
-        return noise.update(dpoptax.assert_clipped(total, CLIP), noise.init(total))[0]
+        first, state = noise.update(dpoptax.assert_clipped(total, CLIP), noise.init(total))
+        second, _ = noise.update(dpoptax.assert_clipped(total, CLIP), state)
+        return first, second
 
     total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
     jax.tree.map(np.testing.assert_array_equal, release(total), release(zeros()))

@@ -60,11 +60,13 @@ class Method:
 
         Also from `fixed_point`, where a method can have it and the config asks for it.
         """
-        del clip
         strategy = self.strategy(steps)
         if strategy is None:
             return dpoptax.gaussian_noise(**release)
-        return dpoptax.correlated_noise(strategy, **release)
+        fixed_point = release.pop("fixed_point", False)
+        return dpoptax.correlated_noise(
+            strategy, fixed_point_clip=clip if fixed_point else None, **release
+        )
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """Gradient points and filter: what stands between the noise and the optimizer.

@@ -102,7 +102,6 @@ class CorrelatedNoise(Doppler):
     """
 
     name: ClassVar[str] = "Correlated noise"
-    fixed_point: ClassVar[bool] = False
 
     preset: str = field("none", Role.UNPRICED)
     """Name of the filter, see dpoptax.filters.presets."""

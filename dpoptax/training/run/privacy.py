@@ -144,6 +144,14 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     strategy = config.method.strategy(config.steps)
     priced = _priced(sampler, strategy)  # raises, with the reason, where the two do not fit
+    if config.fixed_point and isinstance(priced, matrix.Participation):
+        try:
+            priced.check_fixed_point()
+        except ValueError as error:
+            raise ConfigError(
+                f"fixed_point=True for method={config.method.name} with sampling="
+                f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
+            ) from error
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
         epsilon=config.epsilon,

@@ -1,0 +1,131 @@
+"""Correlated noise in fixed point: the recursion of a banded strategy, in whole numbers."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clips.grid import LARGEST
+from dpoptax._inverse_strategies import reciprocal
+from dpoptax._noise import draws
+from dpoptax._noise.discrete_gaussian import discrete_gaussian
+from dpoptax._noise.fixed_point import grid_of, on_grid, size, steps_of
+from dpoptax._noise.ledger import Mechanism
+from dpoptax._strategies import BandedToeplitz
+from dpoptax._trees import PyTree, out_sharding
+
+# Coefficients are taken as multiples of 2⁻¹¹ of the first: so products with the halves of a whole
+# number, below and above that bit, fit in an int32.
+_BITS = 11
+# A discrete Gaussian stays within so many standard deviations: 11.7 √2, and what rounding adds.
+_LARGEST_IN_STDDEVS = 17.0
+# Coefficients of 1/C that are looked at for a bound of their sum.
+_HORIZON = 4096
+
+
+def multiples(strategy: BandedToeplitz) -> tuple[int, ...]:
+    """2¹¹ c_i/c_0 for i = 1, 2, …, rounded."""
+    first, *others = strategy.coefficients
+    return tuple(round(2**_BITS * c / first) for c in others)
+
+
+def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, g: float) -> float:
+    """The standard deviation, on a sum, of the noise that the recursion starts from.
+
+        σ (‖c‖ (C + √d g) + √((b − 1) d) g),   c = (1, c_1/c_0, …)
+
+    One example moves the rounded sum by at most C + √d g, by which the noise of b steps differs in
+    proportion to c; and rounding moves it by another g a coordinate in each of b − 1 of them. The
+    greater of the two rounding rooms of sums, whether or not its summands were rounded: the noise
+    of all steps has one scale.
+    """
+    taps, d = multiples(strategy), size(clipped.sum)
+    norm = math.hypot(2**_BITS, *taps) / 2**_BITS
+    moved = clipped.clip.sensitivity + math.sqrt(d) * g
+    return sigma * (norm * moved + math.sqrt(len(taps) * d) * g)
+
+
+def begin_buffers(strategy: BandedToeplitz, params: PyTree) -> PyTree:
+    """The noise of the b − 1 steps before the first one: none. Int32."""
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.int32), params)
+    return (zeros,) * len(multiples(strategy))
+
+
+def add_correlated_noise(
+    clipped: ClippedSum,
+    strategy: BandedToeplitz,
+    mechanism: Mechanism,
+    buffers: PyTree,
+    count: jax.Array,
+    key: jax.Array,
+) -> tuple[PyTree, PyTree]:
+    """Returns the sum with the noise of a step, and the noise of the last b − 1 steps.
+
+        Y_t = N_t − round(Σ_{0<i<b} c_i Y_{t−i}/c_0),    g · (round(sum/g) + Y_t)
+
+    with N_t a discrete Gaussian. All of Y is exact, so that what is known of the noise that was
+    subtracted is known to the bit: proof in docs/privacy/noise.md.
+
+    Args:
+      clipped: the sum.
+      strategy: c, of b coefficients.
+      mechanism: σ and B.
+      buffers: Y_{t−1}, …, Y_{t−b+1}, as `begin_buffers` begins them.
+      count: t.
+      key: of this step.
+    """
+    step = grid_of(clipped, mechanism)
+    stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, step)
+    steps, taps = steps_of(stddev, step), multiples(strategy)
+    _check_range(taps, steps)
+
+    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        return discrete_gaussian(key, leaf.shape, steps, out_sharding=out_sharding(leaf))
+
+    def white() -> PyTree:
+        return draws.each_leaf(clipped.sum, key, draw, lambda leaf, drawn: drawn)
+
+    def correlated(drawn: jax.Array, *past: jax.Array) -> jax.Array:
+        return drawn - product(taps, past)
+
+    noise = jax.tree.map(correlated, draws.draw_once(white, clipped.sum, count), *buffers)
+    noisy = jax.tree.map(lambda leaf, noise: on_grid(leaf, noise, step), clipped.sum, noise)
+    return noisy, (noise, *buffers)[: len(taps)]
+
+
+def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
+    """round(Σ k y/2¹¹), halves up: exact where Σ |k| < 2²⁰ and the result fits in an int32."""
+    # Σ k y/2¹¹ = Σ k (y >> 11) + Σ k (y mod 2¹¹)/2¹¹, and the former is whole.
+    whole, rest = jnp.int32(0), jnp.int32(2 ** (_BITS - 1))
+    for k, y in zip(taps, past, strict=True):
+        whole += k * (y >> _BITS)
+        rest += k * (y & (2**_BITS - 1))
+    return whole + (rest >> _BITS)
+
+
+def _check_range(taps: tuple[int, ...], steps: float) -> None:
+    """Raises where the noise may leave the integers, with the sum that it is added to."""
+    most = LARGEST / (_LARGEST_IN_STDDEVS * steps + 1.0)
+    if sum(map(abs, taps)) >= 2 ** (31 - _BITS) or _sum_of_inverse(taps) > most:
+        raise ValueError(
+            f"the strategy adds up the noise of many steps, more than {most:.3g} of them: beyond "
+            "int32, on a grid that is fine enough for the sum. Take coefficients whose 1/C(z) has "
+            "its poles further inside the unit circle, or noise in floating point"
+        )
+
+
+def _sum_of_inverse(taps: tuple[int, ...]) -> float:
+    """A bound of Σ_t |h_t|, h the coefficients of 1/Σ c_i zⁱ; inf where none is found.
+
+    What comes behind a horizon T starts from the last b − 1 coefficients, as if inputs u_j =
+    −Σ_{i≥j} c_i h_{T+j−i−1} came in b − 1 steps: Σ_t |h_t| ≤ Σ_{t<T} |h_t| + Σ_j |u_j| Σ_t |h_t|.
+    """
+    c = np.array([1.0, *(k / 2**_BITS for k in taps)])
+    h = reciprocal(c.tolist(), _HORIZON)
+    bands = len(taps)
+    past = np.concatenate([np.zeros(bands), h])[::-1][:bands]  # h_{T−1}, h_{T−2}, …
+    share = sum(abs(c[j:] @ past[: len(c) - j]) for j in range(1, bands + 1))
+    return float(np.abs(h).sum() / (1.0 - share)) if share < 1.0 else math.inf
