@@ -1,6 +1,7 @@
 """Adaptive clipping: the threshold finds its quantile, and the pair costs one release."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -290,3 +291,26 @@ def test_missing_and_foreign_thresholds_are_named():
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
         dpoptax.adaptive_clip(**{"initial_l2_clip_norm": 0.1, **change})
+
+
+def test_in_fixed_point_what_is_released_is_on_a_grid():
+    clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
+    release = {"noise_multiplier": 1.5, "batch_size": 4.0}
+    step = dpoptax.fixed_point_grid(clip, **release)
+    params, threshold = jnp.zeros(2000), jnp.float32(0.5)
+    pair = dpoptax.CountedGradient(jnp.linspace(-1 / 3, 1 / 3, 2000), jnp.float32(-0.3))
+    for fixed_point in (False, True):
+        tx = dpoptax.adaptive_gaussian_noise(
+            clip, **release, key=jax.random.key(0), fixed_point=fixed_point
+        )
+        state = tx.init(params)
+        mean, state = tx.update(dpoptax.assert_clipped(pair, clip, threshold), state, params)
+        total = np.asarray(mean) * math.sqrt(1 - clip.count_share) / 0.5 * 4
+        on_grid = np.abs(total / step - np.rint(total / step)).max() < 0.3
+        assert on_grid == fixed_point
+        assert np.std(total - np.asarray(pair.gradient)) == pytest.approx(1.5, rel=0.06)
+        share = 0.5 - math.log(state.threshold.reference / 0.5) / 0.2
+        assert abs((2 * share - 1) * 0.2 * 4 - pair.count) < 6 * 1.5
+        (ledger,) = dpoptax.ledgers(state)
+        assert ledger.mechanism.fixed_point is fixed_point
+        assert ledger.releases == 1

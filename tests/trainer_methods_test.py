@@ -139,7 +139,7 @@ def test_correlated_noise_in_fixed_point_is_refused_where_examples_come_again_in
             make_plan(config, 1438)
 
 
-@pytest.mark.parametrize("method", [GeoDP(), AdaptiveClip(), NonPrivate()])
+@pytest.mark.parametrize("method", [GeoDP(), NonPrivate()])
 def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method):
     with pytest.raises(ConfigError, match=f"fixed_point=True is not for method={method.name}"):
         tiny(method=method, fixed_point=True)

@@ -177,7 +177,12 @@ class AdaptiveNoiseState:
 
 
 def adaptive_gaussian_noise(
-    clip: AdaptiveClip, *, noise_multiplier: float, batch_size: float, key: jax.Array
+    clip: AdaptiveClip,
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    key: jax.Array,
+    fixed_point: bool = False,
 ) -> optax.GradientTransformation:
     """`gaussian_noise` for an `adaptive_clip`: noises gradient and count as one, and moves C_t.
 
@@ -192,6 +197,8 @@ def adaptive_gaussian_noise(
       noise_multiplier: σ, for gradient and count together; 0 for no noise and ε = ∞.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
+      fixed_point: whether gradient, count and threshold are safe to show with all their bits; see
+        `gaussian_noise`. The grid is one for g/C_t, and does not depend on the threshold.
 
     Raises:
       TypeError: a `clip` that is no `adaptive_clip`; at `update`, gradients that are not its
@@ -205,7 +212,7 @@ def adaptive_gaussian_noise(
     """
     if not isinstance(clip, AdaptiveClip):
         raise TypeError(f"clip={clip!r}: want a dpoptax.adaptive_clip(...)")
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
+    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
     key = check_noise_key(key)
 
     def init_fn(params: PyTree) -> AdaptiveNoiseState:
@@ -220,7 +227,9 @@ def adaptive_gaussian_noise(
             check_same_clip(clipped, clip, "adaptive_clip")
             return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
-        released, (mean, _), noise = release(updates, state.noise, params, mechanism, noisy_mean)
+        released, (mean, _), noise = release(
+            updates, state.noise, params, mechanism, noisy_mean, on_grid=fixed_point
+        )
         threshold = clip.next_threshold(mean, state.threshold.reference)
         return released, AdaptiveNoiseState(noise, ReferenceState(threshold))
 

@@ -1,7 +1,6 @@
 """Gaussian noise on a clipped sum: the privacy boundary."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import optax
@@ -115,7 +114,6 @@ def gaussian_noise(
     """
     key = check_noise_key(key)
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
-    add = _add_in_fixed_point if fixed_point else _add
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
         return GaussianNoiseState(**begin(mechanism, key, params))
@@ -124,7 +122,7 @@ def gaussian_noise(
         updates: PyTree, state: GaussianNoiseState, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, None]:
-            return noisy_mean_of(clipped, mechanism, state.count, step_key, add), None
+            return noisy_mean_of(clipped, mechanism, state.count, step_key), None
 
         released, _, state = release(
             updates, state, params, mechanism, noisy_mean, on_grid=fixed_point
@@ -204,21 +202,18 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     return noise_multiplier * clip.sensitivity / batch_size
 
 
+def noisy_mean_of(
+    clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, step_key: jax.Array
+) -> PyTree:
+    """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
+    add = _add_in_fixed_point if mechanism.fixed_point else _add
+    noisy = draw_once(lambda: add(clipped, mechanism, step_key), clipped.sum, count)
+    return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
+
+
 def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
     stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
     return add_noise(clipped.sum, stddev, key)
-
-
-def noisy_mean_of(
-    clipped: ClippedSum,
-    mechanism: Mechanism,
-    count: jax.Array,
-    step_key: jax.Array,
-    add: Callable[[ClippedSum, Mechanism, jax.Array], PyTree] = _add,
-) -> PyTree:
-    """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
-    noisy = draw_once(lambda: add(clipped, mechanism, step_key), clipped.sum, count)
-    return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
 
 
 def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:

@@ -68,7 +68,6 @@ class AdaptiveClip(Method):
     """
 
     name: ClassVar[str] = "Adaptive clip"
-    fixed_point: ClassVar[bool] = False
 
     quantile: float = 0.5
     """Share of the examples to leave unclipped, in [0, 1]."""
