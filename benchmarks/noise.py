@@ -45,9 +45,15 @@ def _integers(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return discrete_gaussian(key, shape, 2.0**18).astype(jnp.float32)
 
 
+def _by_chacha20(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda key, shape: draw(jnp.tile(jax.random.key_data(key), 4), shape)
+
+
 GENERATORS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
     "dpoptax": box_muller.normal,
     "dpoptax, fixed point": _integers,
+    "dpoptax, by ChaCha20": _by_chacha20(box_muller.normal),
+    "dpoptax, fixed point, by ChaCha20": _by_chacha20(_integers),
     "jax.random.normal": jax.random.normal,
     'jax.random.normal, impl="rbg"': _rbg,
     "uniform bits of Philox, by lax.rng_bit_generator": _philox_bits,

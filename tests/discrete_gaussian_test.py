@@ -35,12 +35,12 @@ def mass(stddev):
 
 def law_of(table):
     """The probabilities of |Z|, in units of 2⁻⁹⁵, that words which are all as likely give."""
-    bits, (first, middle, last) = table
+    bits, columns = table
     law = [0] * 2**bits
-    for k, words in enumerate(zip(first.tolist(), middle.tolist(), last.tolist(), strict=True)):
-        share = (words[0] >> bits) << 64 | words[1] << 32 | words[2]
+    for k, words in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        other, share = words[0], words[1] << 64 | words[2] << 32 | words[3]
         law[k] += share
-        law[words[0] & (2**bits - 1)] += 2 ** (95 - bits) - share
+        law[other] += 2 ** (95 - bits) - share
     return law
 
 
@@ -109,9 +109,9 @@ def by_hand(words, stddev):
     bits, columns = dg._table(stddev)
     number = words[0] << 64 | words[1] << 32 | words[2]
     entry = number >> (95 - bits) & (2**bits - 1)
-    first, middle, last = (int(column[entry]) for column in columns)
-    share = (first >> bits) << 64 | middle << 32 | last
-    size = entry if number & (2 ** (95 - bits) - 1) < share else first & (2**bits - 1)
+    other, first, middle, last = (int(column[entry]) for column in columns)
+    share = first << 64 | middle << 32 | last
+    size = entry if number & (2 ** (95 - bits) - 1) < share else other
     return -size if number >> 95 else size
 
 
@@ -122,8 +122,8 @@ def test_words_are_compared_with_all_their_bits(stddev):
     rng = np.random.default_rng(0)
     words = []
     for entry in rng.integers(0, 2**bits, 300).tolist():
-        first, middle, last = (int(column[entry]) for column in columns)
-        share = (first >> bits) << 64 | middle << 32 | last
+        first, middle, last = (int(column[entry]) for column in columns[1:])
+        share = first << 64 | middle << 32 | last
         for off in (-(2**64), -(2**32), -1, 0, 1, 2**32, 2**64):
             number = (share + off) % 2 ** (95 - bits)
             number |= entry << (95 - bits) | int(rng.integers(2)) << 95

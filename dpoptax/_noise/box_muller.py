@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._noise.keys import check_noise_key
-from dpoptax._noise.threefry import places, threefry
+from dpoptax._noise.keys import check_noise_key, words_at
+from dpoptax._noise.threefry import places
 
 _STREAM = 1  # of hashes, of which `jax.random` has none for the same key
 _SIGN = 0x80000000
@@ -70,7 +70,7 @@ def normal(
     dtype('float32')
 
     """
-    return _normal(jax.random.key_data(check_noise_key(key)), tuple(shape), out_sharding)
+    return _normal(check_noise_key(key), tuple(shape), out_sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -86,7 +86,7 @@ def _normal(
     second = along >= half
     place = places(shape, strides, out_sharding)
     place = jnp.where(second, place - np.uint32(half * strides[axis]), place)
-    radius, low, high, signs = _polar(*threefry(key[0], key[1], place, stream=_STREAM))
+    radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
 

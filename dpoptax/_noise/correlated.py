@@ -12,7 +12,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
 from dpoptax._noise.draws import add_noise, draw_once
-from dpoptax._noise.keys import check_noise_key
+from dpoptax._noise.keys import check_noise_key, fold_in
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import check_same_clip, release
 from dpoptax._serialization import serializable
@@ -227,7 +227,7 @@ def _redrawing(weights: tuple[float, ...]) -> _Noising:
         del step_key
 
         def add(i: jax.Array, total: PyTree) -> PyTree:
-            white = add_noise(zeros, 1.0, jax.random.fold_in(state.key, state.count - i))
+            white = add_noise(zeros, 1.0, fold_in(state.key, state.count - i))
             weight = jnp.asarray(weights, jnp.float32)[i]
             return jax.tree.map(lambda x, z: x + weight * z, total, white)
 

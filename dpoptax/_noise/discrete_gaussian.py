@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._noise.keys import check_noise_key
-from dpoptax._noise.threefry import places, threefry
+from dpoptax._noise.keys import check_noise_key, words_at
+from dpoptax._noise.threefry import places
 
 # Discrete Gaussians of at least this standard deviation add up, and round, like continuous ones:
 # sums over the integers are integrals to a relative 2 exp(−2π² 1.8²) < 2⁻⁹¹.
@@ -58,9 +58,8 @@ def discrete_gaussian(
     dtype('int32')
 
     """
-    data = jax.random.key_data(check_noise_key(key))
     place = places(tuple(shape), out_sharding=out_sharding)
-    words = [w for s in _STREAMS for w in threefry(data[0], data[1], place, stream=s)]
+    words = words_at(check_noise_key(key), place, _STREAMS)
     larger, smaller = _factors(stddev)
     drawn = larger * _draw(words[:3], stddev, out_sharding)
     return drawn + smaller * _draw(words[3:], stddev, out_sharding) if smaller else drawn
@@ -81,24 +80,24 @@ def _draw(
     bits, columns = _table(stddev)
     first, middle, last = words
     entry = (first << 1) >> (32 - bits)
-    head, *share = (
+    other, *share = (
         jnp.asarray(column).at[entry].get(mode="promise_in_bounds", out_sharding=out_sharding)
         for column in columns
     )
-    below = last < share[1]
-    for word, part in ((middle, share[0]), (first & (_WORD >> (1 + bits)), head >> bits)):
+    below = last < share[2]
+    for word, part in ((middle, share[1]), (first & (_WORD >> (1 + bits)), share[0])):
         below = (word < part) | ((word == part) & below)
-    size = jnp.where(below, entry, head & (2**bits - 1)).astype(jnp.int32)
+    size = jnp.where(below, entry, other).astype(jnp.int32)
     return jnp.where(first >> 31 == 1, -size, size)
 
 
 @functools.lru_cache(maxsize=16)
-def _table(stddev: float) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """|Z|'s law as 2^bits entries of equal weight, and the three words of each.
+def _table(stddev: float) -> tuple[int, tuple[np.ndarray, ...]]:
+    """|Z|'s law as 2^bits entries of equal weight, and the four words of each.
 
-    An entry k stands for k below its share of the weight, and for one other number above it; the
-    words are the share, of 95 − bits bits, with that number in between as the low bits of the
-    first word.
+    An entry k stands for k below its share of the weight, and for one other number above it: that
+    number is the first word, and the share, of 95 − bits bits, the others. Each word is read once:
+    what two read, XLA looks up apart, and computes all hashes for it anew.
     """
     counts = _counts(stddev)
     bits = (len(counts) - 1).bit_length()
@@ -113,11 +112,9 @@ def _table(stddev: float) -> tuple[int, tuple[np.ndarray, np.ndarray, np.ndarray
         counts[large[-1]] -= weight - counts[k]
         if counts[large[-1]] < weight:
             small.append(large.pop())
-    pairs = list(zip(shares, others, strict=True))
-    heads = [(share >> 64) << bits | other for share, other in pairs]
-    columns = [heads, [s >> 32 & _WORD for s in shares], [s & _WORD for s in shares]]
-    first, middle, last = (np.array(column, np.uint32) for column in columns)
-    return bits, (first, middle, last)
+    words = [[share >> shift & _WORD for share in shares] for shift in (64, 32, 0)]
+    other, first, middle, last = (np.array(column, np.uint32) for column in (others, *words))
+    return bits, (other, first, middle, last)
 
 
 def _counts(stddev: float) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._noise import box_muller
-from dpoptax._noise.threefry import split
+from dpoptax._noise.keys import check_threefry_key, split
 from dpoptax._trees import PyTree, alike, float32_at_least, out_sharding, unstacked
 
 
@@ -25,7 +25,7 @@ def standard_normal(
     """
     if np.dtype(dtype) == np.float32:
         return box_muller.normal(key, shape, out_sharding=out_sharding)
-    return jax.random.normal(key, shape, dtype, out_sharding=out_sharding)
+    return jax.random.normal(check_threefry_key(key), shape, dtype, out_sharding=out_sharding)
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:

@@ -75,7 +75,7 @@ def gaussian_noise(
     stated to 2⁻⁸⁰, so that ε and δ hold for every bit: n released numbers add at most
     n 2⁻⁷⁹ (1 + e^ε) to δ, such as 6e-12 for 10¹² of them at ε = 1 (docs/privacy/noise.md). The sum
     is rounded before the noise, and the noise scaled up for it: σ(C + √d g), d the number of
-    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. A number takes three times as long
+    parameters, with g at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC. A number takes twice as long
     as one in floating point. It answers neither who learns the key nor who times the step,
     and it takes a clipped sum in floating point as computed. With
     `clipped_grad(..., grid=fixed_point_grid(...))` the sum is of integers, so that its bound,
@@ -96,7 +96,7 @@ def gaussian_noise(
       ValueError: a negative or non-finite multiplier, or a batch size that is not positive; at
         `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), a leaf of more than 2³² numbers, or in
         fixed point so many that σ(C + √d g) is above 2²² g.
-      TypeError: a traced multiplier or batch size, or a key that is none of threefry; at `update`,
+      TypeError: a traced multiplier or batch size, or a key of no generator of noise; at `update`,
         gradients that are not a `ClippedSum`, or one that is complex, without a seal or visibly
         changed.
 

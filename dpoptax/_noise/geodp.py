@@ -14,7 +14,7 @@ from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
 from dpoptax._noise.draws import standard_normal
 from dpoptax._noise.gaussian import GaussianNoiseState
-from dpoptax._noise.keys import check_noise_key
+from dpoptax._noise.keys import check_threefry_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._noise.release import release
 from dpoptax._trees import PyTree, widen
@@ -67,7 +67,7 @@ def geodp(
         raise ValueError(f"beta={beta!r}: want a number in (0, 1]")
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
     mechanism = Mechanism(noise_multiplier, batch_size, unproven=_UNPROVEN)
-    key = check_noise_key(key)
+    key = check_threefry_key(key)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
         return GaussianNoiseState(**begin(mechanism, key, params))

@@ -13,6 +13,7 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpoptax._clips.clipped_sum import mixed
+from dpoptax._noise.keys import fold_in, two_words
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
 
@@ -244,6 +245,8 @@ def _is_local(x: jax.Array) -> bool:
 
 def _copy_key(key: jax.Array) -> jax.Array:
     """A copy: a state that is donated must not delete the key of the closure."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return jnp.array(key, copy=True)
     data = jnp.array(jax.random.key_data(key), copy=True)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
@@ -286,7 +289,7 @@ def _values(mechanism: Mechanism) -> np.ndarray:
 
 def _fingerprint(key: jax.Array) -> jax.Array:
     # No step's key: there are not so many steps, and `step_keys` of the trainer takes 2³² − 1.
-    return jax.random.bits(jax.random.fold_in(key, 2**32 - 2), (2,), jnp.uint32)
+    return two_words(fold_in(key, 2**32 - 2))
 
 
 def _signed(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Array) -> Imprint:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpoptax._clips.base import Clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._noise.keys import fold_in
 from dpoptax._noise.ledger import (
     Mechanism,
     State,
@@ -78,7 +79,7 @@ def release(
         intact &= belongs(clipped)
     refused = refusals(state, mechanism, intact)
     clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
-    mean, beside = noisy_mean(clipped, jax.random.fold_in(state.key, state.count))
+    mean, beside = noisy_mean(clipped, fold_in(state.key, state.count))
     mean = _nan_where(refused != 0, mean)
     released = _nan_where(refused != 0, clipped.decode(mean))
     if params is not None:

@@ -12,7 +12,7 @@ import optax
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._noise.keys import check_noise_key
+from dpoptax._noise.keys import check_threefry_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
 from dpoptax._noise.release import check_same_clip, release
 from dpoptax._serialization import serializable
@@ -101,7 +101,7 @@ def row_selecting_noise(
     if not isinstance(clip, RowSelectingClip):
         raise TypeError(f"clip={clip!r}: want a dpoptax.tables.row_selecting_clip(...)")
     mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size))
-    key = check_noise_key(key)
+    key = check_threefry_key(key)
     _check_false(clip.selection, _selecting(clip, mechanism))
 
     def init_fn(params: PyTree) -> RowSelectingNoiseState:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpoptax._noise.keys import fold_in
 from dpoptax._noise.ledger import imprint_of, is_ledger, with_key
 from dpoptax._points import gradient_points
 from dpoptax.auditing._game import leaf_projections
@@ -59,14 +60,15 @@ def _added(game, points, canary):
 def _with_fresh_keys(opt_state, key):
     """The state with each of its keys replaced: a run draws noise of its own."""
 
-    def fresh(leaf):
+    def folded(old):
         # Folded into the transform's own key, so that a transform which ignores it is seen to.
-        if is_ledger(leaf):
-            return with_key(leaf, fresh(leaf.key))
-        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
         high, low = jax.random.bits(key, (2,))
-        return jax.random.fold_in(jax.random.fold_in(leaf, high), low)
+        return fold_in(fold_in(old, high), low)
+
+    def fresh(leaf):
+        if is_ledger(leaf):
+            return with_key(leaf, folded(leaf.key))
+        return folded(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
     return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)
 

@@ -119,7 +119,7 @@ class TrainConfig:
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
     """Whether the noise is of whole numbers: ε holds for who sees every bit of the parameters, too.
-    It takes three times as long to draw, and is larger by some thousandths. Correlated noise can be
+    It takes twice as long to draw, and is larger by some thousandths. Correlated noise can be
     so where sampling is "cyclic" or "in_order"."""
     clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
