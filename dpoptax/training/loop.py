@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
+from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
@@ -204,11 +204,12 @@ def _advanced(ready: Ready) -> States:
     """The states at the end of the runs."""
     course, states = ready.course, ready.states
     steps = range(states[0].done, course.run.plan.permitted_steps)
-    with tqdm(
+    with Bar(
         total=course.last,
         initial=states[0].done,
         desc=course.run.config.method.name,
         unit="step",
+        bar_format=SHORT,
         leave=None,  # a bar below another one goes with its run
         disable=not course.around.progress,
     ) as bar:
