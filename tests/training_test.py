@@ -152,12 +152,13 @@ def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypa
         for _ in range(2):
             with training_bars.Bar(total=9, desc="steps", file=file, mininterval=0) as inner:
                 inner.update()
+            outer.set_description("more")
             outer.update()
             training_bars.Bar.write("something else", file=file)
     lines = file.getvalue().splitlines()
     assert not set(file.getvalue()) & {"\r", "\x1b"}
     assert re.fullmatch(r"runs: 0/2 runs \[.*\]", lines[0])
-    assert re.fullmatch(r"runs: 2/2 runs \[.*\]", lines[-1])
+    assert re.fullmatch(r"more: 2/2 runs \[.*\]", lines[-1])
     assert "something else" in lines
     assert not any("steps" in line for line in lines)
 
