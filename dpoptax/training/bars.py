@@ -51,8 +51,8 @@ class Bar(tqdm):
 
     def _write_line(self) -> None:
         if not self.pos:
-            self.fp.write(
-                self.format_meter(**{**self.format_dict, "bar_format": _LINE, "ncols": None})
-            )
+            name = self.desc.removesuffix(": ") or "dpoptax"  # set_description ends it so
+            as_line = {**self.format_dict, "bar_format": _LINE, "ncols": None, "prefix": name}
+            self.fp.write(self.format_meter(**as_line))
             self.fp.flush()
         self._shown = time.monotonic()
