@@ -328,6 +328,13 @@ def test_shuffled_batches_train_without_privacy_only():
         run(tiny(sampling="shuffled"))
 
 
+@pytest.mark.parametrize("changes", [{"model": "mpl"}, {"optimizer": "sdg"}])
+def test_a_typing_error_is_told_before_the_noise_is_worked_out(changes, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_plan", None)
+    with pytest.raises(ConfigError, match="is unknown"):
+        train_and_evaluate(tiny(**changes), tmp_path, progress=False)
+
+
 def test_training_metrics_are_opt_in_and_marked(finished):
     assert finished[0].summary["not_covered_by_epsilon"] == []
     result = run(tiny(record_training_metrics=True))

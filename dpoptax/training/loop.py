@@ -14,9 +14,11 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import Record, State, States, Surroundings
 from dpoptax.training.run.averaging import averaged
+from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.foresight import preparing
 from dpoptax.training.run.phases import Phases, say
@@ -115,6 +117,9 @@ def _train_in(
                 "fresh start would forget what was already released: give another workdir, or "
                 "remove these files if they do not matter"
             )
+        # A typing error is told before the noise is worked out, which may take long.
+        models.build_model(config, dataset.num_classes, dataset.kind)
+        check_names(config)
         with phases("accounting"):
             plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
         with phases("init"):
