@@ -32,6 +32,21 @@ def find_state(opt_state: PyTree, kind: type[State]) -> State | None:
     return found[0][1] if found else None
 
 
+def is_variable(x: object) -> bool:
+    """Whether `x` is a variable of flax.nnx, told by name: flax is not needed here."""
+    return "Variable" in nnx_kinds(x)
+
+
+def nnx_kinds(x: object) -> set[str]:
+    """The names of the classes of flax.nnx that `x` is of."""
+    return {k.__name__ for k in type(x).__mro__ if k.__module__.startswith("flax.nnx.")}
+
+
+def without_variables(tree: PyTree) -> PyTree:
+    """`tree` with the values of flax.nnx's variables in their place, as `nnx.as_pure` has it."""
+    return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, tree, is_leaf=is_variable)
+
+
 def no_params(stage: str) -> ValueError:
     """The error of a stage whose `update` needs the parameters and got none."""
     return ValueError(

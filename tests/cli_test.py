@@ -179,8 +179,13 @@ def test_help_version_and_unknown_commands(config, capsys):
     for arguments, code in ((["--help"], 0), ([], 2), (["train", "--help"], 0), (["train"], 2)):
         assert main(arguments) == code
         shown = capsys.readouterr()
-        assert "compare CONFIG" in shown.out
+        assert "train CONFIG --workdir DIR" in shown.out
         assert ("train needs the path of a config" in shown.err) == (arguments == ["train"])
+    for arguments in (["--help"], ["train", "--help"], ["audit", "--help"]):
+        main(arguments)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[0].startswith(f"usage: dpoptax {(*arguments[:-1], 'COMMAND')[0]} ")
     for arguments in (["train", config(), "--help"], ["compare", "--help"]):
         with pytest.raises(SystemExit) as exit_info:
             main(arguments)

@@ -59,6 +59,21 @@ def test_several_kinds_of_steps_are_composed_at_once():
     assert exact == pytest.approx(1e-4, rel=1e-6)
 
 
+def test_a_rare_large_loss_makes_the_window_hardly_wider():
+    # As of a truncated Poisson draw, whose batch was cut.
+    interval, steps = 1e-2, 4000
+    usual = {1: 0.505, -1: 0.495}
+    rare = {**usual, 500: 1e-22}
+    found, sizes = [], []
+    for masses in usual, rare:
+        pair = PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, interval)
+        found.append(composition.epsilon_of([(pair, steps)], interval, 1e-5))
+        parts = [composition._Losses.of(pair._pmf_remove, steps, interval)]
+        sizes.append(len(composition._tilted(parts, 7.0, interval).losses))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+    assert sizes[1] < 10 * sizes[0]
+
+
 def test_an_infinite_loss_is_in_delta():
     pair = PrivacyLossDistribution.create_from_rounded_probability({0: 1 - 1e-6}, 1e-6, 0.1)
     assert composition.epsilon_of([(pair, 9)], 0.1, 0.99 * (1 - (1 - 1e-6) ** 9)) == math.inf

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import errors, nnx
 from flax.training import train_state
 
 import dpoptax
@@ -185,6 +185,14 @@ def test_nnx_optimizer():
     assert min(jax.tree.leaves(moved)) > 0
     assert dpoptax.ledgers(nnx.as_pure(optimizer.opt_state))[0].releases == 3
 
+    sampler = dpoptax.sampling.PoissonSampler(100, 10, seed=0)
+    spent = dpoptax.accounting.epsilon_spent(nnx.as_pure(optimizer.opt_state), sampler, 1e-5)
+    for state in (optimizer, optimizer.opt_state):
+        assert dpoptax.accounting.epsilon_spent(state, sampler, 1e-5) == spent
+    grads = grad_fn(dpoptax.gradient_points((), after), BATCH, MASK)
+    with pytest.raises(TypeError, match=r"nnx\.State.*optimizer\.tx\.update"):
+        optimizer.update(model, grads)
+
 
 @pytest.mark.parametrize("whole", [lambda model: model, lambda model: nnx.split(model)[1]])
 @pytest.mark.parametrize(
@@ -199,6 +207,25 @@ def test_what_an_nnx_model_does_not_train_is_named(layer, name, whole):
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match=rf"an nnx\.{name}, .*nnx\.split\(model, nnx\.Param"):
         grad_fn(dpoptax.gradient_points((), params), BATCH, MASK)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda rngs: nnx.BatchNorm(3, rngs=rngs), lambda rngs: nnx.Dropout(0.5, rngs=rngs)],
+    ids=["BatchNorm", "Dropout"],
+)
+def test_a_module_that_changes_its_own_state_is_told_what_to_take_instead(layer):
+    model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), layer(nnx.Rngs(0)))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss_fn(params, x):
+        return jnp.sum(nnx.merge(graph, params, rest)(x[None]))
+
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
+    with pytest.raises(errors.TraceContextError) as raised:
+        grad_fn(dpoptax.gradient_points((), params), jnp.ones((5, 4)))
+    assert "nnx.GroupNorm" in raised.value.__notes__[0]
+    assert "without rngs" in raised.value.__notes__[0]
 
 
 def test_an_nnx_model_of_parameters_alone_may_be_given_whole():

@@ -112,6 +112,16 @@ def test_a_paper_is_planned_without_its_data(capsys):
     assert "ε           8.000 at" in out or "ε           7.99" in out
 
 
+def test_several_configs_are_a_table(capsys):
+    paths = [f"{CONFIGS}/digits/{name}.py" for name in ("non_private", "dp_sgd")]
+    assert main(["plan", *paths]) == 0
+    assert re.search(r"non_private .*not private.*\n.*dp_sgd .*3\.000", capsys.readouterr().out)
+    assert main(["plan", *paths, "--epsilon", "1"]) == 2
+    assert "names 2 runs; give FILE:NAME before options" in capsys.readouterr().err
+    assert main(["train", *paths, "--workdir", "unused"]) == 2
+    assert "train takes one config, and got 2" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_rows_of_the_transformer_can_be_planned_and_share_a_model():
     rows = load_configs(CONFIGS / "transformer.py")

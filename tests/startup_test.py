@@ -149,7 +149,7 @@ class TestForesight:
         ("changes", "message"),
         [
             ({"batch_size": 5000}, "^batch_size=5000 exceeds"),
-            ({"model": "lineer", "sampling": "posson"}, "^sampling"),
+            ({"model": "lineer", "sampling": "posson"}, "^model"),
             ({"model": "lineer", "optimizer": "sdg"}, "^model"),
             ({"sampling": "shuffled"}, "no privacy guarantee"),
         ],

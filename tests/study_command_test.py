@@ -76,7 +76,7 @@ def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
     monkeypatch.setitem(study.STUDIES, "filters", stub)
     with pytest.raises(KeyboardInterrupt):
         study.run_studies(["filters"], tmp_path, progress=False)
-    study._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, study.tqdm(disable=True))
+    study._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, study.Bar(disable=True))
     assert started == [0, 1, 1]
 
 

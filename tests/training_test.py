@@ -1,6 +1,7 @@
 """Real, short runs of the trainer: what they promise, write and repeat."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -9,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 from flax import serialization
-from tqdm import tqdm
 
 from dpoptax import accounting
+from dpoptax.training import bars as training_bars
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
-from dpoptax.training.errors import ConfigError
+from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.models import models
@@ -103,12 +104,12 @@ def bars(monkeypatch):
     """The progress bar after each step: how many are done, and the text beside it."""
     shown = []
 
-    class Bar(tqdm):
+    class Bar(training_bars.Bar):
         def update(self, n=1):
             super().update(n)
             shown.append((self.n, self.postfix))
 
-    monkeypatch.setattr(loop, "tqdm", Bar)
+    monkeypatch.setattr(loop, "Bar", Bar)
     return shown
 
 
@@ -119,8 +120,8 @@ def test_a_progress_bar_never_shows_less_than_what_was_spent(bars):
     train(config, dataset, plan, progress=True)
     assert [done for done, _ in bars] == [1, 2, 3, 4, 5]
     for done, text in bars:
-        step, bound, until = re.fullmatch(
-            r"step (\d+): loss=\S+, accuracy=\S+; ε ≤ (\S+) to step (\d+)", text
+        bound, until, step = re.fullmatch(
+            r"ε ≤ (\S+) to step (\d+); at (\d+): accuracy=\S+, loss=\S+", text
         ).groups()
         assert int(step) < done <= int(until)
         assert plan.epsilon(done) <= float(bound) <= plan.epsilon(int(until)) + 1e-3
@@ -133,7 +134,41 @@ def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_pat
     train_and_evaluate(dataclasses.replace(config, steps=4), tmp_path)
     shown = [text for done, text in bars if done]
     assert len(shown) == 2
-    assert all(re.fullmatch(r"step 2: .*; not private", text) for text in shown)
+    assert all(re.fullmatch(r"not private; at 2: .*", text) for text in shown)
+
+
+def test_of_many_names_those_near_by_are_given():
+    names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
+    text = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
+    assert "98 are available, such as mnist/eps-1/cnn/pmlf, " in text
+    assert len(text) < 300
+    assert "all of few" in str(unknown_name("config", "x", ["all of few"]))
+
+
+def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypatch):
+    monkeypatch.setattr(training_bars, "PAUSE", 0.0)
+    file = io.StringIO()
+    with training_bars.Bar(total=2, desc="runs", unit="run", file=file, mininterval=0) as outer:
+        for _ in range(2):
+            with training_bars.Bar(total=9, desc="steps", file=file, mininterval=0) as inner:
+                inner.update()
+            outer.set_description("more")
+            outer.update()
+            training_bars.Bar.write("something else", file=file)
+    lines = file.getvalue().splitlines()
+    assert not set(file.getvalue()) & {"\r", "\x1b"}
+    assert re.fullmatch(r"runs: 0/2 runs \[.*\]", lines[0])
+    assert re.fullmatch(r"more: 2/2 runs \[.*\]", lines[-1])
+    assert "something else" in lines
+    assert not any("steps" in line for line in lines)
+
+
+def test_where_no_terminal_is_lines_are_few():
+    file = io.StringIO()
+    with training_bars.Bar(total=1000, desc="runs", unit="run", file=file, mininterval=0) as bar:
+        for _ in range(1000):
+            bar.update()
+    assert re.fullmatch(r"runs: 1000/1000 runs \[.*\]\n", file.getvalue())
 
 
 def test_an_epsilon_is_rounded_up_where_it_is_shown():
@@ -291,6 +326,13 @@ def test_shuffled_batches_train_without_privacy_only():
     assert run(tiny(method=NonPrivate(), sampling="shuffled")).summary["epsilon"] is None
     with pytest.raises(ValueError, match=r"(?i)shuffl"):
         run(tiny(sampling="shuffled"))
+
+
+@pytest.mark.parametrize("changes", [{"model": "mpl"}, {"optimizer": "sdg"}])
+def test_a_typing_error_is_told_before_the_noise_is_worked_out(changes, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "make_plan", None)
+    with pytest.raises(ConfigError, match="is unknown"):
+        train_and_evaluate(tiny(**changes), tmp_path, progress=False)
 
 
 def test_training_metrics_are_opt_in_and_marked(finished):

@@ -34,7 +34,7 @@ from dpoptax._bookkeeping.program import (
 from dpoptax._bookkeeping.separation import check_separate, touches_reference
 from dpoptax._bookkeeping.uses import Finder
 from dpoptax._bookkeeping.views import View
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, is_variable, nnx_kinds
 
 # (scan, length) of each scan around, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
@@ -153,18 +153,11 @@ def check_parameters(params: PyTree) -> None:
 def _check_variables(params: PyTree) -> None:
     """Raises where a variable of flax.nnx is none that is trained, such as BatchNorm's statistics.
 
-    Told by name, for flax is not needed here; a user's own kinds of variables are left alone.
+    A user's own kinds of variables are left alone.
     """
-
-    def kinds(x: object) -> set[str]:
-        return {k.__name__ for k in type(x).__mro__ if k.__module__.startswith("flax.nnx.")}
-
-    def is_variable(x: object) -> bool:
-        return "Variable" in kinds(x)
-
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable):
         kind = type(leaf).__name__
-        if is_variable(leaf) and kind in kinds(leaf) and "Param" not in kinds(leaf):
+        if is_variable(leaf) and kind in nnx_kinds(leaf) and "Param" not in nnx_kinds(leaf):
             raise TypeError(
                 f"params: {jax.tree_util.keystr(path)} is an nnx.{kind}, which is not trained: "
                 "take graph, params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
@@ -172,8 +165,15 @@ def _check_variables(params: PyTree) -> None:
             )
 
 
-def _of_one(example: PyTree, keyed: bool) -> str:
+def _of_one(error: Exception, example: PyTree, keyed: bool) -> str:
     """What to know where a loss fails: that it was perhaps written for a batch, or wants a key."""
+    if type(error).__name__ == "TraceContextError":
+        return (
+            "dpoptax: loss_fn is a function of parameters and one example, and a module in it "
+            "changes a state of its own. Take nnx.GroupNorm or nnx.LayerNorm for nnx.BatchNorm; "
+            "make nnx.Dropout without rngs and give it nnx.Rngs(key) where it is called, with the "
+            "key of loss_fn(params, example, key)"
+        )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
         "dpoptax: loss_fn got one example, the arrays of a batch without their first axis, of "
@@ -230,7 +230,7 @@ def trace_loss(
         try:
             out = loss_fn(params, example, *key)
         except Exception as error:
-            error.add_note(_of_one(example, bool(key)))
+            error.add_note(_of_one(error, example, bool(key)))
             raise
         return out if has_aux else (out, None)
 

@@ -15,7 +15,15 @@ from dpoptax._clips.bounds import check_rounding
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
-from dpoptax._trees import PyTree, alike, float32_at_least, held, is_masked, out_sharding
+from dpoptax._trees import (
+    PyTree,
+    alike,
+    float32_at_least,
+    held,
+    is_masked,
+    nnx_kinds,
+    out_sharding,
+)
 
 # The golden ratio's bits, and the multipliers of the hash "lowbias32" (C. Wellons, 2018).
 _POSITION, _MIX = 0x9E3779B9, (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
@@ -218,6 +226,15 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
 def check_clipped_sum(updates: object) -> ClippedSum:
     """Returns `updates`, or raises where types and shapes show that it is not as it was made."""
     if not isinstance(updates, ClippedSum):
+        if "State" in nnx_kinds(updates):
+            raise TypeError(
+                "the noise stage got an nnx.State, not a ClippedSum. If nnx.Optimizer.update made "
+                "it of one, as it does, call the transform on the pure states instead: "
+                "optimizer.tx.update(grads, nnx.as_pure(optimizer.opt_state), params), and then "
+                "nnx.update(model, optax.apply_updates(params, updates)) and "
+                "nnx.update(optimizer.opt_state, nnx.state(opt_state)). Gradients that were not "
+                "clipped per example cannot be made private: take them with dpoptax.clipped_grad"
+            )
         raise TypeError(
             f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
             "were not clipped per example cannot be made private. Take them with "

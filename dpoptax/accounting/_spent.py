@@ -36,7 +36,8 @@ def epsilon_spent(
     one alone.
 
     Args:
-      opt_state: holds at least one noise stage's state; a restored checkpoint will do.
+      opt_state: holds at least one noise stage's state; a restored checkpoint will do, or an
+        `nnx.Optimizer`.
       sampler: the one that drew the batches; its batch size must be the ledgers'.
       delta: in (0, 1).
       accountant: "pld", "rdp" or "monte_carlo".
@@ -64,8 +65,9 @@ def spent_event(opt_state: "PyTree", sampler: "Sampler", *, noise: float = 1.0) 
       noise: a factor on all noise multipliers, for what the run would reveal with other noise.
     """
     from dpoptax._noise.reading import ledgers
+    from dpoptax._trees import without_variables
 
-    found = ledgers(opt_state)
+    found = ledgers(without_variables(opt_state))
     if not found:
         raise ValueError(
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "

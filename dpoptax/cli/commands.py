@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import tyro
 
@@ -59,8 +60,14 @@ def _plan(arguments: list[str]) -> int:
     from dpoptax.training.run import planning
     from dpoptax.training.run.phases import Phases, say
 
-    path, *rest = arguments
-    configs = load_configs(path)
+    paths, rest = _paths_first(arguments)
+    if len(paths) > 1:
+        from dpoptax.cli.search_options import configs_by_name
+
+        path, configs = "the command line", configs_by_name(list(map(Path, paths)))
+    else:
+        path = paths[0] if paths else _config_of("plan", arguments)[0]
+        configs = load_configs(path)
     if len(configs) > 1:
         if rest:
             raise ConfigError(f"{path} names {len(configs)} runs; give FILE:NAME before options")
@@ -131,8 +138,7 @@ def _audit(arguments: list[str]) -> int:
         raise ConfigError(
             f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
         ) from error
-    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-    options = arguments[len(paths) :]
+    paths, options = _paths_first(arguments)
     jobs = [
         tyro.cli(
             AuditArguments,
@@ -203,11 +209,23 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments before the first option, and the rest."""
+    paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    return paths, arguments[len(paths) :]
+
+
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
     path = arguments[0]
     if path.startswith("-"):
         raise ConfigError(
             f"{command} got {path!r} first; the path of the config comes before options"
+        )
+    paths, _ = _paths_first(arguments)
+    if len(paths) > 1:
+        raise ConfigError(
+            f"{command} takes one config, and got {len(paths)}: {', '.join(paths)}; "
+            "dpoptax compare trains several"
         )
     return path, load_config(path)
 

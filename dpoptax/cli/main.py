@@ -16,37 +16,53 @@ _CONFIG_FIRST = ("train", "plan", "audit")
 # What commands cannot do without and `import dpoptax` can.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
-_USAGE = """\
+_COMMANDS = {
+    "train": """\
+  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
+        one run; CONFIG is a Python file with get_config(), or FILE:NAME for
+        one of the runs of its get_configs(); any field can be overridden;
+        --fetch gets published data that --data-dir lacks, as for all commands
+        that read data""",
+    "plan": """\
+  plan CONFIG [--FIELD VALUE ...]
+        noise, ε, what attacks can do, memory and FLOPs of that run, without
+        training; a table where CONFIGs name several runs""",
+    "compare": """\
+  compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
+          [--learning-rates R...] [--set FIELD=VALUE...] [--records FILE]
+        several configs at one ε: a table and a figure""",
+    "sweep": """\
+  sweep CONFIG... --workdir DIR
+          --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
+        the best of many settings, at an ε that covers the choice""",
+    "audit": """\
+  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
+        attacks on the training that each CONFIG says: a table of claimed ε
+        and audited lower bound; exit code 1 if a bound exceeds its claim""",
+    "study": """\
+  study [NAME...] [--workdir DIR] [--seeds N] [--data-dir DIR]
+        the papers' studies, without a NAME all that need no data: figures,
+        numbers, findings""",
+    "report": """\
+  report [--workdir DIR] [--output FILE] | --benchmark DIR
+        all of the papers that can be run here, against what they say; the
+        rest with its cost""",
+}
+
+_LISTED = "\n".join(_COMMANDS.values())
+_USAGE = f"""\
 usage: dpoptax COMMAND ...
 
 Differentially private training in JAX.
 
 commands:
-  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
-        one run; CONFIG is a Python file with get_config(), or FILE:NAME for one of the runs of
-        its get_configs(); any field can be overridden; --fetch gets published data that
-        --data-dir lacks, as for all commands that read data
-  plan CONFIG [--FIELD VALUE ...]
-        noise, ε, what attacks can do, memory and FLOPs of that run, without training; a table
-        for a file of several
-  compare CONFIG... --workdir DIR [--seeds N] [--epsilon E] [--learning-rates R...]
-          [--set FIELD=VALUE...] [--records FILE]
-        several configs at one ε: a table and a figure
-  sweep CONFIG... --workdir DIR --grid FIELD=V,V... | --random FIELD=log:LOW:HIGH... --trials N
-        the best of many settings, at an ε that covers the choice
-  audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
-        attacks on the training that each CONFIG says: a table of claimed ε and audited lower
-        bound; exit code 1 if a bound exceeds its claim
-  study [NAME...] [--workdir DIR] [--seeds N] [--data-dir DIR]
-        the papers' studies, without a NAME all that need no data: figures, numbers, findings
-  report [--workdir DIR] [--output FILE] | --benchmark DIR
-        all of the papers that can be run here, against what they say; the rest with its cost
+{_LISTED}
 
 all of them:
   --compilation-cache DIR, --no-compilation-cache
-        where compiled programs and calibrated noise are kept, so that the same command starts
-        faster the next time; without either in the user's folder for caches, such as
-        ~/.cache/dpoptax/compiled
+        where compiled programs and calibrated noise are kept, so that the same
+        command starts faster the next time; without either in the user's
+        folder for caches, such as ~/.cache/dpoptax/compiled
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
@@ -91,14 +107,15 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command in _CONFIG_FIRST and (not rest or rest[0] in ("-h", "--help")):
-        code = _usage(rest)
+        print(f"usage: dpoptax {_COMMANDS[command].strip()}\n")
+        print(f"The options are the config's fields: dpoptax {command} CONFIG --help lists them.")
         if not rest:
             print(
                 f"dpoptax: error: {command} needs the path of a config, a Python file with "
                 f"get_config(): dpoptax {command} CONFIG",
                 file=sys.stderr,
             )
-        return code
+        return 0 if rest else 2
     try:
         from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 import dpoptax
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.models import models
@@ -99,7 +99,7 @@ def costs(
         kept = json.loads(cache.read_text(encoding="utf-8"))
         known = kept["flops"] if kept["code"] == code else {}
     steps = {_step(config): config for _, _, config in loaded}
-    for key in tqdm(sorted(steps), desc="tracing", unit="step", disable=not progress):
+    for key in Bar(sorted(steps), desc="tracing", unit="step", disable=not progress):
         if key not in known:
             known[key] = _flops_of_one_point(steps[key])
             records.write_json(cache, {"code": code, "flops": known})

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from dpoptax.papers import (
     study_disk,
@@ -18,6 +17,7 @@ from dpoptax.papers import (
     study_own,
 )
 from dpoptax.papers.study_tables import Findings, Parts, Row
+from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
 
@@ -148,7 +148,7 @@ def run_studies(
     parts = {name: _parts(name, seeds, configs, data_dir) for name in names}
     workdir.mkdir(parents=True, exist_ok=True)
     found = {}
-    with tqdm(total=sum(map(len, parts.values())), unit="part", disable=not progress) as bar:
+    with Bar(total=sum(map(len, parts.values())), unit="part", disable=not progress) as bar:
         for name in names:
             bar.set_description(name)
             study = STUDIES[name]
@@ -177,7 +177,7 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
     return study.parts(seeds, configs, data_dir)
 
 
-def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: tqdm) -> list[Row]:
+def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row]:
     """The rows of a study; parts that the same code computed for the same seeds are read."""
     made_by = json.dumps(
         {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}

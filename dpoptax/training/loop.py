@@ -9,14 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
+from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import Record, State, States, Surroundings
 from dpoptax.training.run.averaging import averaged
+from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.foresight import preparing
 from dpoptax.training.run.phases import Phases, say
@@ -115,6 +117,9 @@ def _train_in(
                 "fresh start would forget what was already released: give another workdir, or "
                 "remove these files if they do not matter"
             )
+        # A typing error is told before the noise is worked out, which may take long.
+        models.build_model(config, dataset.num_classes, dataset.kind)
+        check_names(config)
         with phases("accounting"):
             plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
         with phases("init"):
@@ -204,11 +209,12 @@ def _advanced(ready: Ready) -> States:
     """The states at the end of the runs."""
     course, states = ready.course, ready.states
     steps = range(states[0].done, course.run.plan.permitted_steps)
-    with tqdm(
+    with Bar(
         total=course.last,
         initial=states[0].done,
         desc=course.run.config.method.name,
         unit="step",
+        bar_format=SHORT,
         leave=None,  # a bar below another one goes with its run
         disable=not course.around.progress,
     ) as bar:

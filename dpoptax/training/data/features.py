@@ -88,7 +88,7 @@ def featured(
     Raises:
         ConfigError: Records that are no images in arrays, or that the transform refuses.
     """
-    from tqdm import tqdm  # with an extra that importing this module does without
+    from dpoptax.training.bars import Bar  # with an extra that importing this module does without
 
     if not isinstance(source, Mapping):
         raise ConfigError(
@@ -97,7 +97,7 @@ def featured(
         )
     images = source["inputs"]
     shape = (len(images), *wanted.shape(images.shape[1:]))
-    bar = tqdm(
+    bar = Bar(
         total=len(images), unit="image", desc=f"features of {name}", disable=not progress, delay=1
     )
     path = cache_folder.cache_folder("features") / f"{_identity(images, wanted)}.npy"

@@ -151,7 +151,8 @@ class Course:
         if bound is not None:
             spent = f"ε ≤ {records.epsilon_text(bound)} to step {until}"
         loss, accuracy = entry["test_loss"], entry["test_accuracy"]
-        return f"step {entry['step']}: loss={loss:.3f}, accuracy={accuracy:.3f}; {spent}"
+        # What has to be seen in 80 columns comes first.
+        return f"{spent}; at {entry['step']}: accuracy={accuracy:.3f}, loss={loss:.3f}"
 
     def save(self, states: States, *, wait: bool = False) -> None:
         """Writes a checkpoint, of a run alone; `wait` returns only when it is complete."""

@@ -134,6 +134,13 @@ def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., 
     return jax.jit(begin).lower(jax.tree.unflatten(structure, leaves), key, rate).compile()
 
 
+def check_names(config: TrainConfig) -> None:
+    """Raises a ConfigError where the clip, the optimizer or the schedule is none that there is."""
+    for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
+        if getattr(config, field) not in available:
+            raise unknown_name(field, getattr(config, field), available)
+
+
 def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) -> Chain:
     """The chain of a config, whose noise begins with `key`.
 
@@ -141,9 +148,7 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
         ConfigError: An unknown name, or a method that does not say of itself what its noise does:
             that no ε may be stated.
     """
-    for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
-        if getattr(config, field) not in available:
-            raise unknown_name(field, getattr(config, field), available)
+    check_names(config)
     fields = cast(TrainConfig, Part(config, Role.STEP))
     method = fields.method
     own_clip = method.clip(fields.l2_clip_norm)

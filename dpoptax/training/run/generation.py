@@ -7,8 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-from tqdm import tqdm
 
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
@@ -68,7 +68,7 @@ class Generation:
         whole = jax.device_get(models.Variables(params, frozen))
         variables = jax.device_put(whole, jax.local_devices()[0])
         total = len(self._sources)
-        with tqdm(total=total, desc="texts", unit="text", leave=None, disable=not progress) as bar:
+        with Bar(total=total, desc="texts", unit="text", leave=None, disable=not progress) as bar:
             for start in range(0, total, self._chunk):
                 # The last chunk is filled up: one shape, compiled once.
                 chosen = np.minimum(np.arange(start, start + self._chunk), total - 1)

@@ -14,7 +14,7 @@ PATIENCE = 1.0
 _SAYS = {
     "devices": "waiting for devices",
     "data": "loading data",
-    "accounting": "calibrating the noise to the privacy budget",
+    "accounting": "working out the noise and ε",
     "init": "preparing parameters and optimizer",
     "compile": "compiling the training step",
     "evaluation": "evaluating",

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 import dpoptax
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
@@ -201,7 +201,7 @@ def table(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(cost_of, configs.values())
-        bar = tqdm(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
+        bar = Bar(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
         costs = list(bar)
     for (name, config), cost in zip(configs.items(), costs, strict=True):
         if isinstance(cost, ConfigError):

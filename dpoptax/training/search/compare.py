@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
@@ -121,7 +120,7 @@ def compare(
         Runner(
             comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
         ) as runner,
-        tqdm(total=total, unit="run", disable=not progress) as bar,
+        Bar(total=total, unit="run", disable=not progress) as bar,
     ):
         for name, label, plan in zip(names, configs, plans, strict=True):
             bar.set_description(name)
@@ -152,7 +151,7 @@ def _one_method(
     seeds: range,
     tried_on: range,
     runner: Runner,
-    bar: tqdm,
+    bar: Bar,
 ) -> tuple[float, list[GridPoint], list[Record], list[Record]]:
     """The selected rate, what was tried to select it, the runs with it, and those of the trials."""
 

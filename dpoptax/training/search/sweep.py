@@ -9,9 +9,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 from flax import serialization
-from tqdm import tqdm
 
 from dpoptax import selection
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
@@ -59,7 +59,7 @@ def run_sweep(
     processes = sweep.processes or default_processes()
     with (
         Runner(sweep.workdir / "trials", processes=processes) as runner,
-        tqdm(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
+        Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
     ):
         found = runner.run(trials, bar)
         scores = _scores(found, cost, seed)
@@ -119,7 +119,7 @@ def prepare(
     dataset = dataset_of(priced[0].config, held_out=True)
     if progress:
         say("working out what the sweep costs ...")
-    with tqdm(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
+    with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
         plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
+from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, Wanted
 from dpoptax.training.errors import ConfigError
@@ -82,13 +82,13 @@ class Runner:
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
 
-    def run(self, trials: Sequence[Trial], bar: tqdm | None = None) -> list[dict[str, Any]]:
+    def run(self, trials: Sequence[Trial], bar: Bar | None = None) -> list[dict[str, Any]]:
         """The summary of each trial with its "history", in order.
 
         `bar` counts trials as they are found or trained. Below it is one of the steps of those in
         training; where they have processes of their own, its clock goes on.
         """
-        bar = tqdm(disable=True) if bar is None else bar
+        bar = Bar(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
         results: list[Any] = [None] * len(trials)
         missing = []
@@ -111,7 +111,7 @@ class Runner:
         return results
 
     def _computed(
-        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path], bar: tqdm
+        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path], bar: Bar
     ) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         memory = devices.memory() / self._processes
         work = [([trials[i] for i in job], [paths[i] for i in job], memory) for job in jobs]
