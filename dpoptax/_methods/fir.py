@@ -100,7 +100,7 @@ def adaptive_fir(
     ) -> tuple[PyTree, AdaptiveFirState]:
         del params
         check_released("adaptive_fir", updates)
-        size = sum(leaf.size for leaf in jax.tree.leaves(updates))
+        size = optax.tree.size(updates)
         square = _inner(updates, updates) - size * noise
         inner = jnp.stack([_inner(updates, g) for g in state.past])
         # A lag's mean starts with the first step that has a gradient at this lag.
@@ -113,8 +113,7 @@ def adaptive_fir(
             return sum(c * x.astype(jnp.float32) for c, x in zip(b, (g, *past), strict=True))
 
         out = jax.tree.map(lambda g, *past: mix(g, *past).astype(g.dtype), updates, *state.past)
-        newest = jax.tree.map(lambda g, x: g.astype(x.dtype), updates, state.past[0])
-        past = (newest, *state.past[:-1])
+        past = (optax.tree.cast_like(updates, state.past[0]), *state.past[:-1])
         count = optax.safe_increment(state.count)
         return out, AdaptiveFirState(count, past, power, products, b)
 

@@ -145,7 +145,7 @@ def scale_then_privatize(
         moments = jax.tree.map(moved, mean, state.moments, factors)
         corrected = optax.tree.bias_correction(moments, b2, jnp.maximum(count // every, 1))
         found = _scales(corrected, mean, eps=eps, power=power, normalized=normalized)
-        factors = jax.tree.map(lambda new, old: jnp.where(due, new, old), found, factors)
+        factors = optax.tree.where(due, found, factors)
         mean = () if every == 1 else jax.tree.map(lambda x: jnp.where(due, 0.0, x), mean)
         return updates, ScaleThenPrivatizeState(count, moments, mean, LinearMapState(factors))
 
