@@ -44,7 +44,7 @@ class Layout:
     def specs(self, params: PyTree) -> PyTree:
         """A `PartitionSpec` for each leaf of `params`."""
         if self.param_specs is None:
-            return jax.tree.map(_spec_of_type, params)
+            return jax.tree.map(lambda x: P(*jax.typeof(x).sharding.spec), params)
         return jax.tree.broadcast(self.param_specs, params)
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
@@ -186,10 +186,6 @@ def _varying(x: jax.Array) -> frozenset[str]:
     kind: Any = jax.typeof(x)
     # Before jax 0.10 under another name.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
-
-
-def _spec_of_type(leaf: jax.Array) -> P:
-    return P(*jax.typeof(leaf).sharding.spec)
 
 
 def _gather(x: jax.Array, spec: P) -> jax.Array:
