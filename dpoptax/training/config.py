@@ -215,16 +215,12 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, the method with its name, for summary.json."""
-        paths = {
-            name: None if getattr(self, name) is None else str(getattr(self, name))
-            for name in ("data_dir", "pretrained", "owners")
-        }
-        return {
+        fields = {
             **dataclasses.asdict(self),
             "method": self.method.to_dict(),
             "lora_projections": list(self.lora_projections),
-            **paths,
         }
+        return {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()}
 
     def data(self, *, progress: bool = False) -> Wanted:
         """What the run wants of its data set; `progress` shows how far reading it is."""
