@@ -1,7 +1,9 @@
 """Public linear maps of gradients, parameter by parameter: there before the clip, and back."""
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -108,9 +110,7 @@ def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:
         return gradient
     gradient = widen(gradient)
     if isinstance(factor, Diagonal):
-        for scale in factor.scales:
-            gradient = gradient * scale
-        return gradient
+        return functools.reduce(operator.mul, factor.scales, gradient)
     return _through(factor.rows, factor.columns, gradient)
 
 
@@ -119,9 +119,7 @@ def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
         return mapped
     mapped = widen(mapped)
     if isinstance(factor, Diagonal):
-        for scale in factor.scales:
-            mapped = mapped / scale
-        return mapped
+        return functools.reduce(operator.truediv, factor.scales, mapped)
     inverses = factor.rows_inverse, factor.columns_inverse
     if any((x is None) != (y is None) for x, y in zip(factor[:2], inverses, strict=True)):
         raise ValueError("Sides without their inverses: want those that dpoptax.linear_map makes")
@@ -210,11 +208,6 @@ def identity(factors: PyTree) -> PyTree:
         return jax.tree.map(lambda matrix: jnp.eye(len(matrix), dtype=matrix.dtype), factor)
 
     return jax.tree.map(one, factors, is_leaf=_is_factor)
-
-
-def where(flag: jax.Array, factors: PyTree, others: PyTree) -> PyTree:
-    """Factors, or the others, in arrays of their own: a state may be donated."""
-    return jax.tree.map(lambda x, y: jnp.where(flag, x, y), factors, others)
 
 
 def matrix_shape(param: jax.Array) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
+import math
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -64,6 +65,24 @@ def check_known(**numbers: object) -> None:
                 "static_args: name all but learning_rate, or give it a function of learning_rate "
                 "alone that returns the chain"
             )
+
+
+def check_decays(**decays: float) -> None:
+    """Raises where a decay, as of a running mean, is no Python number in [0, 1)."""
+    check_known(**decays)
+    for name, value in decays.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{name}={value}: want a number in [0, 1)")
+
+
+def check_stddev(stddev: float, *, zero: bool = True) -> None:
+    """Raises where the noise of a release is told by no Python number of at least 0, or above."""
+    check_known(stddev=stddev)
+    if not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
+        raise ValueError(
+            f"stddev={stddev}: want the noise's standard deviation in each coordinate, a finite "
+            f"number {'>= 0' if zero else 'above 0'}, such as dpoptax.release_stddev gives"
+        )
 
 
 def float32_at_least(*arrays: jax.Array) -> jnp.dtype:

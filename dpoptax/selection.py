@@ -10,6 +10,7 @@ than one run does. Two ways of doing it have a price that is known:
 In both, the score has to be private too: computed from public data, or with noise. No JAX here.
 """
 
+import collections
 import functools
 import math
 from collections.abc import Sequence
@@ -111,10 +112,7 @@ def _logarithmic(mean: float) -> float:
 def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
     if not events:
         raise ValueError("no trial given; give the event of at least one")
-    counts: dict[dpa.DpEvent, int] = {}
-    for event in events:
-        counts[event] = counts.get(event, 0) + 1
-    return counts
+    return collections.Counter(events)
 
 
 def _check(mean: float, distribution: str) -> None:

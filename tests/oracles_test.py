@@ -155,16 +155,6 @@ def test_disk_with_one_gradient_is_nesterov_with_a_longer_look_ahead():
     assert np.abs(actual - nesterov(look_ahead=1 - kappa)).max() > 1e-4
 
 
-def test_kalman_recursion_converges_to_the_closed_form():
-    var = {"var_w": 2.0, "var_v": 0.1, "var_h": 0.3}
-    s = var["var_h"] + var["var_v"]
-    p = (np.sqrt(s * (s + 4 * (var["var_w"] - var["var_h"]))) - s) / 2
-    kappa = (p + s) / (p + var["var_w"] + var["var_v"])
-    for start in (0.0, 50.0):
-        trace = disk.kalman_recursion(start, 200, **var)
-        np.testing.assert_allclose(trace[-1], (p, kappa))
-
-
 def test_lp_adam_without_filter_is_adam_but_for_epsilon():
     """With a = -0.9 as the filter it is Adam with β1 = 0.9; at a tiny ε sum and maximum agree."""
     actual = lp_adam.lp_adam(

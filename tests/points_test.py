@@ -1,14 +1,12 @@
 """Gradient points: what `track_iterates` remembers and `gradient_points` makes of it."""
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import dpoptax
-from tests import helpers
 
 
 def test_without_tracking_the_point_is_params():
@@ -76,23 +74,6 @@ def test_two_trackers_are_refused_by_name():
     params = jnp.ones(2)
     with pytest.raises(ValueError, match=r"opt_state\[0\], opt_state\[1\]"):
         dpoptax.gradient_points(tx.init(params), params)
-
-
-def test_state_is_stable_under_scan_and_does_not_alias_params():
-    tx = dpoptax.track_iterates([(1.5, -0.5)], [1.0])
-    params = helpers.mlp_params(0)
-    state = tx.init(params)
-    for leaf, p in zip(jax.tree.leaves(state.iterates[0]), jax.tree.leaves(params), strict=True):
-        assert leaf.unsafe_buffer_pointer() != p.unsafe_buffer_pointer()
-
-    def body(carry, _):
-        params, state = carry
-        updates, state = tx.update(params, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    (_, final), _ = jax.lax.scan(body, (params, state), length=3)
-    chex.assert_trees_all_equal_shapes_and_dtypes(final, state)
-    assert final.count == 3
 
 
 @pytest.mark.parametrize(

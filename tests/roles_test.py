@@ -78,7 +78,7 @@ def _traced(config, key):
     params, frozen = jax.eval_shape(start, inputs, jax.random.key(0))
     rows = jax.ShapeDtypeStruct((4,), jnp.int32)
     split = {"inputs": jax.ShapeDtypeStruct((9, 8, 8, 1), jnp.float32)}
-    batch = Resident({**split, "labels": jax.ShapeDtypeStruct((9,), jnp.int32)}, rows)
+    batch = Resident({**split, "labels": jax.ShapeDtypeStruct((9,), jnp.int32)}, rows, rows)
     mask = jax.ShapeDtypeStruct((4,), jnp.bool_)
     state = jax.eval_shape(chain.optimizer.init, params)
     arguments = (params, state, batch, mask, frozen)

@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
@@ -85,7 +86,7 @@ class Convolution(Rule):
         config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, interior, strict=True)]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         seen = []
-        for offset in _offsets(self.kernel):
+        for offset in np.ndindex(self.kernel):
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
             stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
             seen.append(
@@ -108,10 +109,3 @@ class Convolution(Rule):
         )  # (T, groups, offsets, features of the group)
         rows = patches.reshape(self.positions, groups, -1).swapaxes(0, 1)
         return rows, d.reshape(self.positions, groups, columns).swapaxes(0, 1)
-
-
-def _offsets(kernel: tuple[int, ...]) -> list[tuple[int, ...]]:
-    offsets: list[tuple[int, ...]] = [()]
-    for size in kernel:
-        offsets = [(*o, i) for o in offsets for i in range(size)]
-    return offsets

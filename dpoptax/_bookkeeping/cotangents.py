@@ -160,7 +160,7 @@ class Outer:
         if self.layout.split != self.shape:
             raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
-        sides = [tuple(to[i] for i in s) for s in _sides(self.layout)]
+        sides = [tuple(to[i] for i in s) for s in self.layout.sides]
         shape = tuple(self.shape[i] for i in source)
         scale = None if self.scale is None else moved(self.scale, source)
         return dataclasses.replace(
@@ -194,22 +194,22 @@ class Outer:
     def cut(self, x: jax.Array) -> jax.Array:
         """A fixed array as (K, R, C), each of size 1 where it does not vary along it."""
         split = self._split(x.shape)
-        for side in _sides(self.layout):
+        for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
                 for i in side:
                     split[i] = self.layout.split[i]
         x = jnp.broadcast_to(x.reshape(self._split(x.shape)), split)
-        order = sum(_sides(self.layout), ())
-        sizes = [math.prod(split[i] for i in side) for side in _sides(self.layout)]
+        order = sum(self.layout.sides, ())
+        sizes = [math.prod(split[i] for i in side) for side in self.layout.sides]
         return x.transpose(order).reshape(sizes)
 
     def uncut(self, x: jax.Array) -> jax.Array:
         """What `cut` makes (K, R, C) of."""
         split = [1] * len(self.layout.split)
-        for side, size in zip(_sides(self.layout), x.shape, strict=True):
+        for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
                 split[i] = self.layout.split[i] if size != 1 else 1
-        order = sum(_sides(self.layout), ())
+        order = sum(self.layout.sides, ())
         x = x.reshape([split[i] for i in order])
         x = x.transpose([order.index(i) for i in range(len(order))])
         return x.reshape([math.prod(split[i] for i in group) for group in self._groups()])
@@ -226,7 +226,7 @@ class Outer:
         groups = self._groups()
         within = {i for axis in axes for i in groups[axis]}
         found = []
-        for side in _sides(self.layout):
+        for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
             if len(flags) > 1:
                 raise NotFactoredError
@@ -251,7 +251,3 @@ class Outer:
         if any(self.layout.split[i] != 1 for i in left):
             raise NotFactoredError
         return groups
-
-
-def _sides(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    return layout.batch, layout.rows, layout.columns

@@ -88,7 +88,7 @@ class Shift(Rule):
         repeated = tuple(i for i, (n, m) in enumerate(zip(aligned, out, strict=True)) if n != m)
         name = eqn.primitive.name
         sign = -1 if name == "sub" and parameter == 1 else 1
-        return cls(Layout(shape, (), (), tuple(range(len(shape)))), sign, repeated, name=name)
+        return cls(Layout.entrywise(shape), sign, repeated, name=name)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         if self.repeated:  # stored: a sum may be rounded in one of several ways
@@ -112,7 +112,7 @@ class Beside(Rule):
         axis = eqn.params["dimension"]
         before = sum(shape_of(v.aval)[axis] for v in eqn.invars[:parameter])
         shape = shape_of(eqn.invars[parameter].aval)
-        return cls(Layout(shape, (), (), tuple(range(len(shape)))), axis, before)
+        return cls(Layout.entrywise(shape), axis, before)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
         stop = self.start + self.layout.split[self.axis]

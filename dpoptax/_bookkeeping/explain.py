@@ -1,5 +1,6 @@
 """Says, before a run, how each parameter's per-example norms and clipped sum are computed."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable
@@ -148,9 +149,7 @@ def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row
 
 def _operations(uses: list[Use]) -> str:
     """The operations of `uses`, counted."""
-    names: dict[str, int] = {}
-    for use in uses:
-        names[use.rule.name] = names.get(use.rule.name, 0) + 1
+    names = collections.Counter(use.rule.name for use in uses)
     return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in names.items())
 
 

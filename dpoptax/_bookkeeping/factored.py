@@ -69,7 +69,7 @@ def as_products(cotangent: Cotangent) -> tuple[list[Outer], list[Term]]:
     total = held(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
-    return [Outer(segment, Layout(shape, (), (), tuple(range(len(shape)))), shape, mixed=True)], []
+    return [Outer(segment, Layout.entrywise(shape), shape, mixed=True)], []
 
 
 def with_scale(segment: Segment, scale: jax.Array) -> Segment:

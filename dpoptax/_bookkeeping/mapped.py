@@ -135,7 +135,7 @@ def arrange(factor: Factor, view: View, layout: Layout, shape: tuple[int, ...]) 
       layout: batch, rows and columns.
       shape: the parameter's.
     """
-    sides = [_positions(view, axes) for axes in (layout.batch, layout.rows, layout.columns)]
+    sides = [_positions(view, axes) for axes in layout.sides]
     if isinstance(factor, Diagonal):
         scales = [_arranged(i, s.shape, sides, view, shape) for i, s in enumerate(factor.scales)]
         return None if None in scales else Mapping(tuple(s for s in scales if s is not None))

@@ -269,9 +269,9 @@ def _join(
     groups: dict[_Key, list[Member]] = {}
     for member in members:
         view, layout = member.view, member.layout
-        parts = [view.atoms(a) for a in (layout.batch, layout.rows, layout.columns)]
-        key = (view.offset, parts[0], parts[1], parts[2])
-        mirror = (view.offset, parts[0], parts[2], parts[1])
+        batch, rows, columns = map(view.atoms, layout.sides)
+        key = (view.offset, batch, rows, columns)
+        mirror = (view.offset, batch, columns, rows)
         swapped = key not in groups and mirror in groups
         group = groups.setdefault(mirror if swapped else key, [])
         group.append(dataclasses.replace(member, swapped=swapped))

@@ -6,7 +6,7 @@ per-example gradients are formed instead.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -187,11 +187,7 @@ class _Pull:
         arrays = jnp.broadcast_arrays(*(self.fixed.value(v, len(g.shape)) for v in operands))
         for i, operand in enumerate(operands):
             if self.leaf in operand.leaves:
-
-                def apply(x: jax.Array, i: int = i) -> jax.Array:
-                    return bind(eqn, [*arrays[:i], x, *arrays[i + 1 :]])[0]
-
-                slope = jax.jvp(apply, (arrays[i],), (jnp.ones_like(arrays[i]),))[1]
+                slope = jax.jvp(_by(eqn, arrays, i), (arrays[i],), (jnp.ones_like(arrays[i]),))[1]
                 self.arrive(operand, g.times(held(slope)))
 
     def move(self, eqn: JaxprEqn, operand: Derived, g: Cotangent) -> None:
@@ -241,11 +237,7 @@ class _Pull:
         arrays = [self.fixed.evaluate(v) for v in operands]
         for i, operand in enumerate(operands):
             if self.leaf in operand.leaves:
-
-                def apply(x: jax.Array, i: int = i) -> jax.Array:
-                    return bind(eqn, [*arrays[:i], x, *arrays[i + 1 :]])[0]
-
-                out, transpose = jax.vjp(apply, arrays[i])
+                out, transpose = jax.vjp(_by(eqn, arrays, i), arrays[i])
                 terms = []
                 for term in g.terms:
                     basis = jnp.ones(out.shape, out.dtype) if term.basis is None else term.basis
@@ -253,6 +245,11 @@ class _Pull:
                     weights = term.weights.reshape(-1, *(1,) * back.ndim)
                     terms.append(Term(held(back), weights))
                 self.arrive(operand, Cotangent(operand.aval.shape, [], terms))
+
+
+def _by(eqn: JaxprEqn, operands: Sequence[jax.Array], i: int) -> Callable[[jax.Array], jax.Array]:
+    """An operation as a function of the operand of that number."""
+    return lambda x: bind(eqn, [*operands[:i], x, *operands[i + 1 :]])[0]
 
 
 def _scalar(value: float, rank: int) -> jax.Array:

@@ -29,11 +29,18 @@ class Layout:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
 
+    @classmethod
+    def entrywise(cls, shape: tuple[int, ...]) -> "Layout":
+        """Each entry is a column, of the one row that there is."""
+        return cls(shape, (), (), tuple(range(len(shape))))
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        return self.batch, self.rows, self.columns
+
     @property
     def sizes(self) -> tuple[int, int, int]:
-        batch, rows, columns = (
-            math.prod(self.split[i] for i in axes) for axes in (self.batch, self.rows, self.columns)
-        )
+        batch, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
         return batch, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -44,8 +51,8 @@ class Layout:
 
     def stacked(self, length: int) -> "Layout":
         """The layout of z with one more leading axis, which becomes batch."""
-        moved = [tuple(i + 1 for i in a) for a in (self.batch, self.rows, self.columns)]
-        return Layout((length, *self.split), (0, *moved[0]), moved[1], moved[2])
+        batch, rows, columns = (tuple(i + 1 for i in axes) for axes in self.sides)
+        return Layout((length, *self.split), (0, *batch), rows, columns)
 
 
 class Rule:

@@ -41,7 +41,8 @@ def per_example_sum(
         aux: PyTree = None
         for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
             if j == 0 and points.tangent is not None:
-                value, derivative, *aux_here = _value_and_jvp(grad, point, points.tangent, has_aux)
+                found = jax.jvp(grad, (point,), (points.tangent,), has_aux=has_aux)
+                value, derivative, *aux_here = found
                 term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
             else:
                 out = grad(point)
@@ -56,13 +57,3 @@ def per_example_sum(
         grads = jax.vmap(points.linear_map.forward)(grads)
     total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole)
     return total, aux
-
-
-def _value_and_jvp(
-    grad: Callable[[PyTree], PyTree], point: PyTree, tangent: PyTree, has_aux: bool
-) -> tuple[PyTree, ...]:
-    """∇ℓ(x) and ∇²ℓ(x) v in one forward-over-reverse pass, and aux where there is one."""
-    if has_aux:
-        value, derivative, aux = jax.jvp(grad, (point,), (tangent,), has_aux=True)
-        return value, derivative, aux
-    return jax.jvp(grad, (point,), (tangent,))

@@ -44,14 +44,8 @@ class Layout:
     def specs(self, params: PyTree) -> PyTree:
         """A `PartitionSpec` for each leaf of `params`."""
         if self.param_specs is None:
-            return jax.tree.map(_spec_of_type, params)
-        is_spec = lambda x: isinstance(x, P)  # noqa: E731
-        return jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: spec, part),
-            self.param_specs,
-            params,
-            is_leaf=is_spec,
-        )
+            return jax.tree.map(lambda x: P(*jax.typeof(x).sharding.spec), params)
+        return jax.tree.broadcast(self.param_specs, params)
 
     def place(self, tree: PyTree, specs: PyTree) -> PyTree:
         """`tree` as `shard_map` wants it: explicit axes have to be resharded, automatic ones are.
@@ -61,7 +55,7 @@ class Layout:
         if AxisType.Explicit not in self.mesh.axis_types:
             return tree
         if isinstance(specs, P):
-            specs = jax.tree.map(lambda _: specs, tree)
+            specs = jax.tree.broadcast(specs, tree)
         return jax.tree.map(
             lambda x, spec: jax.sharding.reshard(x, jax.sharding.NamedSharding(self.mesh, spec)),
             tree,
@@ -112,7 +106,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
                 f"examples, such as a sampler with multiple_of={layout.shards} does"
             )
         specs = layout.specs(points.points[0])
-        everywhere = jax.tree.map(lambda _: P(), points)
+        everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
             everywhere,
             points=tuple(specs for _ in points.points),
@@ -134,7 +128,7 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
             total, aux = sums(points, batch, mask, key)
-            own = specs if scatter else jax.tree.map(lambda _: P(), total)
+            own = specs if scatter else jax.tree.broadcast(P(), total)
             return jax.tree.map(over_devices, total, own), aux
 
         mapped = jax.shard_map(
@@ -192,10 +186,6 @@ def _varying(x: jax.Array) -> frozenset[str]:
     kind: Any = jax.typeof(x)
     # Before jax 0.10 under another name.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
-
-
-def _spec_of_type(leaf: jax.Array) -> P:
-    return P(*jax.typeof(leaf).sharding.spec)
 
 
 def _gather(x: jax.Array, spec: P) -> jax.Array:

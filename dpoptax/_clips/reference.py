@@ -1,6 +1,5 @@
 """What clip geometries follow: the transform whose state remembers a release."""
 
-import jax
 import optax
 
 from dpoptax._clips.clipped_sum import check_released
@@ -36,7 +35,6 @@ def track_reference() -> optax.GradientTransformation:
     ) -> tuple[PyTree, ReferenceState]:
         del params
         check_released("track_reference", updates)
-        reference = jax.tree.map(lambda u, r: u.astype(r.dtype), updates, state.reference)
-        return updates, ReferenceState(reference)
+        return updates, ReferenceState(optax.tree.cast_like(updates, state.reference))
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -142,7 +142,7 @@ def _filter(
         now = gain(state.count) if callable(gain) else gain
         kappa = jnp.where(state.count == 0, 1.0, now)
         estimate = jax.tree.map(lambda e, g: corrected(e, g, kappa), state.estimate, updates)
-        out = jax.tree.map(lambda e, g: e.astype(g.dtype), estimate, updates)
+        out = optax.tree.cast_like(estimate, updates)
         return out, DiskFilterState(optax.safe_increment(state.count), estimate)
 
     return optax.GradientTransformation(init_fn, update_fn)

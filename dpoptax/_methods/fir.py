@@ -9,7 +9,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._clips.clipped_sum import check_released
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_decays, check_known, check_stddev
 
 
 class AdaptiveFirState(NamedTuple):
@@ -65,13 +65,11 @@ def adaptive_fir(
 
     >>> tx = adaptive_fir(length=4, stddev=1.1 * 1.0 / 256)
     """
-    check_known(length=length, stddev=stddev, decay=decay)
+    check_known(length=length)
     if not (isinstance(length, int) and length >= 2):
         raise ValueError(f"length={length}: want an integer, at least 2")
-    if not (math.isfinite(stddev) and stddev > 0):
-        raise ValueError(f"stddev={stddev}: want the noise's standard deviation, above 0")
-    if not 0.0 <= decay < 1.0:
-        raise ValueError(f"decay={decay}: want a number in [0, 1)")
+    check_stddev(stddev, zero=False)
+    check_decays(decay=decay)
     noise = float(stddev) ** 2
     # The variance that a running mean has left of one step's.
     share = (1.0 - decay) / (1.0 + decay)
@@ -100,7 +98,7 @@ def adaptive_fir(
     ) -> tuple[PyTree, AdaptiveFirState]:
         del params
         check_released("adaptive_fir", updates)
-        size = sum(leaf.size for leaf in jax.tree.leaves(updates))
+        size = optax.tree.size(updates)
         square = _inner(updates, updates) - size * noise
         inner = jnp.stack([_inner(updates, g) for g in state.past])
         # A lag's mean starts with the first step that has a gradient at this lag.
@@ -113,8 +111,7 @@ def adaptive_fir(
             return sum(c * x.astype(jnp.float32) for c, x in zip(b, (g, *past), strict=True))
 
         out = jax.tree.map(lambda g, *past: mix(g, *past).astype(g.dtype), updates, *state.past)
-        newest = jax.tree.map(lambda g, x: g.astype(x.dtype), updates, state.past[0])
-        past = (newest, *state.past[:-1])
+        past = (optax.tree.cast_like(updates, state.past[0]), *state.past[:-1])
         count = optax.safe_increment(state.count)
         return out, AdaptiveFirState(count, past, power, products, b)
 

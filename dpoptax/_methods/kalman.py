@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
 from dpoptax._clips.clipped_sum import check_released
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_decays, check_stddev
 
 
 # In the long run: one number.
@@ -155,11 +155,8 @@ def adaptive_kalman(
 
     >>> tx = adaptive_kalman(stddev=1.1 * 1.0 / 256)
     """
-    check_known(stddev=stddev, decay=decay)
-    if not (math.isfinite(stddev) and stddev > 0):
-        raise ValueError(f"stddev={stddev}: want the noise's standard deviation, above 0")
-    if not 0.0 <= decay < 1.0:
-        raise ValueError(f"decay={decay}: want a number in [0, 1)")
+    check_stddev(stddev, zero=False)
+    check_decays(decay=decay)
     noise = float(stddev) ** 2
 
     def gain_and_state(

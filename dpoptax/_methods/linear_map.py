@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._clips.clipped_sum import check_released
-from dpoptax._maps import LinearMapState, identity, resolve, sound, where
+from dpoptax._maps import LinearMapState, identity, resolve, sound
 from dpoptax._trees import PyTree, no_params
 
 
@@ -92,7 +92,8 @@ def linear_map(
                 f"factors={factors}: want finite scales in [1e-9, 1e9] and matrices that can be "
                 "inverted; a scale of 0 would drop a coordinate and give infinite noise back"
             )
-        state = LinearMapState(where(usable, found, identity(found)), back)
+        # In arrays of their own: a state may be donated.
+        state = LinearMapState(optax.tree.where(usable, found, identity(found)), back)
         return FollowedMapState(jnp.zeros([], jnp.int32), state) if callable(factors) else state
 
     def update_fn(
@@ -107,7 +108,7 @@ def linear_map(
 
         def again() -> PyTree:
             found, usable = resolved(params)
-            return where(usable, found, before)
+            return optax.tree.where(usable, found, before)
 
         found = jax.lax.cond(count % every == 0, again, lambda: before)
         return updates, FollowedMapState(count, LinearMapState(found, back))

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import LowPassState, low_pass
-from dpoptax._trees import PyTree, check_known, float32_at_least
+from dpoptax._trees import PyTree, check_decays, check_known, check_stddev, float32_at_least
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -77,11 +77,9 @@ def scale_by_lp_adam(
 
     >>> tx = scale_by_lp_adam(b=[1 / 11, 1 / 11], a=[-9 / 11])
     """
-    check_known(b2=b2, eps=eps, stddev=stddev)
-    if not 0.0 <= b2 < 1.0:
-        raise ValueError(f"b2={b2}: want a number in [0, 1)")
-    if not (math.isfinite(stddev) and stddev >= 0.0):
-        raise ValueError(f"stddev={stddev}: want a finite number >= 0")
+    check_known(eps=eps)
+    check_decays(b2=b2)
+    check_stddev(stddev)
     if eps is None:
         eps = stddev * (2.0 * (1.0 - b2) / (1.0 + b2)) ** 0.25 if stddev else 1e-8
     if not (math.isfinite(eps) and eps > 0.0):
@@ -176,7 +174,5 @@ def adam_bc(
 
     >>> tx = adam_bc(1e-3, stddev=1.1 * 1.0 / 256)
     """
-    check_known(b1=b1)
-    if not 0.0 <= b1 < 1.0:
-        raise ValueError(f"b1={b1}: want a number in [0, 1)")
+    check_decays(b1=b1)
     return lp_adam(learning_rate, (1.0 - b1,), (-b1,), b2=b2, eps=eps, stddev=stddev)

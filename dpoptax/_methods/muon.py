@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from dpoptax._methods.lp_adam import scale_by_lp_adam
 from dpoptax._methods.shrinkage import orthogonalized
 from dpoptax._methods.singular_values import is_kernel
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_decays
 
 
 def scale_by_shrunk_muon(
@@ -69,9 +69,7 @@ def scale_by_shrunk_muon(
     >>> jnp.diag(update["kernel"]).round(2)
     Array([1., 1., 0.], dtype=float32)
     """
-    check_known(b1=b1)
-    if not 0.0 <= b1 < 1.0:
-        raise ValueError(f"b1={b1}: want a number in [0, 1)")
+    check_decays(b1=b1)
     others = scale_by_lp_adam(
         (1.0 - b1,), (-b1,), b2=b2, stddev=stddev, accumulator_dtype=accumulator_dtype
     )

@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import track_iterates
-from dpoptax._trees import check_known
+from dpoptax._trees import check_decays, check_known
 
 
 def pmlf(
@@ -80,9 +80,7 @@ def inner_outer(
 
     >>> tx = inner_outer(length=2, beta=0.5, momentum=0.9)
     """
-    check_known(momentum=momentum)
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum={momentum}: want a number in [0, 1)")
+    check_decays(momentum=momentum)
     outer = optax.trace(momentum, accumulator_dtype=accumulator_dtype)
     return optax.chain(_window(_powers(length, beta)), outer)
 

@@ -14,7 +14,7 @@ from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import Diagonal, LinearMapState
 from dpoptax._methods.singular_values import is_kernel
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_decays, check_known, check_stddev
 
 Each: TypeAlias = Literal["entry", "side", "leaf"]
 # Second moments of one parameter: of its entries, of its rows and its columns, or of all.
@@ -145,7 +145,7 @@ def scale_then_privatize(
         moments = jax.tree.map(moved, mean, state.moments, factors)
         corrected = optax.tree.bias_correction(moments, b2, jnp.maximum(count // every, 1))
         found = _scales(corrected, mean, eps=eps, power=power, normalized=normalized)
-        factors = jax.tree.map(lambda new, old: jnp.where(due, new, old), found, factors)
+        factors = optax.tree.where(due, found, factors)
         mean = () if every == 1 else jax.tree.map(lambda x: jnp.where(due, 0.0, x), mean)
         return updates, ScaleThenPrivatizeState(count, moments, mean, LinearMapState(factors))
 
@@ -155,15 +155,13 @@ def scale_then_privatize(
 def _check(each: str, b2: float, eps: float, power: float, stddev: float, every: int) -> None:
     if each not in ("entry", "side", "leaf"):
         raise ValueError(f"each={each!r}: want 'entry', 'side' or 'leaf'")
-    check_known(b2=b2, eps=eps, power=power, stddev=stddev, every=every)
-    if not 0.0 <= b2 < 1.0:
-        raise ValueError(f"b2={b2}: want a number in [0, 1)")
+    check_known(eps=eps, power=power, every=every)
+    check_decays(b2=b2)
+    check_stddev(stddev)
     if not (math.isfinite(eps) and eps >= 1e-4):
         raise ValueError(f"eps={eps}: want a finite number of at least 1e-4, which bounds scales")
     if not 0.0 < power <= 1.0:
         raise ValueError(f"power={power}: want a number in (0, 1]")
-    if not (math.isfinite(stddev) and stddev >= 0.0):
-        raise ValueError(f"stddev={stddev}: want a finite number >= 0")
     if every < 1:
         raise ValueError(f"every={every}: want an integer >= 1")
 

@@ -17,7 +17,7 @@ from dpoptax._methods.singular_values import (
     map_singular_values,
     shrunk,
 )
-from dpoptax._trees import PyTree, check_known
+from dpoptax._trees import PyTree, check_decays, check_stddev
 
 
 def singular_value_shrinkage(
@@ -171,14 +171,8 @@ def _of_mean(
     accumulator_dtype: DTypeLike | None,
 ) -> optax.GradientTransformation:
     """`shrink(mean, τ)` of the running mean of the gradients and the noise that is left in it."""
-    check_known(stddev=stddev, decay=decay)
-    if not (math.isfinite(stddev) and stddev >= 0.0):
-        raise ValueError(
-            f"stddev={stddev}: want the noise's standard deviation in each coordinate, a finite "
-            "number >= 0, such as dpoptax.release_stddev gives"
-        )
-    if not 0.0 <= decay < 1.0:
-        raise ValueError(f"decay={decay}: want a number in [0, 1)")
+    check_stddev(stddev)
+    check_decays(decay=decay)
     mean_filter = Filter((1.0 - decay,), (-decay,)) if decay else Filter((1.0,))
     averaging = low_pass(*mean_filter, accumulator_dtype=accumulator_dtype)
 

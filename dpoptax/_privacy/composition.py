@@ -54,24 +54,23 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
       interval: h, of all.
       delta: in (0, 1).
     """
-    removed = [_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]
-    found = _epsilon(removed, interval, delta)
-    if all(pair._pmf_add is pair._pmf_remove for pair, _ in pairs):
-        return found
-    added = [_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs]
-    return max(found, _epsilon(added, interval, delta))
+    return max(_epsilon(parts, interval, delta) for parts in _directions(pairs, interval))
 
 
 def deltas_of(
     pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
 ) -> np.ndarray:
     """δ that is proved at each ε of at least 0, in both directions."""
-    removed = [_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]
-    found = _deltas(removed, interval, epsilons)
-    if all(pair._pmf_add is pair._pmf_remove for pair, _ in pairs):
-        return found
-    added = [_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs]
-    return np.maximum(found, _deltas(added, interval, epsilons))
+    found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
+    return functools.reduce(np.maximum, found)
+
+
+def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
+    """The losses of removing a record, and those of adding one where they are others."""
+    found = [[_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]]
+    if any(pair._pmf_add is not pair._pmf_remove for pair, _ in pairs):
+        found.append([_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs])
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -213,39 +213,36 @@ def shortest(column: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(entry) for entry in column[: last + 1])
 
 
+def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
+    """The event with each of the events that it is made of changed; a basic one is as it is."""
+    if isinstance(event, dpa.ComposedDpEvent):
+        return dpa.ComposedDpEvent([change(part) for part in event.events])
+    if isinstance(event, WorstOfDpEvent):
+        return WorstOfDpEvent(tuple(change(part) for part in event.events))
+    if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):
+        return attr.evolve(event, event=change(event.event))
+    return event
+
+
 def bounded(event: Event) -> Event:
     """The event with what is priced by Monte Carlo alone replaced by what bounds it."""
-    if isinstance(event, ParticipationDpEvent):
-        return event.bound
-    if isinstance(event, dpa.ComposedDpEvent):
-        return dpa.ComposedDpEvent([bounded(e) for e in event.events])
-    if isinstance(event, WorstOfDpEvent):
-        return WorstOfDpEvent(tuple(bounded(e) for e in event.events))
-    if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):
-        return attr.evolve(event, event=bounded(event.event))
-    return event
+    return event.bound if isinstance(event, ParticipationDpEvent) else over_parts(event, bounded)
 
 
 def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
     """The event with `leaf` applied to every basic event, from the inside out."""
-    if isinstance(event, dpa.ComposedDpEvent):
-        return dpa.ComposedDpEvent([rewrite(e, leaf) for e in event.events])
-    if isinstance(event, WorstOfDpEvent):
-        return WorstOfDpEvent(tuple(rewrite(e, leaf) for e in event.events))
     wrappers = (
         dp_event.RepeatAndSelectDpEvent,
         dpa.SelfComposedDpEvent,
         dpa.PoissonSampledDpEvent,
         dpa.SampledWithoutReplacementDpEvent,
     )
-    if isinstance(event, wrappers):
-        return leaf(attr.evolve(event, event=rewrite(event.event, leaf)))
-    if hasattr(event, "event"):
+    if hasattr(event, "event") and not isinstance(event, wrappers):
         raise ValueError(
             f"event={event} is of a kind that is not accounted for here; use Gaussian noise under "
             "composition, Poisson sampling or sampling without replacement"
         )
-    return leaf(event)
+    return leaf(over_parts(event, lambda part: rewrite(part, leaf)))
 
 
 def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:

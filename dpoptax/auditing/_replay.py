@@ -107,8 +107,8 @@ class Runs:
     def __call__(self, included, count):
         game = self.game
         rows = game.sampler.padded_size if self.replayed else game.rows
-        size = sum(leaf.size for leaf in jax.tree.leaves(game.params))
-        examples = sum(leaf.size for leaf in jax.tree.leaves(game.dataset)) // game.rows
+        size = optax.tree.size(game.params)
+        examples = optax.tree.size(game.dataset) // game.rows
         width = size * (rows + 2) + max(0, examples - size) * rows + 2 * game.steps
         chunk = max(1, min(count, _CHUNK // width))
         key = jax.random.fold_in(self.key, included)

@@ -11,7 +11,7 @@ import optax
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clips.base import Clip
 from dpoptax._points import GradientPoints, gradient_points
-from dpoptax.auditing._game import Game
+from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.sampling import PoissonSampler
 
 # What magnitudes an enemy tries: all of float32, with its subnormal numbers.
@@ -133,12 +133,10 @@ def searched_canary(
     found = worst_example(grad_fn, points, batch, seed=seed, starts=starts, steps=steps)
     dataset = _planted(batch, found.example)
     move = _mean_move(grad_fn, points, dataset)
-    norm = max(float(optax.tree.norm(move)), float(np.finfo(np.float32).tiny))
 
     def observe(update: Any, canary: Any) -> jax.Array:
         del canary  # what it adds alone: not all that it may change
-        pairs = zip(jax.tree.leaves(update), jax.tree.leaves(move), strict=True)
-        return jnp.stack([jnp.vdot(u.astype(jnp.float32), m) / norm for u, m in pairs])
+        return leaf_projections(update, move)
 
     sampler = PoissonSampler(size, size, seed=0)
     return Game(transform, grad_fn, params, dataset, sampler, observe=observe), found.ratio

@@ -1,6 +1,7 @@
 """Figures of the benchmark: accuracy over ε beside published numbers, differences from DP-SGD."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +53,13 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     for number, (setting, entries) in enumerate(
         (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
     ):
-        axes.plot(
-            [setting.epsilon],
-            [max(entry.mean for entry in entries)],
-            marker="*",
-            markersize=13,
-            linestyle="none",
-            color=COLOURS[1],
-            label=None if number else "recipe, here",
-        )
+        label_once = None if number else "recipe, here"
+        _best(axes, setting, entries, marker="*", markersize=13, color=COLOURS[1], label=label_once)
     for setting, entries in finite.items():
         if setting not in private:
-            axes.plot(
-                [setting.epsilon],
-                [max(entry.mean for entry in entries if not entry.unproven)],
-                marker="D",
-                markersize=6,
-                linestyle="none",
-                color=COLOURS[2],
-                label=f"best of {len(entries)}, {setting.model}, {setting.steps} steps",
-            )
+            name = f"best of {len(entries)}, {setting.model}, {setting.steps} steps"
+            proven = [entry for entry in entries if not entry.unproven]
+            _best(axes, setting, proven, marker="D", markersize=6, color=COLOURS[2], label=name)
     for setting, entries in recipes.items():
         if setting.dataset == dataset and math.isinf(setting.epsilon):
             accuracy = max(entry.mean for entry in entries)
@@ -85,6 +73,11 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     label(axes, "ε", "test accuracy (%)")
     axes.set_title(data_name(dataset), fontsize="medium")
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2)
+
+
+def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) -> None:
+    accuracy = max(entry.mean for entry in entries)
+    axes.plot([setting.epsilon], [accuracy], linestyle="none", **style)
 
 
 def _kind(setting: Setting) -> str:

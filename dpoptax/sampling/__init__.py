@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAllocationSampler
+from dpoptax.sampling._base import CutSampler, checked_step
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
-from dpoptax.sampling._base import checked_step
-from dpoptax.sampling._draws import checked_largest, largest_usual_draw, permuted
+from dpoptax.sampling._draws import permuted
 from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PoissonSampler(Sampler):
+class PoissonSampler(CutSampler):
     """Every record is in every step with probability B/N, independently. The default.
 
     A draw larger than `padded_size` is cut to a uniformly random subset of that many records,
@@ -61,25 +61,6 @@ class PoissonSampler(Sampler):
     max_batch_size: int | None = None
 
     neighbouring_relation: ClassVar[str] = "add-or-remove-one"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
-        object.__setattr__(self, "max_batch_size", largest)
-
-    @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        if self.max_batch_size is not None:
-            return self._padded(self.max_batch_size)
-        return self._padded(largest_usual_draw(self.dataset_size, self.sampling_probability))
-
-    @property
-    def overflow_probability(self) -> float:
-        """The probability that a step's draw is cut."""
-        from scipy import stats
-
-        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
 
     def sample(self, step: int) -> Sample:
         """The records of a step; a Binomial(N, B/N) count, then a uniform subset of that size.

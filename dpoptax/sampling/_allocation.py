@@ -10,7 +10,7 @@ import numpy as np
 from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
-from dpoptax.sampling._draws import checked_largest, permuted
+from dpoptax.sampling._draws import permuted
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -61,8 +61,6 @@ class RandomAllocationSampler(ChainSampler):
         super().__post_init__()
         times = integer("participations", self.participations, 1, "1 is once an epoch")
         object.__setattr__(self, "participations", times)
-        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
-        object.__setattr__(self, "max_batch_size", largest)
 
     @property
     def period(self) -> int:

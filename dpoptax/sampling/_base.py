@@ -9,7 +9,7 @@ import numpy as np
 
 from dpoptax._privacy.chains import Chain
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._draws import largest_rare_draw
+from dpoptax.sampling._draws import checked_largest, largest_rare_draw, largest_usual_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -136,15 +136,42 @@ class Sampler(abc.ABC):
         return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
 
 
-class ChainSampler(Sampler):
-    """A sampler whose records take part by a Markov chain each, apart from all others.
+class CutSampler(Sampler):
+    """A sampler whose draws are cut to `padded_size`, to a uniformly random subset.
 
-    What correlated noise costs under it is priced by Monte Carlo (`dpoptax.matrix`). Draws are cut
-    to `padded_size`, to a uniformly random subset.
+    That is `max_batch_size`, or where it is None what draws hardly ever exceed.
     """
 
     max_batch_size: int | None
+    _hardly_exceeded = staticmethod(largest_usual_draw)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
+        object.__setattr__(self, "max_batch_size", largest)
+
+    @property
+    def padded_size(self) -> int:
+        """The length of every sample, and the size that larger draws are cut to."""
+        rates = self.dataset_size, self.sampling_probability
+        return self._padded(self.max_batch_size or self._hardly_exceeded(*rates))
+
+    @property
+    def overflow_probability(self) -> float:
+        """The probability that a step's draw is cut."""
+        from scipy import stats
+
+        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
+
+
+class ChainSampler(CutSampler):
+    """A sampler whose records take part by a Markov chain each, apart from all others.
+
+    What correlated noise costs under it is priced by Monte Carlo (`dpoptax.matrix`).
+    """
+
     neighbouring_relation: ClassVar[str] = "replace-special"
+    _hardly_exceeded = staticmethod(largest_rare_draw)
 
     @property
     def independent_steps(self) -> bool:
@@ -155,20 +182,6 @@ class ChainSampler(Sampler):
     @abc.abstractmethod
     def chain(self) -> Chain:
         """When a record takes part."""
-
-    @property
-    def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
-        if self.max_batch_size is not None:
-            return self._padded(self.max_batch_size)
-        return self._padded(largest_rare_draw(self.dataset_size, self.sampling_probability))
-
-    @property
-    def overflow_probability(self) -> float:
-        """The probability that a step's draw is cut."""
-        from scipy import stats
-
-        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""

@@ -9,7 +9,7 @@ import numpy as np
 from dpoptax._privacy.chains import SeparatedChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
-from dpoptax.sampling._draws import checked_largest, permuted_within
+from dpoptax.sampling._draws import permuted_within
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -60,8 +60,6 @@ class MinSeparationSampler(ChainSampler):
         super().__post_init__()
         separation = integer("separation", self.separation, 1, "1 is Poisson sampling")
         object.__setattr__(self, "separation", separation)
-        largest = checked_largest(self.max_batch_size, self.batch_size, self.dataset_size)
-        object.__setattr__(self, "max_batch_size", largest)
         if separation * self.batch_size > self.dataset_size:
             raise ValueError(
                 f"separation={separation} times batch_size={self.batch_size} is above dataset_size="

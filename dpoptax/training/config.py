@@ -7,7 +7,7 @@ import re
 import runpy
 import traceback
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.dictionary import Dictionary
@@ -16,13 +16,26 @@ from dpoptax.training.data.scattering import Colors, Scattering
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods import DPSGD, Augmented, Method
-from dpoptax.training.roles import Role, field
+from dpoptax.training.roles import Numbers, Role, check, field
 
 Features = Literal["none", "scattering", "dictionary"]
 """What takes the place of images."""
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
+
+_COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
+_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "a whole number of at least 2")
+_NUMBER = Numbers(lambda x: isinstance(x, int) and 0 <= x < 2**63, "a whole number, 0 for none")
+_SEED = Numbers(_NUMBER.valid, "a whole number from 0 to 2**63 - 1")
+_POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
+_CLIP_NORM = Numbers(
+    _POSITIVE.valid,
+    "a positive finite number; gradients that are all scaled to one length are clip='auto_v', a "
+    "bound that is found is method=AdaptiveClip(), and none at all method=NonPrivate()",
+)
+_FRACTION = Numbers(lambda x: 0 < x < 1, "a number strictly between 0 and 1")
+_NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "a finite number that is not negative")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +62,21 @@ class TrainConfig:
     """What models see of an image: none, itself; scattering, fixed means of wavelet moduli;
     dictionary, how much of each of many patches it has, which a random process drew. Both are of
     one example at a time and so without a cost in privacy, computed once and kept on disk."""
-    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED)
+    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED, _COUNT)
     """Binary logarithm of the pixels that a feature is a mean over; the resolution falls by it."""
-    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED)
+    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED, _COUNT)
     """Number of directions of the wavelets."""
-    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED)
+    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED, _COUNT)
     """Number of groups of channels of scattering, each of mean 0 and variance 1 over its one
     example; None: features are not normalised."""
     feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
     """What scattering is of: given, an image's own channels; opponent, of red, green and blue their
     sum and two differences, fixed and of one pixel."""
-    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED)
+    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED, _COUNT)
     """Number of patches of the dictionary, each of which counts as its mirror image, too."""
-    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED)
+    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED, _COUNT)
     """Height and width of a patch of the dictionary, in pixels."""
-    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED)
+    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED, _COUNT)
     """Cells along each side of an image; features are means over one of them."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
     """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
@@ -73,12 +86,12 @@ class TrainConfig:
     pretrained: Path | None = field(None, Role.KEPT)
     """Directory of a published model, with config.json, model.safetensors and, for texts, the
     tokenizer's files; training starts from its weights. The last four models need one."""
-    sequence_length: int = field(128, Role.KEPT)
+    sequence_length: int = field(128, Role.KEPT, _LENGTH)
     """Number of tokens of an example; longer texts are cut, shorter ones padded."""
-    lora_rank: int | None = field(None, Role.KEPT)
+    lora_rank: int | None = field(None, Role.KEPT, _COUNT)
     """Rank of the trained correction to each projection of a published model, the rest of which is
     frozen, but for the classification head; None: all weights are trained."""
-    lora_alpha: float = field(16.0, Role.KEPT)
+    lora_alpha: float = field(16.0, Role.KEPT, _POSITIVE)
     """The correction is multiplied by lora_alpha / lora_rank."""
     lora_projections: tuple[str, ...] = field((), Role.KEPT)
     """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
@@ -86,36 +99,36 @@ class TrainConfig:
     unit: Unit = field("example", Role.KEPT | Role.STEP)
     """What ε is about: example, or user, who owns several examples: these are one example to the
     clip, whose loss is the mean of theirs, and numbers of batches and microbatches count users."""
-    records_per_user: int | None = field(None, Role.KEPT)
+    records_per_user: int | None = field(None, Role.KEPT, _COUNT)
     """Largest number of examples of a user in a step; of one who owns more, each step draws as
     many."""
     owners: Path | None = field(None, Role.CHANGEABLE)
     """Text file with a line for each training example: whose it is; None: the data set says so."""
 
-    steps: int = field(120, Role.CHANGEABLE | Role.STEP)
+    steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
-    batch_size: int = field(256, Role.PLANNED | Role.STEP)
+    batch_size: int = field(256, Role.PLANNED | Role.STEP, _COUNT)
     """Expected number of examples per step; every sum is divided by it."""
-    microbatch_size: int | None = field(None, Role.KEPT | Role.STEP)
+    microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
     """Examples whose gradients are held in memory at once; None: the whole batch."""
     optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
     """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
     weight decay is 0.01."""
-    learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED)
+    learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
     schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Course of the learning rate: constant, linear or cosine decay to zero, or warmup_cosine,
     which rises over the first twentieth of the steps."""
 
-    parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED)
+    parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED, _FRACTION)
     """Decay of the moving average of the parameters, in (0, 1), at the first steps t at most
     (1 + t)/(10 + t); it is what is evaluated and written. None: the parameters themselves."""
 
-    epsilon: float | None = field(3.0, Role.CHANGEABLE)
+    epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
-    delta: float = field(1e-5, Role.CHANGEABLE)
+    delta: float = field(1e-5, Role.CHANGEABLE, _FRACTION)
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
-    noise_multiplier: float | None = field(None, Role.PLANNED)
+    noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
     """Whether the noise is of whole numbers: ε holds for who sees every bit of the parameters, too.
@@ -125,7 +138,7 @@ class TrainConfig:
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
     auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
     its own."""
-    l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED)
+    l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = field("poisson", Role.PLANNED)
     """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
@@ -138,25 +151,25 @@ class TrainConfig:
     """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
     of the whole run, for correlated noise and examples that take part by chance."""
 
-    seed: int | None = field(0, Role.PLANNED)
+    seed: int | None = field(0, Role.PLANNED, _SEED)
     """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
     that is given away needs None, a fresh random seed that only the checkpoints record."""
-    checkpoint_every: int = field(100, Role.CHANGEABLE)
+    checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
-    keep_checkpoints: int = field(3, Role.CHANGEABLE)
+    keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
     """Number of checkpoints that stay; more than one outlives damage to the newest."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
     """What shares the work: one device, all of this process, or all of several hosts."""
-    eval_every: int = field(10, Role.CHANGEABLE)
+    eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
-    beams: int = field(0, Role.CHANGEABLE)
+    beams: int = field(0, Role.CHANGEABLE, _NUMBER)
     """Number of beams with which a text is generated for each source of the test split after the
     last step, to be scored with BLEU and ROUGE-L; 1: greedy; 0: none is generated."""
-    length_penalty: float = field(1.0, Role.CHANGEABLE)
+    length_penalty: float = field(1.0, Role.CHANGEABLE, _NOT_NEGATIVE)
     """Beams are ranked by log-probability / tokens ** length_penalty."""
-    max_new_tokens: int = field(100, Role.CHANGEABLE)
+    max_new_tokens: int = field(100, Role.CHANGEABLE, _COUNT)
     """Number of tokens after which a generated text is cut."""
-    record: int = field(0, Role.KEPT | Role.STEP)
+    record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
     dpoptax.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = field(False, Role.CHANGEABLE)
@@ -169,52 +182,7 @@ class TrainConfig:
                 f"method={self.method!r} is not a method; give an instance of a Method, such as "
                 "dpoptax.training.methods.DPSGD()"
             )
-        counts = (
-            "steps",
-            "batch_size",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "max_new_tokens",
-            "scattering_scale",
-            "scattering_angles",
-            "dictionary_filters",
-            "dictionary_patch",
-            "dictionary_grid",
-        )
-        for name in counts:
-            _check(self, name, _is_count, "a positive whole number")
-        for name in ("microbatch_size", "lora_rank", "feature_groups"):
-            _check(self, name, _is_count, "a positive whole number", optional=True)
-        _check(self, "sequence_length", _is_length, "a whole number of at least 2")
-        _check(self, "seed", _is_seed, "a whole number from 0 to 2**63 - 1", optional=True)
-        for name in ("learning_rate", "lora_alpha"):
-            _check(self, name, _is_positive, "a positive finite number")
-        clips = (
-            "a positive finite number; gradients that are all scaled to one length are "
-            "clip='auto_v', a bound that is found is method=AdaptiveClip(), and none at all "
-            "method=NonPrivate()"
-        )
-        _check(self, "l2_clip_norm", _is_positive, clips)
-        _check(self, "epsilon", _is_positive, "a positive finite number", optional=True)
-        between = "a number strictly between 0 and 1"
-        _check(self, "delta", _is_fraction, between)
-        _check(self, "parameter_ema", _is_fraction, between, optional=True)
-        _check(
-            self,
-            "noise_multiplier",
-            lambda value: 0 <= value < math.inf,
-            "a finite number that is not negative",
-            optional=True,
-        )
-        for name in ("record", "beams"):
-            _check(self, name, _is_seed, "a whole number, 0 for none")
-        _check(
-            self,
-            "length_penalty",
-            lambda value: 0 <= value < math.inf,
-            "a finite number, 0 or more",
-        )
+        check(self)
         if self.record and (not self.method.private or self.noise_multiplier == 0):
             raise ConfigError(
                 f"record={self.record} keeps released gradients, and without noise none is "
@@ -225,20 +193,11 @@ class TrainConfig:
                 f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
                 "same Gaussian for every number of each release; give fixed_point=False"
             )
-        if self.accountant not in (known := get_args(Accountant)):
-            raise unknown_name("accountant", self.accountant, known)
-        if self.features not in (known := get_args(Features)):
-            raise unknown_name("features", self.features, known)
-        if self.feature_colors not in (known := get_args(Colors)):
-            raise unknown_name("feature_colors", self.feature_colors, known)
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(
                 f"features={self.features!r} are computed once, and method={self.method.name} "
                 "alters the images of each step; give features='none' or another method"
             )
-        if self.unit not in ("example", "user"):
-            raise unknown_name("unit", self.unit, ("example", "user"))
-        _check(self, "records_per_user", _is_count, "a positive whole number", optional=True)
         if self.unit == "user" and self.records_per_user is None:
             raise ConfigError(
                 "records_per_user=None with unit='user': give the largest number of examples that "
@@ -249,8 +208,6 @@ class TrainConfig:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} is for unit='user'; leave it out, or give that"
                 )
-        if self.parallel not in ("none", "devices", "hosts"):
-            raise unknown_name("parallel", self.parallel, ("none", "devices", "hosts"))
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
@@ -259,16 +216,12 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, the method with its name, for summary.json."""
-        paths = {
-            name: None if getattr(self, name) is None else str(getattr(self, name))
-            for name in ("data_dir", "pretrained", "owners")
-        }
-        return {
+        fields = {
             **dataclasses.asdict(self),
             "method": self.method.to_dict(),
             "lora_projections": list(self.lora_projections),
-            **paths,
         }
+        return {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()}
 
     def data(self, *, progress: bool = False) -> Wanted:
         """What the run wants of its data set; `progress` shows how far reading it is."""
@@ -354,32 +307,3 @@ def load_config(path: str | Path) -> TrainConfig:
             f"{path}:{next(iter(configs))}. dpoptax plan {path} lists them"
         )
     return next(iter(configs.values()))
-
-
-def _check(config: TrainConfig, name: str, valid: Any, remedy: str, optional: bool = False) -> None:
-    value = getattr(config, name)
-    if optional and value is None:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and valid(value)):
-        raise ConfigError(f"{name}={value!r} is not allowed; give {remedy}")
-
-
-def _is_count(value: float) -> bool:
-    return isinstance(value, int) and value >= 1
-
-
-def _is_length(value: float) -> bool:
-    return isinstance(value, int) and value >= 2
-
-
-def _is_seed(value: float) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**63
-
-
-def _is_fraction(value: float) -> bool:
-    return 0 < value < 1
-
-
-def _is_positive(value: float) -> bool:
-    return 0 < value < math.inf

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.config import TrainConfig
@@ -272,7 +273,7 @@ def _result(ready: Ready, run: Run, state: State) -> RunResult:
         "test_accuracy": newest["test_accuracy"],
         **{name: newest[name] for name in ("test_perplexity",) if name in newest},
         **scored,
-        "num_params": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "num_params": optax.tree.size(state.params),
         "params_sha256": sha256,
         "train_seconds": newest["seconds"],
         "compile_seconds": round(ready.compile_seconds, 4),

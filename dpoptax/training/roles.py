@@ -1,8 +1,11 @@
-"""What the fields of a config decide, said at each field, so that nobody keeps a list of names."""
+"""What the fields of a config take and decide, said at each: nobody keeps a list of names."""
 
 import dataclasses
 import enum
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+from dpoptax.training.errors import ConfigError, unknown_name
 
 Value = TypeVar("Value")
 
@@ -22,10 +25,41 @@ class Role(enum.Flag):
     """It changes nothing of what a run costs in privacy."""
 
 
-def field(default: Value, role: Role) -> Value:
-    """A dataclass's field with its default and its role."""
-    declared: Any = dataclasses.field(default=default, metadata={"role": role})
+class Numbers(NamedTuple):
+    """The numbers that a field takes.
+
+    Attributes:
+        valid: Whether one is among them.
+        remedy: What is to be given, for messages.
+    """
+
+    valid: Callable[[float], bool]
+    remedy: str
+
+
+def field(default: Value, role: Role, numbers: Numbers | None = None) -> Value:
+    """A dataclass's field with its default, its role and, of numbers, those that it takes."""
+    metadata = {"role": role, "numbers": numbers}
+    declared: Any = dataclasses.field(default=default, metadata=metadata)
     return declared
+
+
+def check(settings: Any) -> None:
+    """Raises a `ConfigError` for a number that its field does not take, and for an unknown name.
+
+    A name is unknown where the field's type is a `Literal` without it. None is taken by a field
+    whose type has it.
+    """
+    for each in dataclasses.fields(settings):
+        value, kinds = getattr(settings, each.name), get_args(each.type)
+        if get_origin(each.type) is Literal and value not in kinds:
+            raise unknown_name(each.name, value, kinds)
+        numbers = each.metadata.get("numbers")
+        if numbers is None or (value is None and type(None) in kinds):
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and numbers.valid(value)):
+            raise ConfigError(f"{each.name}={value!r} is not allowed; give {numbers.remedy}")
 
 
 def role_of(declared: "dataclasses.Field[Any]") -> Role:

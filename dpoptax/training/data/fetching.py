@@ -29,101 +29,84 @@ class RemoteFile:
     checksum: str
 
 
-def _files(folder: str, base: str, checksums: dict[str, str]) -> tuple[RemoteFile, ...]:
+def _files(base: str, checksums: dict[str, str], folder: str = "") -> tuple[RemoteFile, ...]:
     return tuple(
         RemoteFile(folder + name, base + name, f"sha256:{checksum}")
         for name, checksum in checksums.items()
     )
 
 
+def _archive(base: str, name: str, checksum: str) -> tuple[RemoteFile, ...]:
+    return _files(base, {name: checksum})
+
+
+def _idx(base: str, folder: str, *checksums: str) -> tuple[RemoteFile, ...]:
+    """The four files of MNIST, and of what is published like it."""
+    splits = ("train", "t10k")
+    kinds = ("images-idx3", "labels-idx1")
+    names = [f"{split}-{kind}-ubyte.gz" for split in splits for kind in kinds]
+    return _files(base, dict(zip(names, checksums, strict=True)), folder)
+
+
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
 
 SOURCES: dict[str, tuple[RemoteFile, ...]] = {
-    "mnist": _files(
-        "mnist/",
+    "mnist": _idx(
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        {
-            "train-images-idx3-ubyte.gz": (
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"
-            ),
-        },
+        "mnist/",
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
-    "fashion_mnist": _files(
-        "fashion_mnist/",
+    "fashion_mnist": _idx(
         "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-        {
-            "train-images-idx3-ubyte.gz": (
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"
-            ),
-        },
+        "fashion_mnist/",
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     ),
-    "cifar10": _files(
-        "",
+    "cifar10": _archive(
         _CIFAR,
-        {
-            "cifar-10-python.tar.gz": (
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
-            )
-        },
+        "cifar-10-python.tar.gz",
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
     ),
-    "cifar100": _files(
-        "",
+    "cifar100": _archive(
         _CIFAR,
-        {
-            "cifar-100-python.tar.gz": (
-                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"
-            )
-        },
+        "cifar-100-python.tar.gz",
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
     ),
-    "sst2": _files(
-        "",
+    "sst2": _archive(
         _GLUE,
-        {"SST-2.zip": "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"},
+        "SST-2.zip",
+        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",
     ),
-    "qnli": _files(
-        "",
+    "qnli": _archive(
         _GLUE,
-        {"QNLIv2.zip": "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"},
+        "QNLIv2.zip",
+        "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5",
     ),
-    "mnli": _files(
-        "",
+    "mnli": _archive(
         _GLUE,
-        {"MNLI.zip": "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"},
+        "MNLI.zip",
+        "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633",
     ),
-    "qqp": _files(
-        "",
+    "qqp": _archive(
         _GLUE,
-        {"QQP-clean.zip": "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"},
+        "QQP-clean.zip",
+        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
     ),
     "e2e": _files(
-        "e2e/",
         "https://raw.githubusercontent.com/tuetschek/e2e-dataset/master/",
         {
             "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
             "devset.csv": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
         },
+        "e2e/",
     ),
     "dart": _files(
-        "dart/",
         "https://raw.githubusercontent.com/Yale-LILY/dart/master/data/v1.1.1/",
         {
             "dart-v1.1.1-full-train.json": (
@@ -133,6 +116,7 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
                 "5038f3543b6d59b94ac4e3f69d15a0b01d8578913f862142e7c560200dd6e434"
             ),
         },
+        "dart/",
     ),
 }
 """What `fetch` can get, by the name of the data set; ImageNet asks for an account."""

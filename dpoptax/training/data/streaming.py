@@ -115,9 +115,7 @@ def load_batch(
     """
     if sharding is None:
         return read(source, sample.indices), sample.mask
-    devices = sharding.mesh.size
-    shards = devices // sharding.shard_shape((devices,))[0]
-    indices, mask = _padded(sample, shards)
+    indices, mask = (_padded(rows, sharding) for rows in sample)
     parts: Mapping[Any, Any] = sharding.addressable_devices_indices_map(mask.shape)
     # Devices that hold the same rows get them from one read.
     rows: dict[tuple[int, int], Any] = {}
@@ -139,9 +137,7 @@ def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = No
     """What belongs to each row of `load_batch`'s batch, such as which record it is, split alike."""
     if sharding is None:
         return rows
-    devices = sharding.mesh.size
-    shards = devices // sharding.shard_shape((devices,))[0]
-    padded = _with_rows(rows, shards)
+    padded = _padded(rows, sharding)
     return jax.make_array_from_callback(padded.shape, sharding, lambda part: padded[part])
 
 
@@ -178,9 +174,8 @@ def open_memory_mapped(directory: str | Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _padded(sample: Sample, multiple: int) -> Sample:
-    return Sample(_with_rows(sample.indices, multiple), _with_rows(sample.mask, multiple))
-
-
-def _with_rows(rows: np.ndarray, multiple: int) -> np.ndarray:
-    return np.pad(rows, [(0, -len(rows) % multiple)] + [(0, 0)] * (rows.ndim - 1))
+def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:
+    """Rows with zeros behind them, as many for each part of the split."""
+    devices = sharding.mesh.size
+    shards = devices // sharding.shard_shape((devices,))[0]
+    return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))

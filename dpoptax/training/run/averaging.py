@@ -55,6 +55,4 @@ def average_params(decay: float) -> optax.GradientTransformation:
 def averaged(params: Any, opt_state: Any) -> Any:
     """The average that the optimizer's state holds, in the dtypes of `params`; else `params`."""
     average = optax.tree.get(opt_state, "averaged_params")
-    if average is None:
-        return params
-    return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
+    return params if average is None else optax.tree.cast_like(average, params)

@@ -9,8 +9,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.run import devices
 from dpoptax.training.run.resolved import Run
-from dpoptax.training.run.step import Loaded, Resident, ResidentUsers
-from dpoptax.users import UserSample
+from dpoptax.training.run.step import Loaded, Resident
 
 
 class Feed:
@@ -33,23 +32,20 @@ class Feed:
             self.splits["train"] = place.replicate(dataset.train)
 
     def __call__(self, step: int) -> tuple[Any, Any]:
-        if self._users is not None:
-            return self._of_users(self._users.sample(self._sampler, step))
-        sample = self._sampler.sample(step)
+        rows_mask = None
+        if self._users is None:
+            rows, mask = self._sampler.sample(step)
+            indices = rows
+        else:
+            indices, mask, rows, rows_mask = self._users.sample(self._sampler, step)
+        indices = indices.astype(np.int32)
         if self._resident:
-            return Resident(self.splits["train"], sample.indices.astype(np.int32)), sample.mask
-        batch, mask = streaming.load_batch(self._source, sample, self._place.rows)
-        return Loaded(batch, self._rows(sample.indices.astype(np.int32))), mask
-
-    def _of_users(self, drawn: UserSample) -> tuple[Any, Any]:
-        users = drawn.users.astype(np.int32)
-        if self._resident:
-            records = drawn.records.astype(np.int32)
             split = self.splits["train"]
-            return ResidentUsers(split, users, records, drawn.records_mask), drawn.mask
-        sample = Sample(drawn.records, drawn.mask)
-        batch, mask = streaming.load_batch(self._source, sample, self._place.rows)
-        return Loaded((batch, self._rows(drawn.records_mask)), self._rows(users)), mask
+            return Resident(split, rows.astype(np.int32), indices, rows_mask), mask
+        batch, mask = streaming.load_batch(self._source, Sample(rows, mask), self._place.rows)
+        if rows_mask is not None:
+            batch = batch, self._rows(rows_mask)
+        return Loaded(batch, self._rows(indices)), mask
 
     def _rows(self, rows: np.ndarray) -> Any:
         return streaming.load_rows(rows, self._place.rows)

@@ -80,26 +80,22 @@ class Confirmation:
     def __init__(self, check: Callable[[], None]) -> None:
         """Of `check`, which raises where the run must not go on; it does not begin yet."""
         self._check = check
-        self._running: Future[None] | None = None
 
-    def begin(self) -> None:
-        """Begins, unless it has."""
-        if self._running is None:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="confirmation")
-            self._running = pool.submit(self._check)
-            pool.shutdown(wait=False)
+    @functools.cached_property
+    def _running(self) -> Future[None]:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="confirmation")
+        running = pool.submit(self._check)
+        pool.shutdown(wait=False)
+        return running
 
     def look(self) -> None:
         """Begins if it has not, and raises what the check raised if it has ended."""
-        self.begin()
-        if self._running is not None and self._running.done():
+        if self._running.done():
             self._running.result()
 
     def wait(self) -> None:
         """Returns when the check has ended without an error, and raises its error else."""
-        self.begin()
-        if self._running is not None:
-            self._running.result()
+        self._running.result()
 
 
 def _key(function: Callable[..., Any], described: Any) -> str:

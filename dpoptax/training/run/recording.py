@@ -43,8 +43,8 @@ def recorder(stage: str, steps: int, coordinates: int) -> optax.GradientTransfor
     """
 
     def init(params: Any) -> RecorderState:
-        size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        values = jnp.zeros((steps, min(coordinates, size)), jnp.float32)
+        kept = min(coordinates, optax.tree.size(params))
+        values = jnp.zeros((steps, kept), jnp.float32)
         return RecorderState(jnp.zeros([], jnp.int32), values, stage)
 
     def update(updates: Any, state: RecorderState, params: Any = None) -> tuple[Any, RecorderState]:

@@ -65,9 +65,6 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
     # A field that the record has not came later: its default is what was done before.
     defaults = _json(TrainConfig().to_dict())
     old = {name: defaults[name] for name in new if name in defaults} | record["run"]
-    if "steps" not in record["run"]:  # of a version that let them change with any schedule
-        new.pop("steps", None)
-        old.pop("steps", None)
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:

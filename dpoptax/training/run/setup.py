@@ -164,6 +164,8 @@ def _compiled(
     if place.mesh is not None:
         with phases("evaluation"):
             evaluate(params, "test")  # compiles
+    # The accounting, asked again where an earlier start may have answered.
+    confirmation = Confirmation(lambda: check_budget(run.config, run.plan, bounds[last]))
     history = states[0].history
     spent = history[-1]["seconds"] if history else 0.0
     return Course(
@@ -176,12 +178,5 @@ def _compiled(
         began=time.perf_counter() - spent,
         around=around,
         fingerprint=fingerprint,
-        confirmation=_confirmation(run, bounds[last]),
+        confirmation=confirmation if kept.in_use() else None,
     )
-
-
-def _confirmation(run: Run, shown: float | None) -> Confirmation | None:
-    """The accounting, asked again where an earlier start may have answered."""
-    if not kept.in_use():
-        return None
-    return Confirmation(lambda: check_budget(run.config, run.plan, shown))

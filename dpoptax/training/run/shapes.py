@@ -13,7 +13,7 @@ from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind, Unit
 from dpoptax.training.data.streaming import in_memory, read
 from dpoptax.training.models import models
 from dpoptax.training.run.resolved import Run
-from dpoptax.training.run.step import Loaded, Resident, ResidentUsers
+from dpoptax.training.run.step import Loaded, Resident
 from dpoptax.training.sharing import once
 
 
@@ -102,17 +102,18 @@ def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ..
     state = jax.eval_shape(run.chain.optimizer.init, params)
     rows = run.plan.sampler.padded_size
     indices = jax.ShapeDtypeStruct((rows,), np.int32)
-    split = _stacked(shapes.example, shapes.train_size)
-    batch: Any
-    if run.config.records_per_user is None:
-        loaded = Loaded(_stacked(shapes.example, rows), indices)
-        batch = Resident(split, indices) if resident else loaded
-    else:
+    of_each: tuple[int, ...] = (rows,)
+    rows_mask = None
+    if run.config.records_per_user is not None:
         of_each = (rows, run.config.records_per_user)
-        records = jax.ShapeDtypeStruct(of_each, np.int32)
-        records_mask = jax.ShapeDtypeStruct(of_each, np.bool_)
-        loaded = Loaded((_stacked(shapes.example, *of_each), records_mask), indices)
-        batch = ResidentUsers(split, indices, records, records_mask) if resident else loaded
+        rows_mask = jax.ShapeDtypeStruct(of_each, np.bool_)
+    batch: Any
+    if resident:
+        chosen = jax.ShapeDtypeStruct(of_each, np.int32)
+        batch = Resident(_stacked(shapes.example, shapes.train_size), chosen, indices, rows_mask)
+    else:
+        loaded = _stacked(shapes.example, *of_each)
+        batch = Loaded(loaded if rows_mask is None else (loaded, rows_mask), indices)
     return params, state, batch, jax.ShapeDtypeStruct((rows,), np.bool_), frozen
 
 

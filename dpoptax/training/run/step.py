@@ -32,37 +32,20 @@ class Resident:
 
     Attributes:
         split: Leaves (N, ...).
-        indices: (B,), int32.
+        rows: (B,), int32; of users (B, R).
+        indices: (B,), int32: which record of the split each example is, or which user.
+        rows_mask: Of users, which of their rows there are, (B, R); else None.
     """
 
     split: Any
+    rows: Any
     indices: Any
+    rows_mask: Any = None
 
     def examples(self) -> Any:
-        """Leaves (B, ...)."""
-        return jax.tree.map(lambda values: values[self.indices], self.split)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ResidentUsers:
-    """A batch of users, each as rows of a split that is on the device already.
-
-    Attributes:
-        split: Leaves (N, ...).
-        indices: (B,), int32: which user each is.
-        records: (B, R), int32.
-        records_mask: (B, R): which of these rows there are.
-    """
-
-    split: Any
-    indices: Any
-    records: Any
-    records_mask: Any
-
-    def examples(self) -> Any:
-        """Leaves (B, R, ...), and the mask of records."""
-        return jax.tree.map(lambda values: values[self.records], self.split), self.records_mask
+        """Leaves (B, ...); of users (B, R, ...), and the mask of records."""
+        found = jax.tree.map(lambda values: values[self.rows], self.split)
+        return found if self.rows_mask is None else (found, self.rows_mask)
 
 
 @jax.tree_util.register_dataclass
@@ -91,11 +74,10 @@ def compile_steps(
 ) -> Steps:
     """`steps(states, batch, mask, frozen) -> states`, compiled: a step of each run of a group.
 
-    A state is `(params, opt_state)`; `batch` is a `Resident`, a `ResidentUsers` or a `Loaded`;
-    `frozen` is what the model computes with and does not train. The arrays of the states are
-    donated. Key and learning rate are in `opt_state`, so that runs that differ in seed and learning
-    rate alone get the same executable. The runs of a group differ in the learning rate alone; see
-    `step_together`.
+    A state is `(params, opt_state)`; `batch` is a `Resident` or a `Loaded`; `frozen` is what the
+    model computes with and does not train. The arrays of the states are donated. Key and learning
+    rate are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
+    executable. The runs of a group differ in the learning rate alone; see `step_together`.
 
     Args:
         chain: The resolved run, or what all of a group are resolved to.
@@ -137,7 +119,7 @@ def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = 
     def step(
         params: Any,
         opt_state: Any,
-        batch: Resident | ResidentUsers | Loaded,
+        batch: Resident | Loaded,
         mask: jax.Array,
         frozen: Any,
     ) -> tuple[Any, Any]:
