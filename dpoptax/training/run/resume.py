@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,39 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     return dataclasses.replace(config, seed=record["seed"])
 
 
-def last_shown(metrics: Path) -> int:
-    """The last step whose metrics were written, by whichever start of the run; 0 for none."""
+def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
+    """The records that were written, by whichever start of the run, by their step."""
     if not metrics.exists():
-        return 0
+        return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    found = (json.loads(line) for line in lines if line.endswith("}"))
+    return {record["step"]: record for record in found}
+
+
+def as_shown(
+    observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
+) -> Callable[[dict[str, Any]], object]:
+    """`observe`, of records that are bit for bit those that an earlier start has shown, if any.
+
+    A step that is run again has the noise that it had. Where its sum is rounded otherwise, as other
+    flags of the compiler, another processor or kernels without an order of their own do, the
+    difference of what was shown and what would be is data without noise: no bit of it may be seen.
+    """
+
+    def checked(record: dict[str, Any]) -> object:
+        before = earlier.get(record["step"], {})
+        now = json.loads(records.to_json(record))
+        names = now.keys() & before.keys() - {"seconds", "epsilon"}
+        if any(now[name] != before[name] for name in names):
+            raise ConfigError(
+                f"the run has shown step {record['step']}, and does not come to the same metrics "
+                "again: it computes with another rounding, and fixed_point=True promises ε to who "
+                "sees every bit. Go on on the machine, with the flags and the test split that it "
+                "was begun with; or give another workdir for a new run and count both"
+            )
+        return observe(record)
+
+    return checked
 
 
 def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) -> None:
@@ -91,15 +119,18 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
     little shorter; the versions that draw batches, alter examples and compute gradients; and in
-    which numbers they do.
+    which numbers they do. Where every bit counts, any number of devices and hosts, too, which add
+    up in another order.
     """
+    exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
     rows = -(-run.plan.sampler.padded_size // shards) * shards
     device = jax.devices()[0] if place.mesh is None else place.mesh.devices.flat[0]
     numbers: Any = jax.config
     return {
         "rows": rows,
-        "devices": max(shards, _FEW),
+        "devices": shards if exact else max(shards, _FEW),
+        **({"hosts": jax.process_count()} if exact else {}),
         "kind of device": device.device_kind,
         "jax_enable_x64": bool(numbers.jax_enable_x64),
         "jax_default_matmul_precision": numbers.jax_default_matmul_precision,
