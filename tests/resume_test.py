@@ -260,20 +260,22 @@ def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
         run(undisturbed[1])
 
 
-def _changed_label(train):
-    labels = train["labels"].copy()
-    labels[-1] = (labels[-1] + 1) % 10
-    return {**train, "labels": labels}
+def _changed(train, name, place):
+    values = train[name].copy()
+    values[place] = (values[place] + 1) % 10
+    return {**train, name: values}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda whole: {"train": _changed_label(whole.train)},
+        lambda whole: {"train": _changed(whole.train, "labels", -1)},
+        lambda whole: {"train": _changed(whole.train, "labels", 701)},
+        lambda whole: {"train": _changed(whole.train, "inputs", (333, 4, 4))},
         lambda whole: {"train": {key: values[::-1] for key, values in whole.train.items()}},
         lambda whole: {"owners": np.arange(whole.train_size) // 2},
     ],
-    ids=["a label", "the order", "the owners"],
+    ids=["the last label", "any label", "a pixel", "the order", "the owners"],
 )
 def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
     load = dataset_module.load_dataset

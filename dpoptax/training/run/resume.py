@@ -3,9 +3,10 @@
 import dataclasses
 import hashlib
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -13,13 +14,13 @@ import numpy as np
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.data.dataset import Dataset, Split
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import Run
 
-# Of so many training examples, spread over all, the contents tell one data set from another.
+# Of examples that are streamed, so many, spread over all, tell one data set from another.
 _COMPARED = 64
 # Up to so many devices the room for rounding is the same (docs/bound.md).
 _FEW = 8
@@ -170,10 +171,13 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
 
 
 def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
-    """A hash of a spread of the training examples and of all owners, keyed by the run's seed.
+    """A hash of the training examples and of all owners, keyed by the run's seed.
 
-    And of what a published model computes with and does not train, on which gradients depend, too:
-    its configuration, and a spread of each frozen weight. What it trains is in the checkpoint.
+    Of examples that are in memory all count, so that one that was replaced shows: between a step
+    that was shown and the same one run again it would be all that differs, without noise. Of those
+    that are streamed a spread does. And of what a published model computes with and does not train,
+    on which gradients depend, too: its configuration, and a spread of each frozen weight. What it
+    trains is in the checkpoint.
 
     It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
     and who does can subtract the noise anyway. Features are left out, which another machine may
@@ -182,8 +186,12 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, _spread(dataset.train_size))
+    whole = dict(cast(Split, dataset.train)) if streaming.in_memory(dataset.train) else {}
     if run.config.features != "none":
-        examples = examples["labels"]
+        examples, whole = examples["labels"], {"labels": whole["labels"]} if whole else {}
+    for name, values in sorted(whole.items()):
+        every = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found.update(f"{name} {zlib.crc32(every.data)}".encode())
     owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
     for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
         values = np.ascontiguousarray(leaf)
