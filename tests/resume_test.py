@@ -377,6 +377,8 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the
     with pytest.warns(UserWarning, match="going on from step 2"):
         result = run(stopped)
     assert outcome(result) == outcome(undisturbed[0])
+    # What may still be read of it are the noise key and the seed.
+    assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
 
 
 def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
