@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import threading
+import types
 import warnings
 
 import jax
@@ -15,12 +16,15 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Augmented, Disk, NonPrivate
+from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import resume, setup
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.devices import Devices
+from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
 from tests.runs import CONFIG
 
 
@@ -104,6 +108,46 @@ def test_what_sums_are_computed_with_is_recorded(undisturbed):
     assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
     # What the record need not tell apart, and what it has to.
     assert tau(Whole(rows)) == tau(Whole(rows, 8)) < tau(Whole(rows, 64))
+
+
+def test_in_fixed_point_the_order_of_sums_is_recorded_too():
+    """Devices add up in another order: for who sees every bit, another sum under the same noise."""
+    mesh = types.SimpleNamespace(size=2, devices=np.array(jax.devices()))
+    places = Devices(), types.SimpleNamespace(mesh=mesh)
+    found = []
+    for fixed_point in (False, True):
+        config = dataclasses.replace(CONFIG, method=DPSGD(), fixed_point=fixed_point)
+        planned = resolve(config, make_plan(config, 1438), num_classes=10, kind="images")
+        found.append([resume.arithmetic(planned, where) for where in places])
+    (rounded, rounded_by_two), (exact, exact_by_two) = found
+    assert rounded == rounded_by_two
+    assert (exact["devices"], exact_by_two["devices"]) == (1, 2)
+    assert exact["hosts"] == 1
+
+
+def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_at_all(tmp_path):
+    exact = {"method": DPSGD(), "fixed_point": True, "eval_every": 1, "checkpoint_every": 6}
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, **exact)
+    shown = (tmp_path / "metrics.jsonl").read_text()
+    compile_steps = setup.compile_steps
+
+    def otherwise(*args):
+        step = compile_steps(*args)
+
+        def rounded(*batch):
+            ((params, state),) = step(*batch)
+            params = jax.tree.map(lambda x: x * np.float32(1.001), params)
+            return ((params, state),)
+
+        return rounded
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "compile_steps", otherwise)
+        with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
+            run(tmp_path, **exact)
+    assert (tmp_path / "metrics.jsonl").read_text() == shown
+    assert run(tmp_path, **exact).summary["steps"] == 6
 
 
 def test_64_bits_which_draw_other_copies_are_not_put_under_the_same_noise(tmp_path, monkeypatch):
@@ -216,20 +260,22 @@ def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
         run(undisturbed[1])
 
 
-def _changed_label(train):
-    labels = train["labels"].copy()
-    labels[-1] = (labels[-1] + 1) % 10
-    return {**train, "labels": labels}
+def _changed(train, name, place):
+    values = train[name].copy()
+    values[place] = (values[place] + 1) % 10
+    return {**train, name: values}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda whole: {"train": _changed_label(whole.train)},
+        lambda whole: {"train": _changed(whole.train, "labels", -1)},
+        lambda whole: {"train": _changed(whole.train, "labels", 701)},
+        lambda whole: {"train": _changed(whole.train, "inputs", (333, 4, 4))},
         lambda whole: {"train": {key: values[::-1] for key, values in whole.train.items()}},
         lambda whole: {"owners": np.arange(whole.train_size) // 2},
     ],
-    ids=["a label", "the order", "the owners"],
+    ids=["the last label", "any label", "a pixel", "the order", "the owners"],
 )
 def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
     load = dataset_module.load_dataset
@@ -331,6 +377,8 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_the_run_ends_the
     with pytest.warns(UserWarning, match="going on from step 2"):
         result = run(stopped)
     assert outcome(result) == outcome(undisturbed[0])
+    # What may still be read of it are the noise key and the seed.
+    assert (stopped / "unreadable-checkpoint-4").stat().st_mode & 0o077 == 0
 
 
 def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):

@@ -76,6 +76,14 @@ def test_the_best_is_published_as_it_was_trained(finished):
     assert summary["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
 
+def test_the_seeds_of_trials_are_for_the_owner_alone(finished):
+    """Who reads one draws the noise of that trial."""
+    workdir, _ = finished
+    for name in ("sweep.json", "trials"):
+        assert (workdir / name).stat().st_mode & 0o077 == 0
+    assert not list(workdir.glob("*.partial"))
+
+
 def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     workdir, results = finished
     price = results.price

@@ -80,6 +80,21 @@ class ParticipationDpEvent(dpa.DpEvent):
     overflow: float = 0.0
 
 
+@attr.frozen
+class CutDpEvent(dpa.DpEvent):
+    """What `event` reveals, had no batch been cut.
+
+    Where one was, a record that was drawn took the place of another's.
+
+    Attributes:
+      event: The releases, of batches of any size.
+      overflow: An upper bound on the probability that any batch was cut, above 0.
+    """
+
+    event: Event
+    overflow: float
+
+
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
@@ -167,6 +182,29 @@ def allocation_event(
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
 
+def separated_event(
+    noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
+) -> Event:
+    """What bounds `steps` noisy sums, a record being in one by chance, never twice within b.
+
+    By Poisson sampling: whatever came before, the chance of a step is p or 0. With p = 1 nothing is
+    left to chance but the first step, which is given away, and which batches are cut with it.
+
+    Args:
+      noise_multiplier: Over the clip bound.
+      steps: Number of releases.
+      probability: p, of a record that may take part.
+      separation: b.
+      overflow: The probability that one step's batch is full.
+    """
+    if probability == 1:
+        return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
+    event = poisson_event(noise_multiplier, probability, steps)
+    if not overflow or isinstance(event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
+        return event
+    return CutDpEvent(event, min(1.0, steps * overflow))
+
+
 def with_others(event: Event, also: Sequence[Event]) -> Event:
     """The event composed with others on the same data."""
     if isinstance(also, Event) or not all(isinstance(other, Event) for other in also):
@@ -236,6 +274,7 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
         dpa.SelfComposedDpEvent,
         dpa.PoissonSampledDpEvent,
         dpa.SampledWithoutReplacementDpEvent,
+        CutDpEvent,
     )
     if hasattr(event, "event") and not isinstance(event, wrappers):
         raise ValueError(
@@ -269,15 +308,19 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
         return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), count * float(overflow)
     if isinstance(event, RandomAllocationDpEvent):
         return attr.evolve(event, overflow=0.0), count * event.overflow
+    if isinstance(event, CutDpEvent):
+        plain, overflow = without_truncation(event.event, count)
+        return plain, overflow + count * event.overflow
     return event, 0.0
 
 
-def allocation_overflows(event: Event) -> bool:
-    """Whether a part of the event is random allocation whose batches may be full."""
+def overflows(event: Event) -> bool:
+    """Whether a part of the event has batches that may be full, which only δ can pay for."""
     found = []
 
     def look(part: Event) -> Event:
-        found.append(isinstance(part, RandomAllocationDpEvent) and part.overflow > 0)
+        kinds = RandomAllocationDpEvent, CutDpEvent
+        found.append(isinstance(part, kinds) and part.overflow > 0)
         return part
 
     rewrite(event, look)

@@ -31,8 +31,8 @@ from dpoptax._privacy.events import (
     RandomAllocationDpEvent,
     WorstOfDpEvent,
     allocation_as_poisson,
-    allocation_overflows,
     bounded,
+    overflows,
     rewrite,
     without_truncation,
 )
@@ -76,7 +76,7 @@ def profile_of(
     One of an infinite epsilon where none is proved at that delta.
     """
     overflow, event = 0.0, bounded(event)
-    if allocation_overflows(event):
+    if overflows(event):
         event, overflow = without_truncation(event)
     accountant = _pld_accountant(event, least_delta, relation, interval)
     most = accountant.get_epsilon(least_delta)
@@ -109,7 +109,7 @@ def _price(
         epsilon = _pld_epsilon(plain, 0.999 * delta, relation, interval)
         if _overflow_delta(overflow, epsilon) <= 1e-3 * delta:
             return epsilon
-    if allocation_overflows(event):
+    if overflows(event):
         return _epsilon_with_overflow(
             lambda d: _pld_epsilon(plain, d, relation, interval), overflow, delta
         )

@@ -29,7 +29,7 @@ class MinSeparationSampler(ChainSampler):
     to its mean, and the more bands correlated noise may have (`dpoptax.matrix`).
 
     A draw larger than `padded_size` is cut to a uniformly random subset. By default this happens
-    with probability 10^-18 a step; it is taken out of δ.
+    with probability 10^-18 a step; it is taken out of δ, by every accountant.
 
     Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
     ε is that of releases from step 0 on, in order. "monte_carlo" prices it nearly as it is; "pld"
@@ -131,12 +131,13 @@ class MinSeparationSampler(ChainSampler):
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         from dpoptax._privacy import events
 
-        probability = self.participation_probability
-        if probability < 1:
-            # Whatever came before, the chance of a step is p or 0. What a full batch leaves out,
-            # by what the others drew, makes it less.
-            return events.poisson_event(noise_multiplier, probability, steps)
-        return events.poisson_event(noise_multiplier, 1.0, -(-steps // self.separation))
+        return events.separated_event(
+            noise_multiplier,
+            steps,
+            probability=self.participation_probability,
+            separation=self.separation,
+            overflow=self.overflow_probability,
+        )
 
 
 def _located(parts: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,8 @@ def _train_in(
             plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
         with phases("init"):
             run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
-        shown = resume.last_shown(metrics_path) if config.method.private else 0
+        earlier = resume.shown_records(metrics_path) if config.method.private else {}
+        shown = max(earlier, default=0)
         if begun is not None:
             with phases("accounting"):
                 resume.check_same_run(run, begun, workdir, shown)
@@ -138,6 +139,8 @@ def _train_in(
         if main:
             (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None, shown) as observe:
+            if config.fixed_point:
+                observe = resume.as_shown(observe, earlier)
             around = Surroundings(place, phases, checkpoints, observe, progress, shown)
             return _train(run, dataset, around)
 

@@ -202,7 +202,9 @@ class Checkpoints:
             while target.exists():
                 number += 1
                 target = target.with_name(f"unreadable-checkpoint-{step}-{number}")
-            (self.directory / str(step)).rename(target)
+            found = self.directory / str(step)
+            found.chmod(0o700)  # behind whose door it was: key and seed are as secret as there
+            found.rename(target)
         if steps:
             self._manager.reload()
 

@@ -51,9 +51,15 @@ def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> s
         return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` in one piece: a killed process leaves no half-written file."""
+def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
+    """Write `value` to `path` in one piece: a killed process leaves no half-written file.
+
+    What is `secret` is for its owner alone to read.
+    """
     partial = path.with_name(path.name + ".partial")
+    if secret:
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=0o600)
     partial.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
 

@@ -3,8 +3,10 @@
 import dataclasses
 import hashlib
 import json
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -12,13 +14,13 @@ import numpy as np
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset
+from dpoptax.training.data.dataset import Dataset, Split
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import Run
 
-# Of so many training examples, spread over all, the contents tell one data set from another.
+# Of examples that are streamed, so many, spread over all, tell one data set from another.
 _COMPARED = 64
 # Up to so many devices the room for rounding is the same (docs/bound.md).
 _FEW = 8
@@ -42,12 +44,39 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     return dataclasses.replace(config, seed=record["seed"])
 
 
-def last_shown(metrics: Path) -> int:
-    """The last step whose metrics were written, by whichever start of the run; 0 for none."""
+def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
+    """The records that were written, by whichever start of the run, by their step."""
     if not metrics.exists():
-        return 0
+        return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    found = (json.loads(line) for line in lines if line.endswith("}"))
+    return {record["step"]: record for record in found}
+
+
+def as_shown(
+    observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
+) -> Callable[[dict[str, Any]], object]:
+    """`observe`, of records that are bit for bit those that an earlier start has shown, if any.
+
+    A step that is run again has the noise that it had. Where its sum is rounded otherwise, as other
+    flags of the compiler, another processor or kernels without an order of their own do, the
+    difference of what was shown and what would be is data without noise: no bit of it may be seen.
+    """
+
+    def checked(record: dict[str, Any]) -> object:
+        before = earlier.get(record["step"], {})
+        now = json.loads(records.to_json(record))
+        names = now.keys() & before.keys() - {"seconds", "epsilon"}
+        if any(now[name] != before[name] for name in names):
+            raise ConfigError(
+                f"the run has shown step {record['step']}, and does not come to the same metrics "
+                "again: it computes with another rounding, and fixed_point=True promises ε to who "
+                "sees every bit. Go on on the machine, with the flags and the test split that it "
+                "was begun with; or give another workdir for a new run and count both"
+            )
+        return observe(record)
+
+    return checked
 
 
 def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) -> None:
@@ -88,15 +117,18 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
     little shorter; the versions that draw batches, alter examples and compute gradients; and in
-    which numbers they do.
+    which numbers they do. Where every bit counts, any number of devices and hosts, too, which add
+    up in another order.
     """
+    exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
     rows = -(-run.plan.sampler.padded_size // shards) * shards
     device = jax.devices()[0] if place.mesh is None else place.mesh.devices.flat[0]
     numbers: Any = jax.config
     return {
         "rows": rows,
-        "devices": max(shards, _FEW),
+        "devices": shards if exact else max(shards, _FEW),
+        **({"hosts": jax.process_count()} if exact else {}),
         "kind of device": device.device_kind,
         "jax_enable_x64": bool(numbers.jax_enable_x64),
         "jax_default_matmul_precision": numbers.jax_default_matmul_precision,
@@ -136,10 +168,13 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
 
 
 def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
-    """A hash of a spread of the training examples and of all owners, keyed by the run's seed.
+    """A hash of the training examples and of all owners, keyed by the run's seed.
 
-    And of what a published model computes with and does not train, on which gradients depend, too:
-    its configuration, and a spread of each frozen weight. What it trains is in the checkpoint.
+    Of examples that are in memory all count, so that one that was replaced shows: between a step
+    that was shown and the same one run again it would be all that differs, without noise. Of those
+    that are streamed a spread does. And of what a published model computes with and does not train,
+    on which gradients depend, too: its configuration, and a spread of each frozen weight. What it
+    trains is in the checkpoint.
 
     It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
     and who does can subtract the noise anyway. Features are left out, which another machine may
@@ -148,8 +183,12 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, _spread(dataset.train_size))
+    whole = dict(cast(Split, dataset.train)) if streaming.in_memory(dataset.train) else {}
     if run.config.features != "none":
-        examples = examples["labels"]
+        examples, whole = examples["labels"], {"labels": whole["labels"]} if whole else {}
+    for name, values in sorted(whole.items()):
+        every = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found.update(f"{name} {zlib.crc32(every.data)}".encode())
     owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
     for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
         values = np.ascontiguousarray(leaf)

@@ -43,7 +43,7 @@ def run_sweep(
     if not (sweep.workdir / "sweep.json").is_file():
         # Before the first trial, and not before all is known to be allowed: a second start has to
         # use the same seeds.
-        records.write_json(sweep.workdir / "sweep.json", begun)
+        records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
     trials = [
         Trial(
             dataclasses.replace(
@@ -57,6 +57,7 @@ def run_sweep(
         for index, which in enumerate(chosen)
     ]
     processes = sweep.processes or default_processes()
+    (sweep.workdir / "trials").mkdir(mode=0o700, exist_ok=True)  # their seeds are their noise
     with (
         Runner(sweep.workdir / "trials", processes=processes) as runner,
         Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
@@ -83,7 +84,7 @@ def run_sweep(
         from dpoptax.training.search import plots
 
         plots.plot_sweep(results, sweep.workdir / "sweep.png")
-    records.write_json(sweep.workdir / "sweep.json", results.to_dict())
+    records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
     return results
 
 
