@@ -19,7 +19,7 @@ from dpoptax._noise.ledger import (
     is_ledger,
     refusals_so_far,
 )
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, without_variables
 
 _REASONS = {
     CHANGED_SUM: "the clipped sum was changed on its way to the noise stage (scaled, added to "
@@ -64,7 +64,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
         or ledger's; two stages with one key; a state of several runs, as `vmap` makes, which
         `dpoptax.accounting.ensemble_epsilon_spent` prices; a state of a version without imprints.
     """
-    states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
+    states = _states_in(opt_state)
     found: dict[bytes, int] = {}
     for i, state in enumerate(states):
         check_imprint(state)
@@ -91,9 +91,15 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
     return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
 
 
+def _states_in(opt_state: PyTree) -> list[LedgerState]:
+    """The states of noise stages; arrays for the variables that `nnx.Optimizer` makes of them."""
+    leaves = jax.tree.leaves(without_variables(opt_state), is_leaf=is_ledger)
+    return [leaf for leaf in leaves if is_ledger(leaf)]
+
+
 def runs_of(opt_state: PyTree) -> list[PyTree]:
     """The states of an ensemble's runs, from one whose arrays have the runs as leading axis."""
-    states = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(leaf)]
+    states = _states_in(opt_state)
     for state in states:
         check_imprint(state)
     shapes = {jnp.shape(state.count) for state in states}

@@ -65,9 +65,8 @@ def spent_event(opt_state: "PyTree", sampler: "Sampler", *, noise: float = 1.0) 
       noise: a factor on all noise multipliers, for what the run would reveal with other noise.
     """
     from dpoptax._noise.reading import ledgers
-    from dpoptax._trees import without_variables
 
-    found = ledgers(without_variables(opt_state))
+    found = ledgers(opt_state)
     if not found:
         raise ValueError(
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
