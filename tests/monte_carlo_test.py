@@ -255,7 +255,8 @@ class TestAgainstWhatIsKnown:
         poisson = accounting.epsilon(
             noise_multiplier=1.0, steps=20, delta=DELTA, sampling_probability=0.1
         )
-        assert drawn == composed == poisson
+        # That a batch is cut, with probability 10⁻¹⁸ a step, is paid for from a thousandth of δ.
+        assert poisson <= drawn == composed <= poisson * (1 + 2e-4)
         # Of the two the accountant takes the lesser; alone the drawn one is just above.
         alone = epsilon_bound(Run(sampler.chain, (1.0,), 20, 1.0), DELTA, most=2 * poisson)
         assert poisson < alone < 1.03 * poisson

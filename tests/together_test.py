@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import jax
 import numpy as np
@@ -229,7 +230,8 @@ def test_a_comparison_trains_rates_together_and_none_twice(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_was_recorded_is_not_trained_again_and_counts_for_one(tmp_path, capsys):
+def test_what_was_recorded_is_not_trained_again_and_counts_for_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # bars of steps are for terminals
     with Runner(tmp_path) as runner, tqdm(total=5, unit="run") as bar:
         pair = [Trial(each) for each in at(TestGroups.wide)]
         runner.run(pair, bar)
