@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 import dpoptax
 from dpoptax._bookkeeping import products
 from tests.bookkeeping_test import QUICK, both, close
+from tests.helpers import cancellations
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -98,7 +99,11 @@ def _compare(layers, length, count, seed, tolerance=None):
     params = [[_normal(rng, _DIM, _DIM) for _ in range(2)] for _ in range(max(2, count))]
     points = dpoptax.GradientPoints(tuple(params[:count]), (0.7, 0.3, -0.6)[:count])
     batch = _normal(rng, 3, length, _DIM)
-    sums = both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch)
+    with cancellations() as seen:
+        sums = both(Network(loss, None, None), dpoptax.normalized_clip(0.5), points, batch)
+        jax.effects_barrier()
+    if max(seen, default=1.0) > 8.0:  # near M, where a gradient is clipped by its terms
+        reject()
     close(*sums, tolerance=tolerance)
 
 

@@ -1,8 +1,5 @@
 """Random small programs of all that a loss may hold: book-keeping equals per-example gradients."""
 
-import contextlib
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +11,7 @@ from jax import lax
 import dpoptax
 from dpoptax._clips import bounds
 from tests.bookkeeping_test import both, close
+from tests.helpers import cancellations
 from tests.networks import Network
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -184,24 +182,6 @@ _programs = {
 
 def _normal(rng, *shape):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-
-@contextlib.contextmanager
-def cancellations():
-    """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
-    seen, exact = [], bounds.coefficients
-
-    def see(size):
-        square, absolute = map(np.asarray, size)
-        seen.extend((absolute[square > 0] / np.sqrt(square[square > 0])).tolist())
-
-    def coefficients(clip, scales, sizes, *args, **kwargs):
-        for size in sizes:
-            jax.debug.callback(see, size)
-        return exact(clip, scales, sizes, *args, **kwargs)
-
-    with mock.patch.object(bounds, "coefficients", coefficients):
-        yield seen
 
 
 def check(layers, *, length=3, count=1, tangent=False, seed=0):
