@@ -7,8 +7,8 @@ Each method has its paper's hyper-parameters, DiSK also the one-gradient form at
 that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
 C = 0.1 is the recipe's; B = 1024 and 120 steps, a tenth of its gradients, make room for many
 methods. With `--steps 30` and 10 the factors were 0.0625 0.125 0.25 0.5 1 2 4 8; on CIFAR-10 at
-ε = 1 Adam's and the non-private one's went on from 0.25 by halves to 0.015625, and at ε = 3 Adam's
-were 0.03125 0.0625 0.125 0.25 0.5.
+ε = 1 Adam's and the non-private one's went on from 0.25 by halves to 0.015625, and at ε = 3 and 8
+Adam's were 0.03125 0.0625 0.125 0.25 0.5.
 
 On another kind of features, with factors 0.125 0.25 0.5 1 2 4, and Adam's 0.015625 0.03125 0.0625
 0.125 0.25 0.5:
