@@ -136,6 +136,16 @@ def test_noise_has_the_covariance_of_the_strategy():
     assert ledger.mechanism.sensitivity == 0.5
 
 
+def test_a_new_state_may_be_donated():
+    """Which it may not where two of its arrays are one."""
+    tx = noise(STRATEGIES["optimal"])
+    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    mean, state = jax.jit(tx.update, donate_argnums=1)(total, tx.init(jnp.zeros(3)))
+    again, _ = jax.jit(tx.update, donate_argnums=1)(total, state)
+    assert np.isfinite(mean).all()
+    assert np.any(mean != again)
+
+
 def test_sums_of_integers_get_the_same_noise():
     step = dpoptax.fixed_point_grid(CLIP, **RELEASE)
     loss = lambda params, example: jnp.vdot(params, example)  # noqa: E731

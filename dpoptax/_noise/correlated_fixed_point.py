@@ -50,8 +50,10 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
 
 def begin_buffers(strategy: BandedToeplitz, params: PyTree) -> PyTree:
     """The noise of the b − 1 steps before the first one: none. Int32."""
-    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.int32), params)
-    return (zeros,) * len(multiples(strategy))
+    # Arrays of their own: a state that is donated must not hold one twice.
+    return tuple(
+        jax.tree.map(lambda p: jnp.zeros_like(p, jnp.int32), params) for _ in multiples(strategy)
+    )
 
 
 def add_correlated_noise(
