@@ -13,6 +13,7 @@ import pytest
 import dpoptax
 from dpoptax import accounting, matrix, sampling
 from dpoptax._noise import correlated_fixed_point as fixed
+from dpoptax._noise import fixed_point
 from dpoptax._noise.fixed_point import steps_of
 
 KEY = jax.random.key(0)
@@ -49,7 +50,7 @@ def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monk
         drawn.append(np.rint(size * numbers).astype(np.int32))
         return jnp.asarray(drawn[-1])
 
-    monkeypatch.setattr(fixed, "discrete_gaussian", draw)
+    monkeypatch.setattr(fixed_point, "discrete_gaussian", draw)
     tx, params = noise(strategy), jnp.zeros(50)
     sums = rng.normal(size=(12, 50)).astype(np.float32)
     state, past = tx.init(params), [[0] * 50] * 12

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._noise.threefry import places
+from dpoptax._noise.threefry import places, rotated
 
 KEY_WORDS = 8
 """A key is as many uint32 numbers: no type of key of JAX is that long."""
@@ -67,9 +67,5 @@ def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:
     for a, b, c, d in (*_COLUMNS, *_DIAGONALS):
         for i, j, k, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
             words[i] += words[j]
-            words[k] = _rotated(words[k] ^ words[i], bits)
+            words[k] = rotated(words[k] ^ words[i], bits)
     return words
-
-
-def _rotated(x: jax.Array, bits: int) -> jax.Array:
-    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))

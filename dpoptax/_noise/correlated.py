@@ -124,7 +124,7 @@ def correlated_noise(
             )
         sensitivity = check_clip(fixed_point_clip).sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _in_fixed_point(strategy, mechanism)
+        noising = _in_fixed_point(strategy, mechanism, fixed_point_clip)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
@@ -135,8 +135,6 @@ def correlated_noise(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         def noisy_mean(clipped: ClippedSum, step_key: jax.Array) -> tuple[PyTree, PyTree]:
-            if fixed_point_clip is not None:
-                check_same_clip(clipped, fixed_point_clip, "clip")
             _check_buffers(state.buffers, jax.eval_shape(noising.init, clipped.sum))
             noisy, buffers = noising.add(clipped, state, step_key)
             return jax.tree.map(lambda total: total / mechanism.batch_size, noisy), buffers
@@ -160,12 +158,13 @@ def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
             )
 
 
-def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism) -> _Noising:
+def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
     """The recursion of a banded strategy, in whole numbers; no noise where none is asked for."""
 
     def add(
         clipped: ClippedSum, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
+        check_same_clip(clipped, clip, "clip")
         if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
             return clipped.sum, state.buffers
         return add_correlated_noise(

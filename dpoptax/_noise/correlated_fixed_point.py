@@ -1,27 +1,27 @@
 """Correlated noise in fixed point: the recursion of a banded strategy, in whole numbers."""
 
+import functools
 import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._inverse_strategies import reciprocal
 from dpoptax._noise import draws
-from dpoptax._noise.discrete_gaussian import discrete_gaussian
-from dpoptax._noise.fixed_point import grid_of, on_grid, size, steps_of
+from dpoptax._noise.discrete_gaussian import REACH
+from dpoptax._noise.fixed_point import grid_of, integers, on_grid, steps_of
 from dpoptax._noise.ledger import Mechanism
 from dpoptax._strategies import BandedToeplitz
-from dpoptax._trees import PyTree, out_sharding
+from dpoptax._trees import PyTree
 
 # Coefficients are taken as multiples of 2⁻¹¹ of the first: so products with the halves of a whole
 # number, below and above that bit, fit in an int32.
 _BITS = 11
-# A discrete Gaussian stays within so many standard deviations: 11.7 √2, and what rounding adds.
-_LARGEST_IN_STDDEVS = 17.0
 # Coefficients of 1/C that are looked at for a bound of their sum.
 _HORIZON = 4096
 
@@ -42,7 +42,7 @@ def stddev_of_band(strategy: BandedToeplitz, clipped: ClippedSum, sigma: float, 
     greater of the two rounding rooms of sums, whether or not its summands were rounded: the noise
     of all steps has one scale.
     """
-    taps, d = multiples(strategy), size(clipped.sum)
+    taps, d = multiples(strategy), optax.tree.size(clipped.sum)
     norm = math.hypot(2**_BITS, *taps) / 2**_BITS
     moved = clipped.clip.sensitivity + math.sqrt(d) * g
     return sigma * (norm * moved + math.sqrt(len(taps) * d) * g)
@@ -84,11 +84,8 @@ def add_correlated_noise(
     steps, taps = steps_of(stddev, step), multiples(strategy)
     _check_range(taps, steps)
 
-    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
-        return discrete_gaussian(key, leaf.shape, steps, out_sharding=out_sharding(leaf))
-
     def white() -> PyTree:
-        return draws.each_leaf(clipped.sum, key, draw, lambda leaf, drawn: drawn)
+        return draws.each_leaf(clipped.sum, key, integers(steps), lambda leaf, drawn: drawn)
 
     def correlated(drawn: jax.Array, *past: jax.Array) -> jax.Array:
         return drawn - product(taps, past)
@@ -110,7 +107,7 @@ def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
 
 def _check_range(taps: tuple[int, ...], steps: float) -> None:
     """Raises where the noise may leave the integers, with the sum that it is added to."""
-    most = LARGEST / (_LARGEST_IN_STDDEVS * steps + 1.0)
+    most = LARGEST / (REACH * steps + 1.0)
     if sum(map(abs, taps)) >= 2 ** (31 - _BITS) or _sum_of_inverse(taps) > most:
         raise ValueError(
             f"the strategy adds up the noise of many steps, more than {most:.3g} of them: beyond "
@@ -119,6 +116,7 @@ def _check_range(taps: tuple[int, ...], steps: float) -> None:
         )
 
 
+@functools.lru_cache(maxsize=16)
 def _sum_of_inverse(taps: tuple[int, ...]) -> float:
     """A bound of Σ_t |h_t|, h the coefficients of 1/Σ c_i zⁱ; inf where none is found.
 

@@ -17,6 +17,8 @@ from dpoptax._noise.threefry import places
 SMOOTHING = 1.8
 # Beyond so many standard deviations there is less than 2⁻⁹⁸ of a discrete Gaussian.
 _TAIL = 11.7
+# So a sum of two stays within so many of its own: 11.7 √2, and what rounding adds.
+REACH = 17.0
 # Probabilities in a table are multiples of 2⁻⁹⁵: of three words of hash one bit is the sign.
 _BITS = 95
 _WORD = 2**32 - 1

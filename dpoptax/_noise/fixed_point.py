@@ -1,9 +1,11 @@
 """Noise in fixed point: what is proved of real numbers holds for every bit of the release."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
@@ -80,12 +82,7 @@ def sensitivity_on_grid(clipped: ClippedSum, step: float) -> float:
     g/2 where every summand was, by g/2 an entry.
     """
     share = 1.0 if clipped.grid is None else 0.5
-    return clipped.clip.sensitivity + share * math.sqrt(size(clipped.sum)) * step
-
-
-def size(tree: PyTree) -> int:
-    """d, the number of numbers in a sum."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    return clipped.clip.sensitivity + share * math.sqrt(optax.tree.size(clipped.sum)) * step
 
 
 def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTree:
@@ -104,12 +101,15 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
     Raises:
       ValueError: as `steps_of`.
     """
-    steps = steps_of(stddev, step)
+    draw = integers(steps_of(stddev, step))
+    return draws.each_leaf(tree, key, draw, lambda leaf, noise: on_grid(leaf, noise, step))
 
-    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
-        return discrete_gaussian(key, leaf.shape, steps, out_sharding=out_sharding(leaf))
 
-    return draws.each_leaf(tree, key, noise, lambda leaf, noise: on_grid(leaf, noise, step))
+def integers(stddev: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """From a key and a leaf a discrete Gaussian of the leaf's shape and sharding."""
+    return lambda key, leaf: discrete_gaussian(
+        key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
+    )
 
 
 def steps_of(stddev: float, step: float) -> float:

@@ -26,11 +26,15 @@ def threefry(
     for block in range(5):
         for rotation in _ROTATIONS[block % 2]:
             high += low
-            low = (low << np.uint32(rotation)) | (low >> np.uint32(32 - rotation))
-            low ^= high
+            low = rotated(low, rotation) ^ high
         high += schedule[(block + 1) % 3]
         low += schedule[(block + 2) % 3] + np.uint32(block + 1)
     return high, low
+
+
+def rotated(words: jax.Array, bits: int) -> jax.Array:
+    """Words of 32 bits, each turned left by so many."""
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
 
 
 def places(
