@@ -18,7 +18,7 @@ _LINE = "{desc}: {n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}]{postfix}\n"
 class Bar(tqdm):
     """A progress bar on a terminal; in a file a line every ten seconds, and one at the end.
 
-    A bar below another one, such as that of the steps of one run of many, is on terminals alone.
+    A bar below another one, such as that of the steps of one run of many, has no line at its end.
     """
 
     fp: Any
@@ -44,15 +44,14 @@ class Bar(tqdm):
     def close(self) -> None:
         """Shows the bar for the last time."""
         if not self.disable and not self.fp.isatty():
-            if self.n or not self.delay:
+            if not self.pos and (self.n or not self.delay):
                 self._write_line()
             self.fp = io.StringIO()  # no carriage return after it
         super().close()
 
     def _write_line(self) -> None:
-        if not self.pos:
-            name = self.desc.removesuffix(": ") or "dpoptax"  # set_description ends it so
-            as_line = {**self.format_dict, "bar_format": _LINE, "ncols": None, "prefix": name}
-            self.fp.write(self.format_meter(**as_line))
-            self.fp.flush()
+        name = self.desc.removesuffix(": ") or "dpoptax"  # set_description ends it so
+        as_line = {**self.format_dict, "bar_format": _LINE, "ncols": None, "prefix": name}
+        self.fp.write(self.format_meter(**as_line))
+        self.fp.flush()
         self._shown = time.monotonic()
