@@ -14,10 +14,12 @@ def get_config() -> TrainConfig:
     return TrainConfig(
         dataset="cifar10",
         features="scattering",
+        feature_colors="opponent",
+        feature_groups=81,
         model="tanh_cnn_features",
         steps=60 * 50_000 // 8192,
         batch_size=8192,
-        microbatch_size=256,
+        microbatch_size=32,
         optimizer="momentum",
         learning_rate=4.0,
         l2_clip_norm=0.1,

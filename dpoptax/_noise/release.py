@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dpoptax._clips.base import Clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
@@ -21,6 +22,9 @@ from dpoptax._noise.ledger import (
 from dpoptax._trees import PyTree
 
 Beside = TypeVar("Beside")
+
+RELEASE = "dpoptax.release"
+"""The name that marks in a program what left a noise stage."""
 
 
 def release(
@@ -77,14 +81,24 @@ def release(
     intact = is_intact(clipped)
     if belongs is not None:
         intact &= belongs(clipped)
-    refused = refusals(state, mechanism, intact)
+    refused = as_released(refusals(state, mechanism, intact), mechanism)
     clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
     mean, beside = noisy_mean(clipped, fold_in(state.key, state.count))
-    mean = _nan_where(refused != 0, mean)
+    mean = as_released(_nan_where(refused != 0, mean), mechanism)
     released = _nan_where(refused != 0, clipped.decode(mean))
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
     return released, (mean, beside), after_release(state, refused)
+
+
+def as_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
+    """The same arrays, marked as what has this mechanism's guarantee; unmarked where it has none.
+
+    `dpoptax.information_flow` reads the marks; to a compiled program they are nothing.
+    """
+    if mechanism.noise_multiplier == 0.0 or mechanism.unproven:
+        return tree
+    return jax.tree.map(lambda x: checkpoint_name(x, RELEASE), tree)
 
 
 def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
