@@ -12,8 +12,8 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from dpoptax._marks import EXAMPLES, RELEASE
 from dpoptax._noise.ledger import is_ledger
-from dpoptax._noise.release import RELEASE
 from dpoptax._trees import PyTree
 
 _LARGE = 100
@@ -26,6 +26,7 @@ class _Holds(enum.Flag):
     NOTHING = 0
     RELEASED = enum.auto()
     SECRET = enum.auto()
+    EXAMPLES = enum.auto()  # private data that a clip bounds the influence of
     PRIVATE = enum.auto()
 
 
@@ -199,9 +200,8 @@ class _Follower:
         """The labels of an equation's results, and of its operands after it."""
         name = eqn.primitive.name
         together = _union(read)
-        if name == "name" and eqn.params["name"] == RELEASE:
-            told = together & (_Holds.PRIVATE | _Holds.RELEASED)
-            return [_Holds.RELEASED if told else _Holds.NOTHING], read
+        if name == "name":
+            return [_marked(together, eqn.params["name"])], read
         if name == "scan":
             return self._scan(eqn, read, around)
         if name == "while":
@@ -275,11 +275,21 @@ def _joined(some: Sequence[_Holds], others: Sequence[_Holds]) -> list[_Holds]:
     return [a | b for a, b in zip(some, others, strict=True)]
 
 
+def _marked(holds: _Holds, name: str) -> _Holds:
+    if name == EXAMPLES and _Holds.PRIVATE in holds:
+        return holds & ~_Holds.PRIVATE | _Holds.EXAMPLES
+    if name == RELEASE:
+        released = _Holds.RELEASED if _Holds.EXAMPLES in holds else _Holds.NOTHING
+        return holds & (_Holds.PRIVATE | _Holds.RELEASED) | released
+    return holds
+
+
 def _kind(holds: _Holds) -> str:
-    for each in (_Holds.PRIVATE, _Holds.SECRET, _Holds.RELEASED):
-        if each in holds:
-            return str(each.name).lower()
-    return "public"
+    if holds & (_Holds.PRIVATE | _Holds.EXAMPLES):
+        return "private"
+    if _Holds.SECRET in holds:
+        return "secret"
+    return "released" if _Holds.RELEASED in holds else "public"
 
 
 def _type(atom: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
-    "_serialization", "_trees", "_keys", "_maps", "_points",
+    "_serialization", "_trees", "_marks", "_keys", "_maps", "_points",
     "_clips", "_bookkeeping", "_clipped_grad",
     "_jax_privacy", "_privacy", "sampling", "users", "_coefficients", "_participation",
     "_strategies", "_inverse_strategies", "_noise", "_information_flow", "_methods", "tables",

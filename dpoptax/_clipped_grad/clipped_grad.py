@@ -21,11 +21,12 @@ from dpoptax._clipped_grad.sharding import (
     sum_over_devices,
 )
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped
+from dpoptax._clips.clipped_sum import ClippedSum, as_made, sealed
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis, check_mask
 from dpoptax._clips.sums import Whole
 from dpoptax._keys import check_key
+from dpoptax._marks import EXAMPLES, mark
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
 
@@ -175,12 +176,10 @@ def clipped_grad(
         ids: jax.Array | None,
     ) -> tuple[ClippedSum, PyTree]:
         points = _with_mapped_reference(points, clip)
-        total, aux = whole_sum(points, (batch, ids), mask, key)
+        rows, mask = mark(((batch, ids), mask), EXAMPLES)
+        total, aux = whole_sum(points, rows, mask, key)
         reference, linear_map = points.reference, points.linear_map
-        clipped = assert_clipped(
-            total, clip, reference, grid=grid, linear_map=linear_map, examples=mask.shape[0]
-        )
-        return clipped, aux
+        return sealed(total, clip, reference, grid, linear_map, mask.shape[0]), aux
 
     def grad_fn(
         points: GradientPoints,

@@ -15,6 +15,7 @@ from dpoptax._clips.bounds import check_rounding
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
+from dpoptax._marks import EXAMPLES, mark
 from dpoptax._trees import (
     PyTree,
     alike,
@@ -118,6 +119,18 @@ def assert_clipped(
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
+    return sealed(mark(total, EXAMPLES), clip, reference, grid, linear_map, examples)
+
+
+def sealed(
+    total: PyTree,
+    clip: Clip,
+    reference: PyTree = None,
+    grid: float | None = None,
+    linear_map: LinearMap | None = None,
+    examples: int | None = None,
+) -> ClippedSum:
+    """As `assert_clipped`, for a sum that was clipped here."""
     check_clip(clip)
     dtypes = {str(jnp.result_type(leaf)) for leaf in jax.tree.leaves(total)}
     if grid is not None and not all(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):

@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 
 from dpoptax._clips import bounds, sums
 from dpoptax._clips.base import Clip, check_clip
-from dpoptax._clips.clipped_sum import ClippedSum, as_made, assert_clipped, check_real
+from dpoptax._clips.clipped_sum import ClippedSum, as_made, check_real, sealed
+from dpoptax._marks import EXAMPLES, mark
 from dpoptax._trees import PyTree, held, no_params
 
 # Leaves that an error lists; a list of numbers in place of an array has thousands.
@@ -76,8 +77,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
             raise no_params("the clip of per-example gradients")
         _check_axis(updates, params)
         examples = batch_axis(updates)
-        total = sum_clipped(clip, updates, check_mask(mask, examples))
-        clipped = assert_clipped(total, clip, examples=examples)
+        each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
+        clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
         return as_made(dataclasses.replace(clipped, unmasked=mask is None)), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

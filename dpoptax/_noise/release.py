@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from dpoptax._clips.base import Clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._marks import RELEASE, mark
 from dpoptax._noise.keys import fold_in
 from dpoptax._noise.ledger import (
     Mechanism,
@@ -22,9 +22,6 @@ from dpoptax._noise.ledger import (
 from dpoptax._trees import PyTree
 
 Beside = TypeVar("Beside")
-
-RELEASE = "dpoptax.release"
-"""The name that marks in a program what left a noise stage."""
 
 
 def release(
@@ -92,13 +89,9 @@ def release(
 
 
 def as_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
-    """The same arrays, marked as what has this mechanism's guarantee; unmarked where it has none.
-
-    `dpoptax.information_flow` reads the marks; to a compiled program they are nothing.
-    """
-    if mechanism.noise_multiplier == 0.0 or mechanism.unproven:
-        return tree
-    return jax.tree.map(lambda x: checkpoint_name(x, RELEASE), tree)
+    """The same arrays, marked as having a mechanism's guarantee; unmarked where it has none."""
+    private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
+    return mark(tree, RELEASE) if private else tree
 
 
 def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:

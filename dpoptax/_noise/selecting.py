@@ -11,6 +11,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
+from dpoptax._marks import EXAMPLES, RELEASE, mark
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._noise.keys import check_threefry_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
@@ -165,6 +166,7 @@ def draw_rows(
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     _check_false(selection, noise_multiplier)
+    counts = mark(counts, EXAMPLES)
     keys = jax.random.split(key, 4)
 
     missing = counts.missing.astype(jnp.float32) * np.float32(2.0**-counts.bits)
@@ -192,7 +194,8 @@ def draw_rows(
     order = jax.random.bits(keys[3], found.shape, jnp.uint32)
     _, _, shuffled = jax.lax.sort((found == size, order, found), num_keys=3)
     number = jnp.sum(found < size, dtype=jnp.int32)
-    return SelectedRows(jnp.sort(shuffled[:capacity]), number)
+    selected = SelectedRows(jnp.sort(shuffled[:capacity]), number)
+    return mark(selected, RELEASE) if noise_multiplier > 0.0 else selected
 
 
 def _tail(threshold: float, stddev: float) -> float:
