@@ -166,7 +166,8 @@ def draw_rows(
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     _check_false(selection, noise_multiplier)
-    counts = mark(counts, EXAMPLES)
+    rows, missing = mark((counts.rows, counts.missing), EXAMPLES)
+    counts = counts._replace(rows=rows, missing=missing)
     keys = jax.random.split(key, 4)
 
     missing = counts.missing.astype(jnp.float32) * np.float32(2.0**-counts.bits)
