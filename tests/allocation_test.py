@@ -225,6 +225,17 @@ class TestLoss:
             deltas(sigma, period, 1, epsilons), theirs, rtol=3e-3, atol=1e-15
         )
 
+    @pytest.mark.parametrize("sigma", [0.446, 0.953, 2.302, 5.482])
+    def test_a_delta_below_double_precision_of_one_is_proved(self, sigma):
+        """Mass that the grid leaves out is not lost in the rounding of a sum to 1."""
+        delta, q = 2.0**-64, 0.5
+        event = RandomAllocationDpEvent(noise_multiplier=sigma, period=2, steps=1)
+        # Where the sum is below 1 by rounding no ε is proved.
+        odds = math.exp(min(price(event, delta=delta), 700.0)) - 1 + q
+        edge = sigma**2 * math.log(odds / q) + 0.5  # where a step of Poisson sampling says e^ε
+        there, away = stats.norm.sf(edge - 1, scale=sigma), stats.norm.sf(edge, scale=sigma)
+        assert q * there - odds * away <= delta
+
     def test_a_finer_law_is_a_tighter_bound(self):
         rough, fine = (
             allocation.pair(1.0, 50, 50, 1e-4, points).get_epsilon_for_delta(DELTA)
@@ -276,9 +287,9 @@ class TestRenyi:
         assert found[0] < found[1] < found[2] < found[3] == math.inf
 
 
-def price(event, accountant="pld", relation="replace-special"):
+def price(event, accountant="pld", relation="replace-special", delta=DELTA):
     return accounting.event_epsilon(
-        event, DELTA, accountant=accountant, neighbouring_relation=relation
+        event, delta, accountant=accountant, neighbouring_relation=relation
     )
 
 

@@ -147,5 +147,7 @@ def test_what_has_no_noise_by_it_refuses_such_a_key():
         wide = dpoptax.assert_clipped(jnp.zeros(3, jnp.float64), clip)
         with pytest.raises(TypeError, match="want one key, as from"):
             tx.update(wide, tx.init(jnp.zeros(3)))
+    with pytest.raises(TypeError, match=r"shape \(2, 8\) and uint32: want one key, as from"):
+        dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=keys.split(KEY, 2))
     with pytest.raises(ValueError, match="generator='aes'"):
         dpoptax.random_key_from_os("aes")

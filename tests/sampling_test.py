@@ -6,10 +6,12 @@ import tracemalloc
 
 import dp_accounting as dpa
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import dpoptax
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.sampling import (
     FixedSizeSampler,
@@ -268,6 +270,27 @@ def test_default_padding():
     assert (
         PoissonSampler(50_000, 256, seed=0, multiple_of=64, max_batch_size=300).padded_size == 320
     )
+
+
+@pytest.mark.parametrize("multiple_of", [1, 4])
+@pytest.mark.parametrize("kind", [PoissonSampler, RandomAllocationSampler, MinSeparationSampler])
+def test_padding_is_never_as_long_as_a_batch_without_any(kind, multiple_of):
+    """By the number of rows the noise stage sees that a draw's mask is missing."""
+    sampler = kind(60, 8, seed=0, multiple_of=multiple_of, max_batch_size=8)
+    sizes = {int(sampler.sample(t).mask.sum()) for t in range(40)}
+    assert max(sizes) == 8
+    assert len(sizes) > 1
+    assert sampler.padded_size == 8 + multiple_of
+    expected = stats.binom.sf(8, 60, sampler.sampling_probability)
+    assert sampler.overflow_probability == pytest.approx(expected)
+    grad_fn = dpoptax.clipped_grad(lambda w, x: w @ x, dpoptax.l2_clip(1.0))
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=jax.random.key(0))
+    points, state = dpoptax.gradient_points((), jnp.zeros(60)), tx.init(jnp.zeros(60))
+    draw = sampler.sample(0)
+    batch = jnp.eye(60)[draw.indices]
+    tx.update(grad_fn(points, batch, draw.mask), state)
+    with pytest.raises(ValueError, match="no mask was given"):
+        tx.update(grad_fn(points, batch), state)
 
 
 def test_poisson_event_says_what_sample_does():

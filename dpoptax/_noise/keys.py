@@ -71,7 +71,7 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
 
 def check_noise_key(key: object) -> jax.Array:
     """Returns a key by which noise is hashed: a typed one of threefry, or words of ChaCha20's."""
-    if isinstance(key, jax.Array | np.ndarray) and _is_chacha20(key):
+    if isinstance(key, jax.Array | np.ndarray) and key.ndim == 1 and _is_chacha20(key):
         return jnp.asarray(key)
     return check_threefry_key(key)
 

@@ -42,7 +42,7 @@ _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
 # Below the first, amplification is not looked for; more noise than the second counts as the second.
 MULTIPLIERS = (0.25, 1e5)
 # Mass that is moved to an infinite loss, in place of a grid that holds it.
-_NEGLIGIBLE = 1e-17
+_NEGLIGIBLE = 1e-22
 _MOST_ORDER = 512
 _LOG_UNKNOWN = math.log(1e-290)
 
@@ -247,11 +247,12 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
     """Losses `interval` · (first, first + 1, ...), ends of negligible mass moved up.
 
-    What is missing to a mass of 1 by rounding has an infinite loss.
+    An upper end has an infinite loss, and so has what is missing to a mass of 1 by rounding.
     """
     low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
     high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))
     kept = masses[low:high].copy()
     kept[0] += masses[:low].sum()
-    infinite = max(0.0, 1 - math.fsum(kept))
+    # The latter alone knows nothing below 10^-16, where a sum ends in double precision.
+    infinite = max(float(masses[high:].sum()), 1 - math.fsum(kept))
     return pld_pmf.DensePLDPmf(interval, first + low, kept, infinite, pessimistic_estimate=True)

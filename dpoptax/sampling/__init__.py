@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class PoissonSampler(CutSampler):
     """Every record is in every step with probability B/N, independently. The default.
 
-    A draw larger than `padded_size` is cut to a uniformly random subset of that many records,
+    A draw larger than `max_batch_size` is cut to a uniformly random subset of that many records,
     and `dp_event` says so (arXiv 2508.15089): nothing is dropped that the epsilon does not know
     of. By default this has probability 10^-12 a step and does not show in epsilon; with a
     smaller `max_batch_size` padding is saved and the accountant charges for it.
@@ -69,7 +69,7 @@ class PoissonSampler(CutSampler):
         """
         rng = self._generator(step)
         count = int(rng.binomial(self.dataset_size, self.sampling_probability))
-        return self._subset(rng, min(count, self.padded_size))
+        return self._subset(rng, min(count, self._largest))
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
@@ -80,7 +80,7 @@ class PoissonSampler(CutSampler):
             steps,
             size=self.dataset_size,
             probability=self.sampling_probability,
-            cut_to=self.padded_size,
+            cut_to=self._largest,
         )
 
     def describe(self) -> dict[str, object]:

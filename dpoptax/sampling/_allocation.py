@@ -29,7 +29,7 @@ class RandomAllocationSampler(ChainSampler):
     average, which is B where B divides k N and otherwise a little less; B remains the divisor of
     the noisy sum.
 
-    A draw larger than `padded_size` is cut to a uniformly random subset. By default this happens
+    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default this happens
     with probability 10^-18 a step; `dp_event` has it, and it is taken out of δ.
 
     Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
@@ -107,8 +107,8 @@ class RandomAllocationSampler(ChainSampler):
                 sizes[piece.to_go] += piece.length
             low, high = (low, middle) if left else (middle, high)
         groups = {count: np.arange(size) for count, size in sizes.items()}
-        if len(groups.get(1, ())) > self.padded_size:
-            cut = self._node(index, place).permutation(len(groups[1]))[: self.padded_size]
+        if len(groups.get(1, ())) > self._largest:
+            cut = self._node(index, place).permutation(len(groups[1]))[: self._largest]
             groups = {1: cut}
         for low, high, sizes, pieces in reversed(path):
             groups = {

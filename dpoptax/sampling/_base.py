@@ -137,9 +137,9 @@ class Sampler(abc.ABC):
 
 
 class CutSampler(Sampler):
-    """A sampler whose draws are cut to `padded_size`, to a uniformly random subset.
+    """A sampler whose larger draws are cut to a uniformly random subset.
 
-    That is `max_batch_size`, or where it is None what draws hardly ever exceed.
+    To `max_batch_size`, or where it is None to what draws hardly ever exceed.
     """
 
     max_batch_size: int | None
@@ -152,7 +152,17 @@ class CutSampler(Sampler):
 
     @property
     def padded_size(self) -> int:
-        """The length of every sample, and the size that larger draws are cut to."""
+        """The length of every sample: that of the largest draw, and more where that is B.
+
+        A draw without its mask would count padding for examples. So it never has the B rows of a
+        batch without padding, by which the noise stage tells the two apart.
+        """
+        padded = self._largest == self.batch_size < self.dataset_size
+        return self._largest + self.multiple_of if padded else self._largest
+
+    @property
+    def _largest(self) -> int:
+        """The size that larger draws are cut to."""
         rates = self.dataset_size, self.sampling_probability
         return self._padded(self.max_batch_size or self._hardly_exceeded(*rates))
 
@@ -161,7 +171,7 @@ class CutSampler(Sampler):
         """The probability that a step's draw is cut."""
         from scipy import stats
 
-        return float(stats.binom.sf(self.padded_size, self.dataset_size, self.sampling_probability))
+        return float(stats.binom.sf(self._largest, self.dataset_size, self.sampling_probability))
 
 
 class ChainSampler(CutSampler):

@@ -28,7 +28,7 @@ class MinSeparationSampler(ChainSampler):
     that is secret and uniform on. The larger b, the closer is a record's number of participations
     to its mean, and the more bands correlated noise may have (`dpoptax.matrix`).
 
-    A draw larger than `padded_size` is cut to a uniformly random subset. By default this happens
+    A draw larger than `max_batch_size` is cut to a uniformly random subset. By default this happens
     with probability 10^-18 a step; it is taken out of δ, by every accountant.
 
     Privacy: "replace-special", a record is replaced by one that contributes zero; N is public.
@@ -93,8 +93,8 @@ class MinSeparationSampler(ChainSampler):
         counts = sizes[:, 0]
         first = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        if len(place) > self.padded_size:
-            kept = self._node(0, step, 0).permutation(len(place))[: self.padded_size]
+        if len(place) > self._largest:
+            kept = self._node(0, step, 0).permutation(len(place))[: self._largest]
             first, place = first[kept], place[kept]
         last = np.zeros_like(first)
         for level in range(1, _LEVELS + 1):
