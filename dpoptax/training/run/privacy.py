@@ -213,6 +213,7 @@ def _noise_and_steps(
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
+        assert epsilon is not None  # a config has one of the two
         noise_multiplier = accounting.calibrate_noise_multiplier(
             **release, epsilon=epsilon, steps=steps
         )
