@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        return _usage(arguments)
+        print(_USAGE)
+        return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"dpoptax {dpoptax.__version__}")
         return 0
@@ -150,8 +151,3 @@ def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
         else:
             left.append(argument)
     return left, wanted
-
-
-def _usage(arguments: list[str]) -> int:
-    print(_USAGE)
-    return 0 if arguments else 2
