@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dpoptax
 from dpoptax.cli import compilation_cache
+from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import kept
 
@@ -135,7 +136,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
     """The arguments without those of the compilation cache, and its folder; None: no cache."""
     left, given = [], iter(arguments)
-    wanted: Path | None = compilation_cache.default_folder()
+    wanted: Path | None = cache_folder("compiled")
     for argument in given:
         name, equals, value = argument.partition("=")
         if name == "--compilation-cache":
