@@ -84,10 +84,6 @@ def transformer(
         logits = _dense(params["output"], _layer_norm(params["norm"], x))
         return _cross_entropy(logits, targets).mean()
 
-    def make_batch(size):
-        tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
-        return tokens[:, :-1], tokens[:, 1:]
-
     def block_params(seed):
         dense = {name: _dense_params(seed + i, width, width) for i, name in enumerate("qkv")}
         norm = {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
@@ -106,7 +102,7 @@ def transformer(
         "norm": {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
         "output": _dense_params(2, width, vocabulary),
     }
-    return Problem(params, loss_fn, make_batch)
+    return Problem(params, loss_fn, lambda size: texts(size, length, vocabulary))
 
 
 MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "wide_mlp": wide_mlp}
@@ -146,6 +142,12 @@ def _conv_params(seed, inputs, outputs):
 
 def _normal(seed, shape, stddev):
     return stddev * jax.random.normal(jax.random.key(seed), shape)
+
+
+def texts(size, length, vocabulary):
+    """Rows of random tokens, and of those that follow each."""
+    tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def images(size, shape):
