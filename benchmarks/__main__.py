@@ -96,15 +96,13 @@ def main(config: Config) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["startup"]:
-        print(startup.main(tyro.cli(startup.Startup, args=sys.argv[2:])))
-    elif sys.argv[1:2] == ["telemetry"]:
-        print(telemetry.main(tyro.cli(telemetry.Telemetry, args=sys.argv[2:])))
-    elif sys.argv[1:2] == ["together"]:
-        print(together.main(tyro.cli(together.Together, args=sys.argv[2:])))
-    elif sys.argv[1:2] == ["noise"]:
-        print(noise.main(tyro.cli(noise.Noise, args=sys.argv[2:])))
-    elif sys.argv[1:2] == ["tables"]:
-        print(tables.main(tyro.cli(tables.Tables, args=sys.argv[2:])))
-    else:
-        print(main(tyro.cli(Config)))
+    others = {
+        "startup": (startup.main, startup.Startup),
+        "telemetry": (telemetry.main, telemetry.Telemetry),
+        "together": (together.main, together.Together),
+        "noise": (noise.main, noise.Noise),
+        "tables": (tables.main, tables.Tables),
+    }
+    named = others.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    run, kind = named or (main, Config)
+    print(run(tyro.cli(kind, args=sys.argv[2 if named else 1 :])))

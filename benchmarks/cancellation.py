@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import dpoptax
-from benchmarks.models import MODELS, Problem
+from benchmarks.models import MODELS, Problem, cnn_loss, images
 from dpoptax._bookkeeping import clipped_sum
 from dpoptax._bookkeeping.passes import run_passes
 from dpoptax._bookkeeping.pieces import make_pieces, rounding_of
@@ -47,7 +47,7 @@ def digits_cnn():
     """Two convolutions and two dense layers, on digits of 8 × 8."""
     digits = load_digits()
     data = jnp.asarray(digits.images[..., None] / 16.0, jnp.float32), jnp.asarray(digits.target)
-    return _image_cnn(8, 1), data
+    return _image_cnn(8), data
 
 
 def mnist_cnn(folder):
@@ -56,16 +56,14 @@ def mnist_cnn(folder):
 
     images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]
-    return _image_cnn(28, 1), (jnp.asarray(images[..., None] / 255.0), jnp.asarray(labels))
+    return _image_cnn(28), (jnp.asarray(images[..., None] / 255.0), jnp.asarray(labels))
 
 
-def _image_cnn(size, channels):
-    problem = MODELS["cnn"]()  # its layers, with fewer of them
+def _image_cnn(size):
     keys = jax.random.split(jax.random.key(0), 4)
     flat = (size // 4) ** 2 * 32
-    shapes = {
-        "a": (3, 3, channels, 16), "b": (3, 3, 16, 32), "c": (flat, 64), "d": (64, 10),
-    }  # fmt: skip
+    shapes = {"conv1": (3, 3, 1, 16), "conv2": (3, 3, 16, 32), "hidden": (flat, 64)}
+    shapes["output"] = (64, 10)
     params = {
         name: {
             "kernel": jax.random.normal(key, shape) / np.sqrt(np.prod(shape[:-1])),
@@ -73,21 +71,7 @@ def _image_cnn(size, channels):
         }
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
-
-    def loss_fn(params, example):
-        x, label = example
-        for name in "ab":
-            x = jax.lax.conv_general_dilated(
-                x[None], params[name]["kernel"], (1, 1), "SAME",
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )[0] + params[name]["bias"]  # fmt: skip
-            x = jax.nn.relu(x)
-            x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).mean((1, 3))
-        x = jax.nn.relu(x.reshape(-1) @ params["c"]["kernel"] + params["c"]["bias"])
-        logits = x @ params["d"]["kernel"] + params["d"]["bias"]
-        return -jax.nn.log_softmax(logits)[label]
-
-    return Problem(params, loss_fn, problem.make_batch)
+    return Problem(params, cnn_loss, lambda count: images(count, (size, size, 1)))
 
 
 def digits_mlp():

@@ -41,15 +41,6 @@ def wide_mlp(width: int = 4096) -> Problem:
 
 def cnn(channels: int = 32) -> Problem:
     """Three 3×3 convolutions with mean pooling and two dense layers on 32×32×3: 0.55 M."""
-
-    def loss_fn(params, example):
-        x, label = example
-        for name in ("conv1", "conv2", "conv3"):
-            x = jax.nn.relu(_conv(params[name], x))
-            x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).mean((1, 3))
-        x = jax.nn.relu(_dense(params["hidden"], x.reshape(-1)))
-        return _cross_entropy(_dense(params["output"], x), label)
-
     params = {
         "conv1": _conv_params(0, 3, channels),
         "conv2": _conv_params(1, channels, 2 * channels),
@@ -57,7 +48,17 @@ def cnn(channels: int = 32) -> Problem:
         "hidden": _dense_params(3, 64 * channels, 7 * channels),
         "output": _dense_params(4, 7 * channels, 10),
     }
-    return Problem(params, loss_fn, lambda size: images(size, (32, 32, 3)))
+    return Problem(params, cnn_loss, lambda size: images(size, (32, 32, 3)))
+
+
+def cnn_loss(params, example):
+    """Of the convolutions that there are, "conv1" and so on, and two dense layers."""
+    x, label = example
+    for name in sorted(params.keys() - {"hidden", "output"}):
+        x = jax.nn.relu(_conv(params[name], x))
+        x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).mean((1, 3))
+    x = jax.nn.relu(_dense(params["hidden"], x.reshape(-1)))
+    return _cross_entropy(_dense(params["output"], x), label)
 
 
 def transformer(
@@ -83,10 +84,6 @@ def transformer(
         logits = _dense(params["output"], _layer_norm(params["norm"], x))
         return _cross_entropy(logits, targets).mean()
 
-    def make_batch(size):
-        tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
-        return tokens[:, :-1], tokens[:, 1:]
-
     def block_params(seed):
         dense = {name: _dense_params(seed + i, width, width) for i, name in enumerate("qkv")}
         norm = {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
@@ -105,7 +102,7 @@ def transformer(
         "norm": {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
         "output": _dense_params(2, width, vocabulary),
     }
-    return Problem(params, loss_fn, make_batch)
+    return Problem(params, loss_fn, lambda size: texts(size, length, vocabulary))
 
 
 MODELS = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "wide_mlp": wide_mlp}
@@ -145,6 +142,12 @@ def _conv_params(seed, inputs, outputs):
 
 def _normal(seed, shape, stddev):
     return stddev * jax.random.normal(jax.random.key(seed), shape)
+
+
+def texts(size, length, vocabulary):
+    """Rows of random tokens, and of those that follow each."""
+    tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def images(size, shape):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from benchmarks.models import Problem, images
+from benchmarks.models import Problem, images, texts
 from dpoptax.training.models.language import Gpt2
 from dpoptax.training.models.networks import ResNet, VisionTransformer, WideResNet
 from dpoptax.training.models.transformer import Lora
@@ -72,8 +72,4 @@ def _language_model(model: nn.Module, length: int, vocabulary: int) -> Problem:
         logits = model.apply({"params": params, **variables}, tokens)
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
-    def make_batch(size):
-        tokens = jax.random.randint(jax.random.key(1), (size, length + 1), 0, vocabulary)
-        return tokens[:, :-1], tokens[:, 1:]
-
-    return Problem(params, loss_fn, make_batch)
+    return Problem(params, loss_fn, lambda size: texts(size, length, vocabulary))

@@ -162,16 +162,8 @@ def table(results: list[Timed]) -> str:
         ]
         for result in results
     ]
-    header = [
-        "config",
-        "start",
-        *columns,
-        "start to first step",
-        "its processor",
-        "whole",
-        "processor",
-    ]
-    header += ["share of telemetry"]
+    header = ["config", "start", *columns, "start to first step", "its processor"]
+    header += ["whole", "processor", "share of telemetry"]
     return markdown_table(header, rows)
 
 

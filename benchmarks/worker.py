@@ -24,19 +24,14 @@ def build(request):
     batch_size = request["batch_size"]
     batch = jax.block_until_ready(problem.make_batch(batch_size))
 
-    def setting(microbatch_size):
-        return Setting(
-            batch_size,
-            microbatch_size,
-            request["algorithm"],
-            request["noise"],
-            request["points"],
-        )
+    def made(microbatch_size):
+        rest = (request[name] for name in ("algorithm", "noise", "points"))
+        return make_step(request["library"], problem, Setting(batch_size, microbatch_size, *rest))
 
     if request["microbatch_size"] == TUNED:
-        _, opt_state = make_step(request["library"], problem, setting(batch_size))
+        _, opt_state = made(batch_size)
         best = dpoptax.tune_microbatch_size(
-            lambda size: make_step(request["library"], problem, setting(size))[0],
+            lambda size: made(size)[0],
             problem.params,
             opt_state,
             batch,
@@ -46,7 +41,7 @@ def build(request):
         )
         return None, {"microbatch_size": best}
 
-    step, opt_state = make_step(request["library"], problem, setting(request["microbatch_size"]))
+    step, opt_state = made(request["microbatch_size"])
     start = time.perf_counter()
     compiled = step.lower(problem.params, opt_state, batch).compile()
     compile_seconds = time.perf_counter() - start

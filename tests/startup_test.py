@@ -16,6 +16,7 @@ from dpoptax import auditing, sampling
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
 from dpoptax.training import loop
+from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import FILE_DATASETS, FileDataset, load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
@@ -268,9 +269,9 @@ class TestCompilationCache:
 
     def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert compilation_cache.default_folder() == tmp_path / "dpoptax" / "compiled"
+        assert cache_folder("compiled") == tmp_path / "dpoptax" / "compiled"
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        assert compilation_cache.default_folder().is_absolute()
+        assert cache_folder("compiled").is_absolute()
 
     def test_settings_are_restored(self, tmp_path):
         before = {name: getattr(jax.config, name) for name in compilation_cache._SETTINGS}

@@ -30,9 +30,8 @@ class Lookup(Rule):
         if len(d.start_index_map) != 1 or d.operand_batching_dims:
             return None
         axis = d.start_index_map[0]
-        full = all(n == m for i, (n, m) in enumerate(zip(shape, p["slice_sizes"], strict=True))
-                   if i != axis)  # fmt: skip
-        if tuple(d.collapsed_slice_dims) != (axis,) or not full:
+        row = (*shape[:axis], 1, *shape[axis + 1 :])
+        if tuple(d.collapsed_slice_dims) != (axis,) or tuple(p["slice_sizes"]) != row:
             return None
         return cls(
             _table(shape, axis),
@@ -45,8 +44,7 @@ class Lookup(Rule):
     @classmethod
     def build_slice(cls, eqn: JaxprEqn, axis: int) -> "Lookup | None":
         shape, sizes = shape_of(eqn.invars[0].aval), eqn.params["slice_sizes"]
-        if sizes[axis] != 1 or any(n != m for i, (n, m) in enumerate(zip(shape, sizes, strict=True))
-                                   if i != axis):  # fmt: skip
+        if tuple(sizes) != (*shape[:axis], 1, *shape[axis + 1 :]):
             return None
         rows = tuple(i for i in range(len(shape)) if i != axis)
         return cls(_table(shape, axis), 1, rows, shape[axis], False)

@@ -60,12 +60,8 @@ class Explanation:
         cells = [_HEADER] + [
             (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
         ]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADER))]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in cells
-        ]
-        return "\n".join(lines)
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 def explain(

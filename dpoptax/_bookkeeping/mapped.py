@@ -144,11 +144,8 @@ def arrange(factor: Factor, view: View, layout: Layout, shape: tuple[int, ...]) 
     for of_map_rows, matrix in ((True, factor.rows), (False, factor.columns)):
         if matrix is None:
             continue
-
-        def number(positions: np.ndarray, of_map_rows: bool = of_map_rows) -> np.ndarray:
-            return (positions // columns) if of_map_rows else (positions % columns)
-
-        found = [number(view.offset + side) for side in sides]
+        number = np.floor_divide if of_map_rows else np.remainder
+        found = [number(view.offset + side, columns) for side in sides]
         varying = [i for i, x in enumerate(found) if np.any(x != x[0])]
         if matrix.shape[0] == 1:
             varying = varying or [1]

@@ -206,8 +206,5 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:
         return dot(rows, columns)
-    pairs = [(r, c) for r in parts(rows) for c in parts(columns)]
-    total = dot(*pairs[0])
-    for pair in pairs[1:]:
-        total += dot(*pair)
-    return total
+    found = [dot(r, c) for r in parts(rows) for c in parts(columns)]
+    return functools.reduce(operator.add, found)

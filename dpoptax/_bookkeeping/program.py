@@ -1,6 +1,7 @@
 """A traced loss, read: its steps, the values they pass on, and where parameters meet data."""
 
 import dataclasses
+import math
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -129,10 +130,7 @@ class Use:
 
     @property
     def positions(self) -> int:
-        positions = self.rule.positions
-        for length, stacked in self.loops:
-            positions *= 1 if stacked else length
-        return positions
+        return self.rule.positions * math.prod(n for n, stacked in self.loops if not stacked)
 
 
 @dataclasses.dataclass(eq=False)

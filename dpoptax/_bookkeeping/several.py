@@ -69,14 +69,11 @@ def pull_back_all(
         check(gradients.outers, gradients.terms)
     by_outer = list(zip(*(g.outers for g in found), strict=True))
     by_term = list(zip(*(g.terms for g in found), strict=True))
-    if len(found) > 1 and (differences or not use.operand_varies):
-        outers = [x for points in by_outer for x in _outers_from_first(points)]
-    else:
-        outers = [x for points in by_outer for x in points]
-    if len(found) > 1 and differences:
-        terms = [x for points in by_term for x in _terms_from_first(points)]
-    else:
-        terms = [x for points in by_term for x in points]
+    several = len(found) > 1
+    joined = several and (differences or not use.operand_varies)
+    outers = [x for points in by_outer for x in (_outers_from_first(points) if joined else points)]
+    joined = several and differences
+    terms = [x for points in by_term for x in (_terms_from_first(points) if joined else points)]
     return as_products(Cotangent(found[0].shape, outers, terms))
 
 

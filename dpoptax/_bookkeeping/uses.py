@@ -16,6 +16,10 @@ from dpoptax._bookkeeping.rules import Rule, is_real
 
 # What a parameter gets there is of the size of a part of the output at most, for each example.
 _ELEMENTWISE = {"add", "sub", "mul", "div", "concatenate"}
+_CONTRACTIONS: dict[str, type[Dot | Convolution]] = {
+    "dot_general": Dot,
+    "conv_general_dilated": Convolution,
+}
 
 
 class Finder:
@@ -105,19 +109,13 @@ def find_rule(
     whether it is some entries of one parameter, not all.
     """
     name = eqn.primitive.name
-    floats = [
-        *eqn.outvars,
-        *(eqn.invars if name in ("dot_general", "conv_general_dilated") else ()),
-    ]
+    floats = [*eqn.outvars, *(eqn.invars if name in _CONTRACTIONS else ())]
     if not eqn.outvars or not all(is_real(v.aval.dtype) for v in floats):
         return None
     rule: Rule | None = None
-    if name == "dot_general":
+    if name in _CONTRACTIONS:
         parameter, data = private.index(False), private.index(True)
-        rule = Dot.build(eqn, parameter)
-    elif name == "conv_general_dilated":
-        parameter, data = private.index(False), private.index(True)
-        rule = Convolution.build(eqn, parameter)
+        rule = _CONTRACTIONS[name].build(eqn, parameter)
     elif name == "gather" and not private[0]:
         parameter, data = 0, 1
         rule = Lookup.build_gather(eqn)

@@ -77,10 +77,9 @@ def _some_draws(game, key, included):
     """Draws of one run that need no sampler: the canary alone, or everything at every step."""
     shape = (game.steps, game.rows)
     indices = jnp.broadcast_to(jnp.arange(game.rows), shape)
-    probability = game.sampler.sampling_probability if game.rows == 1 else 1.0
     masks = jnp.ones(shape, bool)
-    if probability < 1.0:
-        masks = jax.random.bernoulli(key, probability, shape)
+    if game.rows == 1 and game.sampler.sampling_probability < 1.0:
+        masks = jax.random.bernoulli(key, game.sampler.sampling_probability, shape)
     return indices, masks.at[:, -1].set(masks[:, -1] & included)
 
 

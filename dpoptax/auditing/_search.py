@@ -132,7 +132,12 @@ def searched_canary(
     points = gradient_points(transform.init(params), params)
     found = worst_example(grad_fn, points, batch, seed=seed, starts=starts, steps=steps)
     dataset = _planted(batch, found.example)
-    move = _mean_move(grad_fn, points, dataset)
+
+    def mean(batch: Any, mask: Any) -> Any:
+        clipped = grad_fn(points, batch, mask)
+        return clipped.decode(jax.tree.map(lambda x: x / size, clipped.sum))
+
+    move = moves(mean, batch, found.example)
 
     def observe(update: Any, canary: Any) -> jax.Array:
         del canary  # what it adds alone: not all that it may change
@@ -146,17 +151,6 @@ def regression_loss(params: Any, example: Any) -> jax.Array:
     """½ Σ‖x w − y‖² over positions: a gradient xᵀ(x w − y), whose terms may cancel."""
     x, y = example
     return 0.5 * jnp.sum((x @ params["kernel"] - y) ** 2)
-
-
-def _mean_move(grad_fn: Any, points: GradientPoints, dataset: Any) -> Any:
-    """What the last example changes in the decoded mean, shaped like the parameters."""
-    size = len(jax.tree.leaves(dataset)[0])
-    means = []
-    for last in (True, False):
-        clipped = grad_fn(points, dataset, np.append(np.ones(size - 1, bool), last))
-        mean = jax.tree.map(lambda x: x / size, clipped.sum)
-        means.append(clipped.decode(mean))
-    return jax.tree.map(jnp.subtract, *means)
 
 
 def moves(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None) -> Any:

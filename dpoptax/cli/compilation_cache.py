@@ -26,11 +26,6 @@ _SETTINGS = {
 }
 
 
-def default_folder() -> Path:
-    """Where the platform keeps what can be made again: XDG_CACHE_HOME or what stands for it."""
-    return cache_folder.cache_folder("compiled")
-
-
 @contextlib.contextmanager
 def kept_in(folder: Path | None) -> Iterator[Path | None]:
     """Keeps what is compiled within the context in `folder`; None: nothing is kept.

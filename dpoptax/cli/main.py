@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dpoptax
 from dpoptax.cli import compilation_cache
+from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import kept
 
@@ -101,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        return _usage(arguments)
+        print(_USAGE)
+        return 0 if arguments else 2
     if arguments[0] == "--version":
         print(f"dpoptax {dpoptax.__version__}")
         return 0
@@ -134,7 +136,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
     """The arguments without those of the compilation cache, and its folder; None: no cache."""
     left, given = [], iter(arguments)
-    wanted: Path | None = compilation_cache.default_folder()
+    wanted: Path | None = cache_folder("compiled")
     for argument in given:
         name, equals, value = argument.partition("=")
         if name == "--compilation-cache":
@@ -150,8 +152,3 @@ def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:
         else:
             left.append(argument)
     return left, wanted
-
-
-def _usage(arguments: list[str]) -> int:
-    print(_USAGE)
-    return 0 if arguments else 2

@@ -132,17 +132,9 @@ def _table(entries: Sequence[Entry]) -> str:
     table = records.markdown_table(head, rows)
     if any(entry.unproven for entry in entries):
         table += "\n\n¹ No ε is proven; the noise is that of DP-SGD at this ε."
-    seeds, tried = _counts(entries)
-    return f"{seeds}; {tried}.\n\n{table}"
-
-
-def _counts(entries: Sequence[Entry]) -> tuple[str, str]:
-    seeds = sorted({len(entry.accuracies) for entry in entries})
-    tried = sorted({len(entry.rates) for entry in entries})
-    return (
-        f"Seeds: {' to '.join(map(str, seeds))}",
-        f"rates tried for each on held-out training data: {' to '.join(map(str, tried))}",
-    )
+    seeds = " to ".join(map(str, sorted({len(entry.accuracies) for entry in entries})))
+    tried = " to ".join(map(str, sorted({len(entry.rates) for entry in entries})))
+    return f"Seeds: {seeds}; rates tried for each on held-out training data: {tried}.\n\n{table}"
 
 
 def _interval(entry: Entry, other: Entry | None) -> str:

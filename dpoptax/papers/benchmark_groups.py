@@ -1,7 +1,6 @@
 """Records of comparisons, put together: what methods came to, and how they differ."""
 
 import dataclasses
-import inspect
 import math
 import re
 import statistics
@@ -140,16 +139,13 @@ def grouped(lines: Iterable[Line]) -> Groups:
         runs = newest.setdefault((_setting(line), name), {})
         runs[line.split, line.learning_rate, line.seed] = line
     found: dict[Setting, dict[str, Entry]] = {}
-    by_name: dict[Setting, dict[str, list[Line]]] = {}
     for (setting, name), runs in newest.items():
-        by_name.setdefault(setting, {})[name] = list(runs.values())
-    for setting, members in by_name.items():
-        for name, of_name in members.items():
-            method = of_name[0].method
-            label = method if len(configs[method]) == 1 else _told_apart(method, name)
-            entry = _entry(label, of_name)
-            if entry is not None:
-                found.setdefault(setting, {})[label] = entry
+        of_name = list(runs.values())
+        method = of_name[0].method
+        label = method if len(configs[method]) == 1 else _told_apart(method, name)
+        entry = _entry(label, of_name)
+        if entry is not None:
+            found.setdefault(setting, {})[label] = entry
     return {setting: list(entries.values()) for setting, entries in sorted(found.items())}
 
 
@@ -197,16 +193,13 @@ def _setting(line: Line) -> Setting:
 def _method(line: Line) -> methods.Method:
     """The method with its parameters, from a line."""
     given = dict(line.settings["method"])
-    kinds = {kind.name: kind for _, kind in inspect.getmembers(methods, _has_name)}
+    every = vars(methods).values()
+    kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds[given.pop("name")]
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
     }
     return kind(**values)
-
-
-def _has_name(member: object) -> bool:
-    return inspect.isclass(member) and isinstance(getattr(member, "name", None), str)
 
 
 def _told_apart(method: str, name: str) -> str:

@@ -205,7 +205,8 @@ def _read(path: Path, made_by: str) -> list[Row] | None:
     with open(path, encoding="utf-8", newline="") as file:
         if file.readline().removeprefix("# ").rstrip("\n") != made_by:
             return None
-        return [_numbers(row) for row in csv.DictReader(file)]
+        rows = csv.DictReader(file)
+        return [{name: _number(value) for name, value in row.items()} for row in rows]
 
 
 def _write(path: Path, made_by: str, rows: list[Row]) -> None:
@@ -216,10 +217,6 @@ def _write(path: Path, made_by: str, rows: list[Row]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     partial.replace(path)
-
-
-def _numbers(row: dict[str, str]) -> Row:
-    return {name: _number(value) for name, value in row.items()}
 
 
 def _number(text: str) -> float | str:

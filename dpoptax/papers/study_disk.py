@@ -87,12 +87,6 @@ def _noisy_regression(seeds: int) -> list[Row]:
     ]
 
 
-def best_loss(rows: list[Row], method: str, noise: float) -> float:
-    """Mean over seeds at the method's own best learning rate."""
-    losses = over(rows, "learning_rate", "excess_loss", method=method, noise=noise)[1]
-    return float(losses.mean(0).min())
-
-
 def noisy_regression_findings(rows: list[Row]) -> Findings:
     """The Kalman filter has the lowest loss at every noise; by how much depends on the rate."""
     levels, names = np.unique(pick(rows, "noise")), ("Kalman", "noisy GD", "low-pass")
@@ -107,7 +101,11 @@ def noisy_regression_findings(rows: list[Row]) -> Findings:
         ),
         (
             "at each one's own best learning rate",
-            lambda method, noise: best_loss(rows, method, noise),
+            lambda method, noise: (
+                over(rows, "learning_rate", "excess_loss", method=method, noise=noise)[1]
+                .mean(0)
+                .min()
+            ),
         ),
     ):
         losses = np.array([[loss(name, noise) for noise in levels] for name in names])

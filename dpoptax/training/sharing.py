@@ -22,8 +22,9 @@ def once(maxsize: int) -> Callable[[Function], Function]:
         locks = [threading.RLock() for _ in range(32)]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with locks[hash((args, tuple(sorted(kwargs.items())))) % len(locks)]:
-                return cached(*args, **kwargs)
+            named = sorted(kwargs.items())  # in one order, or the cache would tell them apart
+            with locks[hash((args, tuple(named))) % len(locks)]:
+                return cached(*args, **dict(named))
 
         waiting: Any = functools.wraps(function)(call)
         waiting.cache_info, waiting.cache_clear = cached.cache_info, cached.cache_clear

@@ -27,10 +27,6 @@ as many labels, the token to come at each position or `NO_LABEL`."""
 Split = dict[str, np.ndarray]
 """`{"inputs": (N, ...), "labels": (N, ...)}`: the leading axis counts examples."""
 
-TrainSplit = streaming.Source
-"""A split of which a step reads its batch only: arrays as in `Split`, memory-mapped ones, or a
-source of records `{"inputs": ..., "labels": ...}`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -38,7 +34,8 @@ class Dataset:
 
     Attributes:
         name: The name it is registered under.
-        train: The private examples; they may be larger than memory.
+        train: The private examples, arrays as in `Split` or records of the same names; they may be
+            larger than memory, for a step reads its batch only.
         test: Held-out examples. They are taken to be public: metrics on them cost no privacy.
         num_classes: Labels are 0, ..., num_classes - 1; 0 for generation, whose labels are tokens.
         kind: What an example is.
@@ -48,8 +45,8 @@ class Dataset:
     """
 
     name: str
-    train: TrainSplit
-    test: TrainSplit
+    train: streaming.Source
+    test: streaming.Source
     num_classes: int
     kind: Kind = "images"
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -125,10 +122,10 @@ class Dataset:
             return values.only(which) if isinstance(values, streaming.Rows) else values[which]
 
         train = cast(Split, self.train)
-        read_whole = not isinstance(train, Mapping) or any(
+        streamed = not isinstance(train, Mapping) or any(
             isinstance(values, np.memmap) for values in train.values()
         )
-        if read_whole:
+        if streamed:
             raise ConfigError(
                 f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
             )
@@ -234,9 +231,7 @@ def load_dataset(
 class Wanted:
     """What of a data set a run wants; hashable, so that equal ones can be read once.
 
-    Attributes:
-        name, data_dir, tokens, features, owners: As for `load_dataset`.
-        progress: Too; it changes nothing of what is read.
+    Its fields are the arguments of `load_dataset`; `progress` changes nothing of what is read.
     """
 
     name: str
@@ -252,14 +247,7 @@ class Wanted:
         Raises:
             ConfigError: As for `load_dataset`.
         """
-        return load_dataset(
-            self.name,
-            self.data_dir,
-            self.tokens,
-            self.features,
-            owners=self.owners,
-            progress=self.progress,
-        )
+        return load_dataset(**vars(self))
 
 
 def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset:

@@ -82,7 +82,7 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
     task, paths = GLUE[name], find_glue(data_dir, name=name)
-    tokens.require()
+    tokens.tokenizer()  # raises where there is none, before files are read
     splits, owners = [], []
     for path in paths:
         *texts, labels, users = zip(*_read_tsv(path, task), strict=True)
@@ -133,9 +133,7 @@ def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
     Raises:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
-    paths = find_e2e(data_dir)
-    tokens.require()
-    return _generation("e2e", paths, _read_e2e, tokens)
+    return _generation("e2e", find_e2e(data_dir), _read_e2e, tokens)
 
 
 def find_e2e(data_dir: Path) -> list[Path]:
@@ -167,9 +165,7 @@ def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
     Raises:
         ConfigError: A file missing or damaged, or no tokenizer.
     """
-    paths = find_dart(data_dir)
-    tokens.require()
-    return _generation("dart", paths, _read_dart, tokens)
+    return _generation("dart", find_dart(data_dir), _read_dart, tokens)
 
 
 def find_dart(data_dir: Path) -> list[Path]:
@@ -190,6 +186,7 @@ def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
+    tokens.tokenizer()  # raises where there is none, before files are read
     splits: list[Split] = []
     for path in paths:
         pairs = list(read(path))

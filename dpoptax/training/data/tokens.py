@@ -43,7 +43,7 @@ class Tokens:
         """
         from tokenizers import processors
 
-        tokenizer = self._tokenizer()
+        tokenizer = self.tokenizer()
         start, end, padding = (self._special(name) for name in ("<s>", "</s>", "<pad>"))
         tokenizer.post_processor = processors.RobertaProcessing(
             ("</s>", end), ("<s>", start), add_prefix_space=False
@@ -69,7 +69,7 @@ class Tokens:
         Raises:
             ConfigError: No tokenizer, or one without an end of text.
         """
-        tokenizer = self._tokenizer()
+        tokenizer = self.tokenizer()
         tokenizer.post_processor = None
         tokenizer.no_truncation()
         end = self.end
@@ -99,7 +99,7 @@ class Tokens:
         Raises:
             ConfigError: No tokenizer, or one without an end of text.
         """
-        tokenizer = self._tokenizer()
+        tokenizer = self.tokenizer()
         tokenizer.post_processor = None
         tokenizer.no_truncation()
         end = self.end
@@ -112,7 +112,7 @@ class Tokens:
 
     def texts(self, rows: np.ndarray) -> list[str]:
         """What rows of tokens say up to the first <|endoftext|>, without spaces around it."""
-        tokenizer, end, texts = self._tokenizer(), self.end, []
+        tokenizer, end, texts = self.tokenizer(), self.end, []
         for row in rows:
             ended = np.flatnonzero(row == end)
             tokens = row[: ended[0]] if len(ended) else row
@@ -124,11 +124,8 @@ class Tokens:
         """The number of <|endoftext|>."""
         return self._special("<|endoftext|>")
 
-    def require(self) -> None:
-        """Raises what reading texts would raise for want of a tokenizer."""
-        self._tokenizer()
-
-    def _tokenizer(self) -> Any:
+    def tokenizer(self) -> Any:
+        """The tokenizer of the `tokenizers` library; a `ConfigError` where there is none."""
         if self.folder is None:
             raise ConfigError(
                 "pretrained=None, and texts need the tokenizer of a model; give --pretrained, the "
@@ -137,7 +134,7 @@ class Tokens:
         return _load(self.folder)
 
     def _special(self, name: str) -> int:
-        number = self._tokenizer().token_to_id(name)
+        number = self.tokenizer().token_to_id(name)
         if number is None:
             raise ConfigError(
                 f"the tokenizer in pretrained={str(self.folder)!r} has no token {name!r}; "

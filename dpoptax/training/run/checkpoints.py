@@ -119,7 +119,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There are checkpoints, and none can be read.
         """
-        found = self._first_readable(lambda step: self._read_record(step))
+        found = self._first_readable(self._read_record)
         return None if found is None else found[1]
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:

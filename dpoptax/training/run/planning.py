@@ -136,10 +136,11 @@ def plan_run(
 def text(name: str, cost: RunCost) -> str:
     """One run's cost, a line for each number."""
     config = cost.config
+    epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
         ("method", f"{config.method.name}, {optimizer}, {config.model} on {_inputs(config)}"),
-        ("steps", f"{cost.steps:,} of {config.steps:,}, {_epochs(cost):.4g} epochs"),
+        ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
     if config.method.private:
@@ -221,7 +222,7 @@ def table(
                 _size(cost.state_bytes),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines), refused
 
@@ -272,10 +273,6 @@ def _disagreement(run: Run) -> tuple[float, float] | None:
     if any(math.isclose(found, stated, rel_tol=_SAME) for found, stated in pairs):
         return None
     return spent, needed
-
-
-def _epochs(cost: RunCost) -> float:
-    return cost.steps * cost.config.batch_size / cost.dataset_size
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -68,7 +68,7 @@ class PrivacyPlan:
         """ε after `steps` steps; None where nothing is promised."""
         if self.delta is None or self.noise_multiplier == 0:
             return None
-        return _epsilon(self.priced, self.noise_multiplier, steps, self.delta, self.accountant)
+        return _epsilon(**self._release, steps=steps)
 
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
@@ -77,9 +77,16 @@ class PrivacyPlan:
         """
         if self.delta is None or self.noise_multiplier == 0:
             return dict.fromkeys(steps)
-        release = self.noise_multiplier, self.delta, self.accountant
-        curve = _curve(_without_seed(self.priced), *release, tuple(steps))
-        return dict(zip(steps, curve, strict=True))
+        return dict(zip(steps, _curve(**self._release, steps=tuple(steps)), strict=True))
+
+    @property
+    def _release(self) -> dict[str, Any]:
+        return {
+            "sampler": _without_seed(self.priced),
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+            "accountant": self.accountant,
+        }
 
 
 def check_budget(config: TrainConfig, plan: PrivacyPlan, shown: float | None) -> None:
@@ -204,59 +211,30 @@ def _noise_and_steps(
     """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
     accounting = dpoptax.accounting  # imported here: what was kept does without
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
-    budget: Any = {"epsilon": epsilon, "delta": delta, "accountant": accountant}
+    release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
+        assert epsilon is not None  # a config has one of the two
         noise_multiplier = accounting.calibrate_noise_multiplier(
-            **budget, steps=steps, sampler=sampler
+            **release, epsilon=epsilon, steps=steps
         )
+    release["noise_multiplier"] = noise_multiplier
     # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
     # without a budget too: what the accounting objects to shows before the first step.
-    spent = _epsilon(sampler, noise_multiplier, steps, delta, accountant)
+    spent = _epsilon(**release, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = accounting.calibrate_steps(
-            **budget, noise_multiplier=noise_multiplier, sampler=sampler
-        )
+        steps = accounting.calibrate_steps(**release, epsilon=epsilon)
     return noise_multiplier, steps
 
 
 @once(maxsize=4096)
-def _cached_epsilon(
-    sampler: Any,
-    noise_multiplier: float,
-    steps: int,
-    delta: float,
-    accountant: "accounting.Accountant",
-) -> float:
-    return dpoptax.accounting.epsilon(
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        steps=steps,
-        sampler=sampler,
-        accountant=accountant,
-    )
+def _epsilon(**release: Any) -> float:
+    return dpoptax.accounting.epsilon(**release)
 
 
 @once(maxsize=256)
 @keeping
-def _curve(
-    sampler: Any,
-    noise_multiplier: float,
-    delta: float,
-    accountant: "accounting.Accountant",
-    steps: tuple[int, ...],
-) -> tuple[float, ...]:
-    curve = dpoptax.accounting.epsilon_curve(
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        steps=steps,
-        sampler=sampler,
-        accountant=accountant,
-    )
-    return tuple(curve.tolist())
-
-
-def _epsilon(sampler: Any, *release: Any) -> float:
-    return _cached_epsilon(_without_seed(sampler), *release)
+def _curve(**release: Any) -> tuple[float, ...]:
+    return tuple(dpoptax.accounting.epsilon_curve(**release).tolist())
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
