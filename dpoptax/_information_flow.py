@@ -125,7 +125,7 @@ def information_flow(
     >>> loss_fn = lambda params, example: jnp.sum((params - example) ** 2)
     >>> grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))
     >>> def step(params, opt_state, batch, mask):
-    ...     grads = grad_fn(params, batch, mask)
+    ...     grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)
     ...     updates, opt_state = tx.update(grads, opt_state, params)
     ...     params = optax.apply_updates(params, updates)
     ...     return params, opt_state, jnp.mean(batch)

@@ -172,6 +172,19 @@ def test_where_no_terminal_is_lines_are_few():
     assert re.fullmatch(r"runs: 1000/1000 runs \[.*\]\n", file.getvalue())
 
 
+@pytest.mark.parametrize(("seconds", "waits"), [(4.0, 20), (0.1, 10), (0.001, 1)])
+def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
+    """Of slow ones one, so that a bar shows what is done, and one batch is in memory."""
+    clock, waited = [0.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
+    pace = loop._Pace()
+    for _ in range(20):
+        clock[0] += seconds
+        pace.keep(())
+    assert waits <= len(waited) <= waits + 1
+
+
 def test_an_epsilon_is_rounded_up_where_it_is_shown():
     assert [epsilon_text(e) for e in (2.7281, 2.728, 3.0, 0.0)] == [
         "2.729",

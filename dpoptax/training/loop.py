@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.resolved import Run, resolve
 from dpoptax.training.run.setup import Ready, set_up
 from dpoptax.training.run.shapes import shapes_of, shapes_of_files
+
+_AHEAD = 0.25
+"""Seconds of steps that are under way at once: each holds its batch, and none counts as done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +229,10 @@ def _advanced(ready: Ready) -> States:
         if not states[0].history:
             states = course.evaluated(states)
         bar.set_postfix_str(course.progress(states))
+        pace = _Pace()
         for batch in streaming.prefetch(ready.feed, steps):
             states = course.advance(states, batch)
+            pace.keep(states)
             if course.confirmation is not None:
                 course.confirmation.look()
             done = states[0].done
@@ -242,6 +248,23 @@ def _advanced(ready: Ready) -> States:
         with course.around.phases("accounting"):
             course.confirmation.wait()
     return states
+
+
+class _Pace:
+    """Waits for the device once a while: without, dozens of steps are queued before one is done."""
+
+    def __init__(self) -> None:
+        self._steps, self._queued, self._since = 1, 0, time.monotonic()
+
+    def keep(self, states: States) -> None:
+        """Called after each step, with the states that it leads to."""
+        self._queued += 1
+        if self._queued < self._steps:
+            return
+        jax.block_until_ready([state.params for state in states])
+        now = time.monotonic()
+        each = max(now - self._since, 1e-6) / self._queued
+        self._steps, self._queued, self._since = max(1, int(_AHEAD / each)), 0, now
 
 
 def _results(ready: Ready, states: States) -> list[RunResult]:
