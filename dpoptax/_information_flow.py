@@ -16,6 +16,12 @@ from dpoptax._marks import EXAMPLES, RELEASE
 from dpoptax._noise.ledger import is_ledger
 from dpoptax._trees import PyTree
 
+# Primitives that call a program with their operands, in order, and return its results.
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "shard_map"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
+}
+
 _LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
 
@@ -35,7 +41,8 @@ class Shown:
     """One array that a function returns, or hands to Python while it runs.
 
     Attributes:
-      path: where it is in the result, such as `[1][0].count`; or the name of the callback.
+      path: where it is in the result, such as `[1][0].count`; or the name of the callback, or of a
+        `jax.Ref` that the function writes to.
       kind: "public": no private data has a part in it. "released": private data has, through noise
         stages alone. "secret": it tells of a noise key, or of noise that was drawn. "private":
         private data reaches it around the noise.
@@ -146,15 +153,16 @@ def information_flow(
         for label in _labels(arg, _Holds.PRIVATE if number in numbers else _Holds.NOTHING)
     ]
     follower = _Follower()
-    results, _ = follower.follow(traced.jaxpr, given)
+    results, after = follower.follow(traced.jaxpr, given)
+    for var, holds, begun in zip(traced.jaxpr.invars, after, given, strict=True):
+        if holds != begun:
+            follower.note("reference among the arguments", _type(var), holds)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
         Shown(path, _kind(holds), _type(var), _where(traced.jaxpr, var))
         for path, holds, var in zip(paths, results, traced.jaxpr.outvars, strict=True)
     ]
-    seen = [
-        Shown(name, _kind(holds), "", where) for (name, where), holds in follower.callbacks.items()
-    ]
+    seen = [Shown(name, _kind(holds), "", where) for (name, where), holds in follower.seen.items()]
     return InformationFlow((*shown, *seen), tuple(follower.closed_over))
 
 
@@ -162,8 +170,12 @@ class _Follower:
     """Follows labels from the operands of a program to its results."""
 
     def __init__(self) -> None:
-        self.callbacks: dict[tuple[str, str], _Holds] = {}
+        self.seen: dict[tuple[str, str], _Holds] = {}
         self.closed_over: dict[str, None] = {}  # in order, each once
+
+    def note(self, name: str, where: str, holds: _Holds) -> None:
+        """That something is shown other than as a result."""
+        self.seen[name, where] = self.seen.get((name, where), holds) | holds
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[_Holds], around: _Holds = _Holds.NOTHING
@@ -190,8 +202,10 @@ class _Follower:
             results, written = self._step(eqn, read, around)
             labels |= zip(eqn.outvars, (each | around for each in results), strict=True)
             for atom, holds in zip(eqn.invars, written, strict=True):
-                if isinstance(atom, Var) and hasattr(atom.aval, "inner_aval"):  # a reference
+                if isinstance(atom, Var) and _is_reference(atom):
                     labels[atom] |= holds | around
+        for var in filter(_is_reference, jaxpr.constvars):
+            self.note("reference closed over", "", labels[var])
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
 
     def _step(
@@ -216,15 +230,10 @@ class _Follower:
             )
             return [each | decides for each in results], [decides, *written]
         if "callback" in name or name in ("debug_print", "outfeed"):
-            place = (name, _line(eqn))
-            self.callbacks[place] = self.callbacks.get(place, around) | around | together
+            self.note(name, _line(eqn), around | together)
         inner = list(jaxprs_in_params(eqn.params))
-        called = inner[0] if len(inner) == 1 else None
-        if called is not None and (len(called.invars), len(called.outvars)) == (
-            len(eqn.invars),
-            len(eqn.outvars),
-        ):
-            return self.follow(called, read, around)
+        if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
+            return self.follow(inner[0], read, around)
         for each in inner:  # a program that is called otherwise may read all, and tell all
             self.follow(each, [together] * len(each.invars), around)
         return [together] * len(eqn.outvars), [together] * len(read)
@@ -290,6 +299,10 @@ def _kind(holds: _Holds) -> str:
     if _Holds.SECRET in holds:
         return "secret"
     return "released" if _Holds.RELEASED in holds else "public"
+
+
+def _is_reference(atom: Var | Literal) -> bool:
+    return hasattr(atom.aval, "inner_aval")
 
 
 def _type(atom: Any) -> str:
