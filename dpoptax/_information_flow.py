@@ -13,8 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
 from dpoptax._marks import EXAMPLES, RELEASE
-from dpoptax._noise.ledger import is_ledger
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, nnx_kinds
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {
@@ -109,9 +108,9 @@ def information_flow(
 
     Privacy: a statement about `fn`, not about ε, which `dpoptax.accounting.epsilon_spent` states of
     the releases. It holds for every input, up to what the program does not contain: time and
-    memory, Python outside of `fn`, arrays that `fn` closes over (`closed_over`), and arguments that
-    tell of private data and are not named. A function that runs on the host (`pure_callback`) sees
-    what it is handed.
+    memory, Python outside of `fn` and objects that `fn` writes to, arrays that `fn` closes over
+    (`closed_over`), and arguments that tell of private data and are not named. A function that runs
+    on the host (`pure_callback`) sees what it is handed.
 
     Args:
       fn: the step, also under `jax.jit`; or any function of arrays.
@@ -122,6 +121,7 @@ def information_flow(
       An `InformationFlow`.
 
     Raises:
+      TypeError: an object of flax.nnx among the arguments; the message says what to give.
       ValueError: a number of an argument that is not there.
 
     >>> import dpoptax, jax.numpy as jnp, optax
@@ -146,6 +146,7 @@ def information_flow(
         raise ValueError(
             f"private_argnums={private_argnums}: {len(args)} arguments were given, numbered from 0"
         )
+    _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     given = [
         label
@@ -267,13 +268,36 @@ class _Follower:
 
 
 def _labels(arg: PyTree, holds: _Holds) -> list[_Holds]:
-    """Of each leaf of an argument: that of the argument, and secrets of the noise stages in it."""
-    labels = []
-    for node in jax.tree.leaves(arg, is_leaf=is_ledger):
-        for path, _ in jax.tree_util.tree_leaves_with_path(node):
-            shown = not is_ledger(node) or path[0].name in ("count", "imprint")
-            labels.append(holds if shown else holds | _Holds.SECRET)
-    return labels
+    """Of each leaf of an argument: that of the argument, and secrets of the noise stages in it.
+
+    A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(arg)
+    paths = [[getattr(k, "name", getattr(k, "key", k)) for k in path] for path, _ in leaves]
+    stages = {tuple(path[: path.index("imprint")]) for path in paths if "imprint" in path}
+
+    def is_secret(path: list[Any]) -> bool:
+        within = (n for n in range(len(path)) if tuple(path[:n]) in stages)
+        return any(path[n] not in ("count", "imprint") for n in within)
+
+    return [holds | _Holds.SECRET if is_secret(path) else holds for path in paths]
+
+
+def _check_pure(args: PyTree) -> None:
+    """Raises where arguments are objects of flax.nnx, whose values a function may write to."""
+
+    def is_object(x: object) -> bool:
+        return not nnx_kinds(x).isdisjoint({"Pytree", "Variable"})
+
+    found = [x for x in jax.tree.leaves(args, is_leaf=is_object) if is_object(x)]
+    if found:
+        raise TypeError(
+            f"an argument is, or has in it, a flax.nnx {type(found[0]).__name__}, which fn may "
+            "write to without returning it. Give a function of values: of graph, states = "
+            "nnx.split((model, optimizer)) one that gets nnx.as_pure(states), calls "
+            "model, optimizer = nnx.merge(graph, states) and the step, and returns "
+            "nnx.as_pure(nnx.state((model, optimizer)))"
+        )
 
 
 def _union(labels: Sequence[_Holds]) -> _Holds:

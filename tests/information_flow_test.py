@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import dpoptax
 from dpoptax import information_flow, matrix, tables
@@ -283,6 +284,39 @@ def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
     closed = information_flow(lambda *args: run(*args, data), *args, private_argnums=2)
     assert any("[200,3]" in each for each in closed.closed_over)
     assert "[200,3]" in str(closed)
+
+
+def test_a_step_of_nnx_is_followed_as_a_function_of_values():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.zeros(3))
+
+    noise = dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **NOISE)
+    model = Model()
+    optimizer = nnx.Optimizer(model, optax.chain(noise, optax.sgd(0.1)), wrt=nnx.Param)
+    graph, states = nnx.split((model, optimizer))
+    grad_fn = dpoptax.clipped_grad(lambda params, x: loss_fn(params["w"], x), CLIP)
+
+    def step(model, optimizer, batch, mask):
+        params = nnx.as_pure(nnx.state(model, nnx.Param))
+        opt_state = nnx.as_pure(optimizer.opt_state)
+        grads = grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask)
+        updates, opt_state = optimizer.tx.update(grads, opt_state, params)
+        nnx.update(model, optax.apply_updates(params, updates))
+        nnx.update(optimizer.opt_state, nnx.state(opt_state))
+
+    def of_values(states, batch, mask):
+        model, optimizer = nnx.merge(graph, states)
+        step(model, optimizer, batch, mask)
+        return nnx.as_pure(nnx.state((model, optimizer)))
+
+    args = BATCH, MASK
+    with pytest.raises(TypeError, match=r"flax.nnx Model.*nnx\.as_pure\(states\)"):
+        information_flow(step, model, optimizer, *args, private_argnums=(2, 3))
+    flow = information_flow(of_values, nnx.as_pure(states), *args, private_argnums=(1, 2))
+    assert flow.private == ()
+    assert len(flow.secret) == 2  # key and buffers
+    assert {each.kind for each in flow.shown if "'w'" in each.path} == {"released", "secret"}
 
 
 def test_an_argument_that_is_written_to_is_named():
