@@ -12,6 +12,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.source_info_util import summarize
 
+from dpoptax._bookkeeping.program import scan_parts
 from dpoptax._marks import EXAMPLES, RELEASE
 from dpoptax._trees import PyTree, nnx_kinds
 
@@ -242,7 +243,7 @@ class _Follower:
     def _scan(
         self, eqn: JaxprEqn, read: list[_Holds], around: _Holds
     ) -> tuple[list[_Holds], list[_Holds]]:
-        first, number = eqn.params["num_consts"], eqn.params["num_carry"]
+        first, number = scan_parts(eqn)
         while True:
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, read, around)
             after = _joined(read, written)
