@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import summarize
 
 from dpoptax._bookkeeping.program import scan_parts
@@ -233,7 +233,7 @@ class _Follower:
             return [each | decides for each in results], [decides, *written]
         if "callback" in name or name in ("debug_print", "outfeed"):
             self.note(name, _line(eqn), around | together)
-        inner = list(jaxprs_in_params(eqn.params))
+        inner = _programs(eqn)
         if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
             return self.follow(inner[0], read, around)
         for each in inner:  # a program that is called otherwise may read all, and tell all
@@ -326,6 +326,13 @@ def _kind(holds: _Holds) -> str:
     return "released" if _Holds.RELEASED in holds else "public"
 
 
+def _programs(eqn: JaxprEqn) -> list[Jaxpr]:
+    """Those among the parameters of an equation."""
+    is_program = lambda x: isinstance(x, Jaxpr | ClosedJaxpr)  # noqa: E731
+    leaves: list[Any] = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)
+    return [getattr(leaf, "jaxpr", leaf) for leaf in leaves if is_program(leaf)]
+
+
 def _is_reference(atom: Var | Literal) -> bool:
     return hasattr(atom.aval, "inner_aval")
 
@@ -339,7 +346,7 @@ def _where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
     for eqn in jaxpr.eqns:
         for index, out in enumerate(eqn.outvars):
             if atom is out:
-                inner = list(jaxprs_in_params(eqn.params))
+                inner = _programs(eqn)
                 same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
                 return (same and _where(inner[0], inner[0].outvars[index])) or _line(eqn)
     return ""
