@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import summarize
 
+from dpoptax._bookkeeping.deriving import inside
+from dpoptax._bookkeeping.explain import in_columns
 from dpoptax._bookkeeping.program import scan_parts
 from dpoptax._marks import EXAMPLES, RELEASE
 from dpoptax._trees import PyTree, nnx_kinds
@@ -84,12 +86,10 @@ class InformationFlow:
         for kind in ("released", "public"):
             number = sum(each.kind == kind for each in self.shown)
             rows += [(kind, f"{number} more", "", "")] if number else []
-        rows = [("kind", "result", "type", "computed in"), *rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        table = in_columns([("kind", "result", "type", "computed in"), *rows])
         if self.closed_over:
-            lines.append(f"closed over, taken for public: {', '.join(self.closed_over)}")
-        return "\n".join(lines)
+            table += f"\nclosed over, taken for public: {', '.join(self.closed_over)}"
+        return table
 
 
 def information_flow(
@@ -233,7 +233,7 @@ class _Follower:
             return [each | decides for each in results], [decides, *written]
         if "callback" in name or name in ("debug_print", "outfeed"):
             self.note(name, _line(eqn), around | together)
-        inner = _programs(eqn)
+        inner = inside(eqn.params)
         if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
             return self.follow(inner[0], read, around)
         for each in inner:  # a program that is called otherwise may read all, and tell all
@@ -326,13 +326,6 @@ def _kind(holds: _Holds) -> str:
     return "released" if _Holds.RELEASED in holds else "public"
 
 
-def _programs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """Those among the parameters of an equation."""
-    is_program = lambda x: isinstance(x, Jaxpr | ClosedJaxpr)  # noqa: E731
-    leaves: list[Any] = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_program)
-    return [getattr(leaf, "jaxpr", leaf) for leaf in leaves if is_program(leaf)]
-
-
 def _is_reference(atom: Var | Literal) -> bool:
     return hasattr(atom.aval, "inner_aval")
 
@@ -346,7 +339,7 @@ def _where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
     for eqn in jaxpr.eqns:
         for index, out in enumerate(eqn.outvars):
             if atom is out:
-                inner = _programs(eqn)
+                inner = inside(eqn.params)
                 same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
                 return (same and _where(inner[0], inner[0].outvars[index])) or _line(eqn)
     return ""

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -60,8 +60,13 @@ class Explanation:
         cells = [_HEADER] + [
             (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
         ]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+        return in_columns(cells)
+
+
+def in_columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """The rows of a table as lines of text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def explain(
