@@ -19,6 +19,7 @@ from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
@@ -200,7 +201,7 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
         settings.grid_candidates(configs, ("method=disk",))
     offered = str(raised.value).split("available: ")[1].split(". Did you mean")[0].split(", ")
     assert {"steps", "method.preset"} <= set(offered)
-    assert not {"method", "seed", "parallel"} & set(offered)
+    assert not {"method", "seed"} & set(offered)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +258,40 @@ def test_a_record_is_found_again_by_all_that_it_depends_on(tmp_path):
         ]
         paths = {runner.path(trial), *map(runner.path, different), other.path(trial)}
         assert len(paths) == 4
-        with pytest.raises(ConfigError, match="seed=None"):
-            runner.run([Trial(dataclasses.replace(TINY, seed=None))])
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"), [({"seed": None}, "seed=None"), ({"parallel": "hosts"}, "one process")]
+)
+def test_what_cannot_be_one_of_many_runs(change, refusal):
+    with pytest.raises(ConfigError, match=refusal):
+        Trial(dataclasses.replace(TINY, **change))
+
+
+def test_a_long_run_goes_on_where_it_was_killed(tmp_path, monkeypatch):
+    """With the bits of one that was not; and nothing but its record stays."""
+    trial = Trial(dataclasses.replace(TINY, checkpoint_every=1), keep_params=True)
+    with Runner(tmp_path / "whole") as runner:
+        (whole,) = runner.run([trial])
+    save, saved = checkpoints.Interim.save, []
+
+    def killed(self, step, *rest, **options):
+        save(self, step, *rest, **options)
+        saved.append(step)
+        if step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "_INTERIM", 0.0)
+    monkeypatch.setattr(checkpoints.Interim, "save", killed)
+    with Runner(tmp_path / "killed") as runner:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run([trial])
+        (kept,) = (tmp_path / "killed").iterdir()
+        assert kept.stat().st_mode & 0o077 == 0
+        (record,) = runner.run([trial])
+    assert saved == [0, 1, 2, 3]
+    assert record["params_sha256"] == whole["params_sha256"]
+    assert {path.suffix for path in (tmp_path / "killed").iterdir()} == {".json", ".msgpack"}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import Record, State, States, Surroundings
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
-from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
+from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints, Interim
 from dpoptax.training.run.foresight import preparing
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
@@ -156,16 +156,16 @@ def train(
     *,
     observe: Callable[[Record], object] = lambda record: None,
     progress: bool = False,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Checkpoints | Interim | None = None,
     place: devices.Devices = devices.Devices(),  # noqa: B008
     phases: Phases | None = None,
 ) -> RunResult:
     """Train on `dataset` within `plan`; `observe` gets each record, and nothing else is written.
 
     Steps past `plan.permitted_steps` are refused: the run ends before them, and its summary says
-    `stopped_by_budget`. With `checkpoints`, it goes on from the newest and writes new ones, the
-    first before any step: no noise is drawn that a later start would not know of. `phases` gets
-    the time of each part.
+    `stopped_by_budget`. With `checkpoints`, it goes on from the newest and writes new ones; the
+    first of `Checkpoints` is from before any step: no noise is drawn that a later start would not
+    know of. `phases` gets the time of each part.
     """
     around = Surroundings(place, phases or Phases(), checkpoints, observe, progress)
     with around.phases("init"):

@@ -9,7 +9,7 @@ import jax
 
 from dpoptax.training.run import records, resume
 from dpoptax.training.run.averaging import averaged
-from dpoptax.training.run.checkpoints import Checkpoints
+from dpoptax.training.run.checkpoints import Checkpoints, Interim
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.kept import Confirmation
@@ -56,7 +56,7 @@ class Surroundings:
 
     place: Devices
     phases: Phases
-    checkpoints: Checkpoints | None = None
+    checkpoints: Checkpoints | Interim | None = None
     observe: Callable[[Record], object] = lambda record: None
     progress: bool = False
     shown: int = 0

@@ -10,6 +10,8 @@ of (seed, step) and noise of (key, step), so that nothing is released that was n
 """
 
 import json
+import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,9 @@ from dpoptax.training.run import devices
 from dpoptax.training.run.records import to_json
 
 FORMAT = 2
+
+_INTERIM = 60.0
+"""Seconds from which a part of a run is not simply run again."""
 
 
 class CheckpointError(OSError):
@@ -219,6 +224,50 @@ class Checkpoints:
                 f"cannot write a checkpoint to {self.directory}: {_first_line(error)}. Free space "
                 f"or mend the directory and run the same command again; it goes on from {last}"
             ) from error
+
+
+class Interim:
+    """Where a run is saved only until its result is written; a context manager, which removes it.
+
+    Nothing is saved in the first minute, and then not more than once in one: for runs whose seed is
+    written elsewhere, so that a start without a checkpoint draws the same noise.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Will make `directory`, once there is something to save."""
+        self._directory, self._saved = directory, time.monotonic()
+        self._checkpoints: Checkpoints | None = None
+
+    def __enter__(self) -> "Interim":
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Removes what was saved, but for the sake of a run that an error ended."""
+        if self._checkpoints is not None:
+            self._checkpoints.__exit__(kind, error, trace)
+        if error is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """As `Checkpoints.restore`."""
+        return self._opened().restore(like) if self._directory.exists() else None
+
+    def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
+        """As `Checkpoints.save`, where the last one was a minute ago."""
+        if time.monotonic() - self._saved >= _INTERIM:
+            self._opened().save(step, state, record, wait=wait)
+            self._saved = time.monotonic()
+
+    def _opened(self) -> Checkpoints:
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self._directory, keep=2)
+        return self._checkpoints
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:

@@ -143,7 +143,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
     own: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
     shown = {}
-    known = {f.name for f in dataclasses.fields(config)} - {"method", "seed", "parallel"}
+    known = {f.name for f in dataclasses.fields(config)} - {"method", "seed"}
     known |= {f"method.{f.name}" for f in dataclasses.fields(config.method)}
     for field, value in changes.items():
         inner = field.removeprefix("method.")

@@ -1,9 +1,10 @@
 """Many runs: one after the other or on all cores, and none twice.
 
 A run is a function of its config, seed included, but for the rounding of those that are trained
-together (`search.groups`). One that was killed is run again from its start: with the same noise on
-the same batches it releases what it would have released, and nothing more. A sweep, which states an
-ε for all of its trials, gives each a seed of its own, so that each is trained alone, bit for bit.
+together (`search.groups`). One that was killed is run again, from its start, or, where it was alone
+and had gone on for minutes, from where it was last saved: with the same noise on the same batches
+it releases what it would have released, and nothing more. A sweep, which states an ε for all of its
+trials, gives each a seed of its own, so that each is trained alone, bit for bit.
 """
 
 import concurrent.futures
@@ -29,6 +30,7 @@ from dpoptax.training.data.dataset import Dataset, Wanted
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import RunResult, train, train_together
 from dpoptax.training.run import devices, records
+from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.groups import groups
 
@@ -51,6 +53,17 @@ class Trial:
     config: TrainConfig
     held_out: bool = False
     keep_params: bool = False
+
+    def __post_init__(self) -> None:
+        if self.config.seed is None:
+            raise ConfigError(
+                "seed=None: a trial needs a seed, to be the same when it is run again"
+            )
+        if self.config.parallel == "hosts":
+            raise ConfigError(
+                "parallel='hosts': several runs are trained by one process; give 'devices', or "
+                "train each by dpoptax train"
+            )
 
 
 class Runner:
@@ -153,16 +166,18 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Trains a trial, or several together, and writes each record in one piece."""
     trial = trials[0]
-    if trial.config.seed is None:
-        raise ConfigError("seed=None: a trial needs a seed, to be the same when it is run again")
     dataset = dataset_of(trial.config, held_out=trial.held_out)
     configs = [trial.config for trial in trials]
     if trial.held_out:  # it has no texts of its own, and their scores select nothing
         configs = [dataclasses.replace(config, beams=0) for config in configs]
     plan = make_plan(configs[0], dataset.units(configs[0].unit))
     if len(configs) == 1:
-        result = train(configs[0], dataset, plan, progress=progress)
-        return [_recorded(result, trial, paths[0])]
+        place = devices.start(configs[0].parallel)
+        with Interim(paths[0].with_suffix("")) as checkpoints:
+            result = train(
+                configs[0], dataset, plan, progress=progress, checkpoints=checkpoints, place=place
+            )
+            return [_recorded(result, trial, paths[0])]
     results = train_together(configs, dataset, plan, memory=memory, progress=progress)
     return [_recorded(*each) for each in zip(results, trials, paths, strict=True)]
 
