@@ -26,9 +26,9 @@ from dpoptax._clips.curves import per_layer_clip as per_layer_clip
 from dpoptax._clips.curves import psac_clip as psac_clip
 from dpoptax._clips.per_example import clip_per_example as clip_per_example
 from dpoptax._clips.reference import track_reference as track_reference
-from dpoptax._information_flow import InformationFlow as InformationFlow
-from dpoptax._information_flow import Shown as Shown
-from dpoptax._information_flow import information_flow as information_flow
+from dpoptax._information_flow.flow import InformationFlow as InformationFlow
+from dpoptax._information_flow.flow import Shown as Shown
+from dpoptax._information_flow.flow import information_flow as information_flow
 from dpoptax._maps import Diagonal as Diagonal
 from dpoptax._maps import LinearMap as LinearMap
 from dpoptax._maps import LinearMapState as LinearMapState

@@ -1,4 +1,4 @@
-"""Marks in a program: where examples enter a clipped sum, and what noise stages let out.
+"""Marks in a program: where data enter a clipped sum and leave it, and what noise stages let out.
 
 `dpoptax.information_flow` reads them; to a compiled program they are nothing.
 """
@@ -9,7 +9,16 @@ from jax.ad_checkpoint import checkpoint_name
 from dpoptax._trees import PyTree
 
 EXAMPLES = "dpoptax.examples"
-"""On what a clip bounds the influence of, row by row."""
+"""On a batch and its mask, on their way into a clipped sum: a row for each example."""
+
+CLIPPED = "dpoptax.clipped"
+"""On what one of these examples moves by a bounded amount."""
+
+UNCLIPPED = "dpoptax.unclipped"
+"""On what comes with it and is of the examples, such as their losses."""
+
+VOUCHED = "dpoptax.vouched"
+"""On what somebody says is clipped."""
 
 RELEASE = "dpoptax.release"
 """On what has the guarantee of a noise stage."""

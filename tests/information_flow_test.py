@@ -280,7 +280,8 @@ def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
         return jax.lax.scan(step, (params, opt_state), rows)
 
     args = PARAMS, tx.init(PARAMS), jnp.zeros((5, 8), jnp.int32)
-    assert information_flow(run, *args, data, private_argnums=(2, 3)).private == ()
+    flow = information_flow(run, *args, data, private_argnums=3, secret_argnums=2)
+    assert flow.private == ()
     closed = information_flow(lambda *args: run(*args, data), *args, private_argnums=2)
     assert any("[200,3]" in each for each in closed.closed_over)
     assert "[200,3]" in str(closed)

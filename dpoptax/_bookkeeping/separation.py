@@ -138,7 +138,7 @@ def _check_hidden(eqn: JaxprEqn) -> None:
         )
 
 
-def _runs_to_the_last(name: str) -> bool:
+def runs_to_the_last(name: str) -> bool:
     """Whether a batch is iterated on until its last example has converged.
 
     Each turn more changes the last places of all: of `betainc` by terms that are not quite nothing,
@@ -159,7 +159,7 @@ def _check_operation(eqn: JaxprEqn) -> None:
             f"from the first example's key, by place in the batch: {_REST}. Give keys of "
             "jax.random.key(seed, impl='threefry2x32'), or of dpoptax.random_key_from_os()"
         )
-    if _runs_to_the_last(name):
+    if runs_to_the_last(name):
         raise TypeError(
             f"loss_fn computes {name}, which this version of JAX on this platform does for all "
             f"examples together, until the last has converged: {_REST}. Write it with a "

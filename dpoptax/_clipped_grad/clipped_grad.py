@@ -26,7 +26,7 @@ from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis, check_mask
 from dpoptax._clips.sums import Whole
 from dpoptax._keys import check_key
-from dpoptax._marks import EXAMPLES, mark
+from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints
 from dpoptax._trees import PyTree
 
@@ -179,7 +179,8 @@ def clipped_grad(
         rows, mask = mark(((batch, ids), mask), EXAMPLES)
         total, aux = whole_sum(points, rows, mask, key)
         reference, linear_map = points.reference, points.linear_map
-        return sealed(total, clip, reference, grid, linear_map, mask.shape[0]), aux
+        clipped = sealed(total, clip, reference, grid, linear_map, mask.shape[0])
+        return clipped, mark(aux, UNCLIPPED)
 
     def grad_fn(
         points: GradientPoints,

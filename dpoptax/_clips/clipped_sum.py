@@ -15,7 +15,7 @@ from dpoptax._clips.bounds import check_rounding
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.sums import add_to, of_parts
 from dpoptax._maps import LinearMap
-from dpoptax._marks import EXAMPLES, mark
+from dpoptax._marks import CLIPPED, VOUCHED, mark
 from dpoptax._trees import (
     PyTree,
     alike,
@@ -119,7 +119,7 @@ def assert_clipped(
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
-    return sealed(mark(total, EXAMPLES), clip, reference, grid, linear_map, examples)
+    return sealed(mark(total, VOUCHED), clip, reference, grid, linear_map, examples)
 
 
 def sealed(
@@ -139,7 +139,7 @@ def sealed(
             f"{', '.join(sorted(dtypes))}: give the integers, or leave out the grid"
         )
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
-    total = held(total)
+    total = mark(held(total), CLIPPED)
     seal = checksum(total, clip, (reference, linear_map), grid, examples)
     return as_made(ClippedSum(total, clip, reference, seal, grid, linear_map, examples))
 

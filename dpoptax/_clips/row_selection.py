@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._clips.base import Clip, check_clip, positive
+from dpoptax._marks import CLIPPED, EXAMPLES, mark
 from dpoptax._trees import PyTree
 
 # Counts are whole multiples of a power of two, whose sum fits into int32.
@@ -188,7 +189,7 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
       mask: which examples count, (B,).
       selection: τ and m.
     """
-    lookups = jnp.asarray(lookups)
+    lookups, mask = mark((jnp.asarray(lookups), mask), EXAMPLES)
     size, batch = selection.table_size, lookups.shape[0]
     rows = table_rows(lookups.reshape(batch, -1), size)
     rows = jnp.sort(jnp.where(mask[:, None], rows, size), axis=1)
@@ -207,7 +208,8 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
     segment = jnp.cumsum(starts) - 1
     total = jax.ops.segment_sum(weight, segment, num_segments=rows.size)
     distinct = jnp.full(rows.shape, size, jnp.int32).at[segment].min(rows)
-    return RowCounts(distinct, selection.units(bits) - total, bits)
+    distinct, missing = mark((distinct, selection.units(bits) - total), CLIPPED)
+    return RowCounts(distinct, missing, bits)
 
 
 def _starts(rows: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
-from dpoptax._marks import EXAMPLES, RELEASE, mark
+from dpoptax._marks import RELEASE, mark
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._noise.keys import check_threefry_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
@@ -166,8 +166,6 @@ def draw_rows(
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     _check_false(selection, noise_multiplier)
-    rows, missing = mark((counts.rows, counts.missing), EXAMPLES)
-    counts = counts._replace(rows=rows, missing=missing)
     keys = jax.random.split(key, 4)
 
     missing = counts.missing.astype(jnp.float32) * np.float32(2.0**-counts.bits)

@@ -1,0 +1,1 @@
+"""What of a step's results depends on private data, and whether by noise."""

@@ -1,0 +1,242 @@
+"""Following labels through a traced program, equation by equation."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.source_info_util import summarize
+
+from dpoptax._bookkeeping.deriving import inside
+from dpoptax._bookkeeping.program import scan_parts
+from dpoptax._information_flow import rows
+from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
+from dpoptax._information_flow.repeats import Repeats
+from dpoptax._marks import EXAMPLES
+
+# Primitives that call a program with their operands, in order, and return its results.
+_CALLS = {
+    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
+}
+
+_LARGE = 100
+"""Numbers from which an array that a function closes over is worth a word: it may be data."""
+
+
+class Follower:
+    """Follows labels from the operands of a program to its results.
+
+    Attributes:
+      seen: what is shown other than as a result, by name and line.
+      closed_over: types of large arrays among the constants, each once, in order.
+      joined: operations that joined examples in front of a clip, with their lines, likewise.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str], Holds] = {}
+        self.closed_over: dict[str, None] = {}
+        self.joined: dict[str, None] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def note(self, name: str, where: str, holds: Holds) -> None:
+        """That something is shown other than as a result."""
+        self.seen[name, where] = self.seen.get((name, where), holds) | holds
+
+    def number(self, *what: Hashable) -> int:
+        """The same for the same."""
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def follow(
+        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
+    ) -> tuple[list[Label], list[Label]]:
+        """The labels of a program's results, and of its arguments after it.
+
+        The latter are other ones than before where the arguments are references, and written to.
+
+        Args:
+          jaxpr: the program.
+          given: the labels of its arguments.
+          around: that of what decides whether it runs.
+        """
+        labels = {var: Label(number=self.number("constant", var)) for var in jaxpr.constvars}
+        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= _LARGE]
+        self.closed_over |= {type_of(var): None for var in large}
+        labels |= dict(zip(jaxpr.invars, given, strict=True))
+
+        def label(atom: Var | Literal) -> Label:
+            if not isinstance(atom, Literal):
+                return labels[atom]
+            return Label(number=self.number("literal", str(atom.aval), str(atom.val)))
+
+        for eqn in jaxpr.eqns:
+            read = [label(atom) for atom in eqn.invars]
+            results, written = self._step(eqn, read, around)
+            labels |= zip(eqn.outvars, (decided(each, around) for each in results), strict=True)
+            for atom, after in zip(eqn.invars, written, strict=True):
+                if isinstance(atom, Var) and is_reference(atom):
+                    # What it holds now may have been written at any turn of any loop.
+                    new = decided(either((labels[atom], after)), around)
+                    labels[atom] = dataclasses.replace(new, rows=None, number=None)
+        for var in filter(is_reference, jaxpr.constvars):
+            self.note("reference closed over", "", labels[var].holds)
+        return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
+
+    def _step(
+        self, eqn: JaxprEqn, read: list[Label], around: Label
+    ) -> tuple[list[Label], list[Label]]:
+        """The labels of an equation's results, and of its operands after it."""
+        name = eqn.primitive.name
+        if name == "name":
+            return [self._marked(read[0], eqn.params["name"])], read
+        if name == "optimization_barrier":
+            return read, read
+        if name == "scan":
+            return self._scan(eqn, read, around)
+        if name == "while":
+            return self._while(eqn, read, around)
+        if name == "cond":
+            return self._cond(eqn, read, around)
+        if name == "shard_map":
+            return self._shard_map(eqn, read, around)
+        inner = inside(eqn.params)
+        if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
+            return self.follow(inner[0], read, around)
+        if "callback" in name or name in ("debug_print", "outfeed"):
+            self.note(name, line(eqn), either((around, *read)).holds)
+        results = self._applied(eqn, read)
+        together = dataclasses.replace(either(read), rows=None)
+        for each in inner:  # a program that is called otherwise may read all, and tell all
+            self.follow(each, [together] * len(each.invars), around)
+        return results, [together] * len(read)
+
+    def _marked(self, label: Label, name: str) -> Label:
+        after = marked(label, name)
+        if name == EXAMPLES and Holds.PRIVATE in label.holds & after.holds:
+            self.joined[label.joined or "an argument without a row for each example"] = None
+        return after
+
+    def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
+        """The labels of the results of an operation on all that it reads."""
+        numbers = [label.number for label in read]
+        together = either(read)
+        if not together.has_data:
+            known = None not in numbers and not eqn.effects and not inside(eqn.params)
+            parameters = sorted((name, str(value)) for name, value in eqn.params.items())
+            what = eqn.primitive.name, tuple(parameters), tuple(numbers)
+            return [
+                Label(together.holds, number=self.number(*what, i) if known else None)
+                for i in range(len(eqn.outvars))
+            ]
+        moved = [
+            dataclasses.replace(
+                label, rows=label.rows and rows.after(eqn, operand, label.rows, numbers)
+            )
+            for operand, label in enumerate(read)
+        ]
+        found = either(moved)
+        if found.rows is None and not found.joined:
+            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {line(eqn)}")
+        return [found] * len(eqn.outvars)
+
+    def _cond(
+        self, eqn: JaxprEqn, read: list[Label], around: Label
+    ) -> tuple[list[Label], list[Label]]:
+        decides, *operands = read
+        inner = decided(around, decides)
+        branches = [self.follow(each.jaxpr, operands, inner) for each in eqn.params["branches"]]
+        results, written = (
+            [either(labels) for labels in zip(*each, strict=True)]
+            for each in zip(*branches, strict=True)
+        )
+        return [decided(each, decides) for each in results], [decides, *written]
+
+    def _scan(
+        self, eqn: JaxprEqn, read: list[Label], around: Label
+    ) -> tuple[list[Label], list[Label]]:
+        first, number = scan_parts(eqn)
+        turns, last, now = self._repeats(eqn, read), first + number, read
+        while True:
+            slices = [turns.inner(label, rows.scanned, i) for i, label in enumerate(now[last:])]
+            given = [*now[:last], *slices]
+            results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
+            carry = turns.carried(written[first:last], results[:number])
+            behind = _written(eqn.invars[last:], now[last:], written[last:])
+            after = [*written[:first], *carry, *behind]
+            if after == now:
+                stacks = [turns.outer(x, rows.stacked, i) for i, x in enumerate(results[number:])]
+                return [*turns.ended(carry), *stacks], now
+            now = after
+
+    def _while(
+        self, eqn: JaxprEqn, read: list[Label], around: Label
+    ) -> tuple[list[Label], list[Label]]:
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        turns, last, now = self._repeats(eqn, read), first + second, read
+        test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+        while True:
+            tested, used, carry = now[:first], now[first:last], now[last:]
+            (decides,), _ = self.follow(test, [*tested, *carry], around)
+            results, written = self.follow(body, [*used, *carry], decided(around, decides))
+            results = [decided(each, decides) for each in results]
+            after = [*tested, *written[:second], *turns.carried(written[second:], results)]
+            if after == now:
+                return turns.ended(carry), now
+            now = after
+
+    def _shard_map(
+        self, eqn: JaxprEqn, read: list[Label], around: Label
+    ) -> tuple[list[Label], list[Label]]:
+        devices, (jaxpr,) = self._repeats(eqn, read), inside(eqn.params)
+        into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
+        given = [
+            devices.inner(label, functools.partial(rows.split, spec=spec), i)
+            for i, (label, spec) in enumerate(zip(read, into, strict=True))
+        ]
+        found, written = self.follow(jaxpr, given, around)
+        results = [
+            devices.outer(label, functools.partial(rows.united, spec=spec), i)
+            for i, (label, spec) in enumerate(zip(found, out_of, strict=True))
+        ]
+        return results, _written(eqn.invars, read, written)
+
+    def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
+        return Repeats(eqn, read, f"{eqn.primitive.name} in {line(eqn)}", self.number)
+
+
+def _written(
+    atoms: Sequence[Var | Literal], before: Sequence[Label], after: Sequence[Label]
+) -> list[Label]:
+    """The labels of operands after a program that got parts of them."""
+    return [
+        either(each) if is_reference(atom) else each[0]
+        for atom, each in zip(atoms, zip(before, after, strict=True), strict=True)
+    ]
+
+
+def is_reference(atom: Var | Literal) -> bool:
+    """Whether it is a `jax.Ref`."""
+    return hasattr(atom.aval, "inner_aval")
+
+
+def type_of(atom: Any) -> str:
+    """Its shape and dtype, in short."""
+    return atom.aval.str_short()
+
+
+def where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
+    """The line that computed a result, in the function that the step called for it."""
+    for eqn in jaxpr.eqns:
+        for index, out in enumerate(eqn.outvars):
+            if atom is out:
+                inner = inside(eqn.params)
+                same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
+                return (same and where(inner[0], inner[0].outvars[index])) or line(eqn)
+    return ""
+
+
+def line(eqn: JaxprEqn) -> str:
+    """File, line and function that an operation is from."""
+    return pathlib.PurePath(summarize(eqn.source_info)).name

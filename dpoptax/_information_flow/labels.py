@@ -1,0 +1,100 @@
+"""What a value may tell of, and what marks in a program make of that."""
+
+import dataclasses
+import enum
+import functools
+import operator
+from collections.abc import Hashable, Iterable
+
+from dpoptax._information_flow.rows import Rows
+from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
+
+
+class Holds(enum.Flag):
+    """What a value may tell of."""
+
+    NOTHING = 0
+    RELEASED = enum.auto()
+    SECRET = enum.auto()  # a noise key, or noise that was drawn
+    EXAMPLES = enum.auto()  # private data on their way through a clip
+    CLIPPED = enum.auto()  # what one example moves by a bounded amount
+    PRIVATE = enum.auto()
+
+
+DATA = Holds.EXAMPLES | Holds.CLIPPED | Holds.PRIVATE
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """What is known of a value.
+
+    Attributes:
+      holds: what it may tell of.
+      rows: where the examples are in private data; None: nowhere, each entry may be of several.
+      joined: the operation that made it of several, and its line.
+      number: of what holds no data: equal for equal values; None where nothing is known.
+    """
+
+    holds: Holds = Holds.NOTHING
+    rows: Rows | None = None
+    joined: str = ""
+    number: Hashable = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it holds private data, clipped or not."""
+        return bool(self.holds & DATA)
+
+
+NOTHING = Label()
+
+
+def either(labels: Iterable[Label]) -> Label:
+    """Of a value that may be any of these."""
+    labels = tuple(labels)
+    holds = functools.reduce(operator.or_, (each.holds for each in labels), Holds.NOTHING)
+    data = [each for each in labels if each.has_data]
+    if not data:
+        numbers = {each.number for each in labels}
+        return Label(holds, number=numbers.pop() if len(numbers) == 1 else None)
+    found = {each.rows for each in data}
+    joined = next((each.joined for each in data if each.joined), "")
+    return Label(holds, found.pop() if len(found) == 1 else None, joined)
+
+
+def decided(label: Label, by: Label) -> Label:
+    """Of a value that is there if another says so."""
+    return either((label, by)) if by.holds else label
+
+
+def marked(label: Label, name: str) -> Label:
+    """Behind a mark."""
+    holds = label.holds
+    if name == EXAMPLES:
+        apart = label.rows is not None and label.rows.leading and not holds & ~Holds.PRIVATE & DATA
+        holds = _instead(holds, DATA, Holds.EXAMPLES if apart else Holds.PRIVATE)
+    elif name == CLIPPED:
+        bounded = not holds & (Holds.PRIVATE | Holds.CLIPPED)
+        holds = _instead(holds, DATA, Holds.CLIPPED if bounded else Holds.PRIVATE)
+    elif name == UNCLIPPED:
+        holds = _instead(holds, DATA, Holds.PRIVATE)
+    elif name == VOUCHED:
+        holds = _instead(holds, DATA, Holds.EXAMPLES)
+    elif name == RELEASE:
+        holds = _instead(holds, Holds.CLIPPED, Holds.RELEASED) & ~Holds.SECRET
+    else:
+        return label
+    return dataclasses.replace(label, holds=holds, rows=None)
+
+
+def kind(holds: Holds) -> str:
+    """In a word."""
+    if holds & DATA:
+        return "private"
+    if Holds.SECRET in holds:
+        return "secret"
+    return "released" if Holds.RELEASED in holds else "public"
+
+
+def _instead(holds: Holds, old: Holds, new: Holds) -> Holds:
+    return holds & ~old | new if holds & old else holds

@@ -1,0 +1,78 @@
+"""What is known of values where a program runs several times: in turns of a loop, or on devices."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+
+from jax.extend.core import JaxprEqn
+
+from dpoptax._information_flow.labels import Label, either
+from dpoptax._information_flow.rows import Rows, Turn
+
+Moving = Callable[[Rows, Turn], Rows | None]
+"""What becomes of rows on the way into a turn, or out of it."""
+
+
+class Repeats:
+    """Labels on their way into the turns of one program, from turn to turn, and out of them.
+
+    A number stands for equal values within a turn, and rows for examples chosen there: outside,
+    and in another turn, the same would be others.
+    """
+
+    def __init__(
+        self, eqn: JaxprEqn, read: Sequence[Label], name: str, number: Callable[..., int]
+    ) -> None:
+        self._turn, self._name, self._number = Turn(id(eqn)), name, number
+        public = [label.number for label in read if not label.has_data]
+        self._known = None not in public
+        self._what = id(eqn), *public
+        self._drawn = {None, *(label.rows.drawn for label in read if label.rows)}
+
+    def inner(self, label: Label, moving: Moving, place: int) -> Label:
+        """Of what one turn gets, of a value from outside."""
+        if label.has_data:
+            return self._with_rows(label, label.rows and moving(label.rows, self._turn))
+        known = label.number is not None
+        number = self._number("part", *self._what, place, label.number) if known else None
+        return dataclasses.replace(label, number=number)
+
+    def outer(self, label: Label, moving: Moving, place: int) -> Label:
+        """Of a value outside, of what all turns made."""
+        if label.has_data:
+            moved = label.rows and moving(label.rows, self._turn)
+            return self._with_rows(label, moved if self._lasts(moved) else None)
+        return dataclasses.replace(label, number=self._numbered("whole", place))
+
+    def carried(self, before: Sequence[Label], after: Sequence[Label]) -> list[Label]:
+        """Of what a turn gets from the one before, or from outside."""
+        found = []
+        for place, (old, new) in enumerate(zip(before, after, strict=True)):
+            both = either((old, new))
+            if both.has_data:
+                both = self._with_rows(both, both.rows if self._lasts(both.rows) else None)
+            elif old.number != new.number:
+                both = dataclasses.replace(both, number=self._numbered("carried", place))
+            found.append(both)
+        return found
+
+    def ended(self, carry: Sequence[Label]) -> list[Label]:
+        """Of what the last turn leaves."""
+        return [
+            dataclasses.replace(label, number=self._numbered("last", place))
+            if label.number is not None and label.number == self._numbered("carried", place)
+            else label
+            for place, label in enumerate(carry)
+        ]
+
+    def _lasts(self, rows: Rows | None) -> bool:
+        """Whether rows mean the same in all turns."""
+        if rows is None or rows.drawn not in self._drawn:
+            return False
+        return not any(isinstance(d, Turn) and d.of == self._turn.of for d in rows.digits)
+
+    def _with_rows(self, label: Label, rows: Rows | None) -> Label:
+        joined = label.joined if rows or label.joined else self._name
+        return dataclasses.replace(label, rows=rows, joined=joined)
+
+    def _numbered(self, *what: Hashable) -> int | None:
+        return self._number(*what, *self._what) if self._known else None

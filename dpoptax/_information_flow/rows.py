@@ -1,0 +1,445 @@
+"""Where a batch's examples are in an array, and where operations take them.
+
+A batch has a row for each example. Most operations make each row of what they return of that row
+of what they were given: then a row is still of one example, and clipping it bounds what that one
+does. A mean over the batch, a row added to its neighbour, do not. An operation that is not known
+here counts as one that joins rows.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Sequence
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from dpoptax._bookkeeping.separation import runs_to_the_last
+
+
+@dataclasses.dataclass(frozen=True)
+class Along:
+    """An axis on which entry n is of example n // run."""
+
+    axis: int
+    run: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """A turn of a loop, or a device: all of the array is of the examples that are its own.
+
+    Attributes:
+      of: the loop.
+      over: the axes of the mesh, of devices.
+    """
+
+    of: Hashable
+    over: tuple[Hashable, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An array made, in each entry, of the example alone that the entry's place names.
+
+    Attributes:
+      digits: where the example's number is read, its leading digit first.
+      drawn: which examples these are: None for those of the arguments, else what they were chosen
+        from these by. Arrays of equal `drawn` have the same ones, in the same order.
+    """
+
+    digits: tuple[Along | Turn, ...]
+    drawn: Hashable = None
+
+    @property
+    def along(self) -> tuple[Along, ...]:
+        """The axes among the digits."""
+        return tuple(digit for digit in self.digits if isinstance(digit, Along))
+
+    @property
+    def leading(self) -> bool:
+        """Whether each row, by the leading axis, is of one example."""
+        return self.along == (Along(0),)
+
+    def moved(self, along: Sequence[Along]) -> "Rows | None":
+        """With its axes at other places; None where their number changed and turns are between."""
+        if len(along) == len(self.along):
+            new = iter(along)
+            digits = tuple(next(new) if isinstance(d, Along) else d for d in self.digits)
+            return dataclasses.replace(self, digits=digits)
+        first = self.digits.index(self.along[0])
+        if self.digits[first : first + len(self.along)] != self.along:
+            return None
+        behind = self.digits[first + len(self.along) :]
+        return dataclasses.replace(self, digits=(*self.digits[:first], *along, *behind))
+
+
+LEADING = Rows((Along(0),))
+"""Of an argument: a row for each example."""
+
+
+def after(
+    eqn: JaxprEqn, operand: int, rows: Rows, numbers: Sequence[Hashable | None]
+) -> Rows | None:
+    """The rows of an operation's results, as far as one operand decides; None where it joins them.
+
+    Args:
+      eqn: the operation, which has no program of the user's in it.
+      operand: which one.
+      rows: those of that operand.
+      numbers: of each operand what is equal for equal values, None where nothing is.
+    """
+    name = eqn.primitive.name
+    if not rows.along:
+        return None if _communicates(eqn) else rows
+    if runs_to_the_last(name) or _communicates(eqn) or _draws_by_place(eqn):
+        return None
+    chosen = _chosen(eqn, operand, rows, numbers)
+    if chosen is not None:
+        return chosen
+    shape = _shape(eqn.invars[operand])
+    if name == "reshape":
+        along = _reshaped(rows.along, shape, _shape(eqn.outvars[0]))
+        return None if along is None else rows.moved(along)
+    rule = _RULES.get(name)
+    along = [None if rule is None else rule(eqn, operand, digit) for digit in rows.along]
+    found = [new for new in along if new is not None]
+    if len(found) < len(along) or not _fits(eqn, shape, rows.along, found):
+        return None
+    return rows.moved(found)
+
+
+def scanned(rows: Rows, turn: Turn) -> Rows | None:
+    """Of one of the slices along the leading axis that a loop gets, each in its turn."""
+    if any(digit.axis == 0 and digit.run > 1 for digit in rows.along):
+        return None
+    digits = (
+        digit
+        if isinstance(digit, Turn)
+        else dataclasses.replace(digit, axis=digit.axis - 1)
+        if digit.axis
+        else turn
+        for digit in rows.digits
+    )
+    return dataclasses.replace(rows, digits=tuple(digits))
+
+
+def stacked(rows: Rows, turn: Turn) -> Rows:
+    """Of the results of all turns of a loop, along a new leading axis."""
+    digits = (
+        dataclasses.replace(digit, axis=digit.axis + 1)
+        if isinstance(digit, Along)
+        else Along(0)
+        if digit == turn
+        else digit
+        for digit in rows.digits
+    )
+    return dataclasses.replace(rows, digits=tuple(digits))
+
+
+def split(rows: Rows, turn: Turn, *, spec: Sequence[Hashable]) -> Rows | None:
+    """Of the part of one device of those that share the axes of a `jax.P`."""
+    digits: list[Along | Turn] = []
+    for digit in rows.digits:
+        if isinstance(digit, Along) and (over := _sharing(spec, digit)):
+            if digit.run > 1:
+                return None
+            digits.append(dataclasses.replace(turn, over=over))
+        digits.append(digit)
+    return dataclasses.replace(rows, digits=tuple(digits))
+
+
+def united(rows: Rows, turn: Turn, *, spec: Sequence[Hashable]) -> Rows | None:
+    """Of the whole of which each device has a part, as `split` the other way round."""
+    digits: list[Along | Turn] = []
+    for digit in rows.digits:
+        over = _sharing(spec, digit) if isinstance(digit, Along) else ()
+        if over and (not digits or digits.pop() != dataclasses.replace(turn, over=over)):
+            return None
+        digits.append(digit)
+    return dataclasses.replace(rows, digits=tuple(digits))
+
+
+def _sharing(spec: Sequence[Hashable], digit: Along) -> tuple[Hashable, ...]:
+    """The axes of a mesh that an axis of an array is split over."""
+    names = spec[digit.axis] if digit.axis < len(spec) else None
+    return () if names is None else names if isinstance(names, tuple) else (names,)
+
+
+def _shape(atom: Var | Literal) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def _communicates(eqn: JaxprEqn) -> bool:
+    """Whether devices of a mesh exchange values."""
+    return any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+
+
+def _draws_by_place(eqn: JaxprEqn) -> bool:
+    """Whether random bits are made of the first key of a batch, by place in it."""
+    return any("rbg" in str(getattr(v.aval, "dtype", "")) for v in eqn.invars)
+
+
+def _fits(
+    eqn: JaxprEqn, shape: Sequence[int], before: Sequence[Along], along: Sequence[Along]
+) -> bool:
+    """Whether all results have room for as many examples: rules are for the usual case."""
+    return all(
+        new.axis < len(_shape(out)) and _shape(out)[new.axis] * old.run == shape[old.axis] * new.run
+        for out in eqn.outvars
+        for old, new in zip(before, along, strict=True)
+    )
+
+
+def _chosen(
+    eqn: JaxprEqn, operand: int, rows: Rows, numbers: Sequence[Hashable | None]
+) -> Rows | None:
+    """Where public indices choose among the rows; None where they do not."""
+    if operand or len(rows.along) > 1 or rows.along[0].run > 1:
+        return None
+    (axis,), shape = (digit.axis for digit in rows.along), _shape(eqn.invars[0])
+    name, params, along = eqn.primitive.name, eqn.params, list(rows.along)
+    by: tuple[Hashable, ...] = ()
+    if name == "slice" and not _whole(eqn, axis):
+        strides = params["strides"]
+        ends = params["start_indices"][axis], params["limit_indices"][axis]
+        by = (*ends, None if strides is None else strides[axis])
+    elif name == "dynamic_slice" and params["slice_sizes"][axis] != shape[axis]:
+        number = numbers[1 + axis]
+        by = () if number is None else (number, params["slice_sizes"][axis])
+    elif name == "gather" and axis in (numbering := params["dimension_numbers"]).start_index_map:
+        whole = axis not in numbering.collapsed_slice_dims
+        if not whole and numbers[1] is not None:
+            by = numbers[1], numbering.start_index_map.index(axis)
+            along = [Along(out) for out in _batch_axes(eqn)]
+    moved = rows.moved(along)
+    if not by or moved is None:
+        return None
+    return dataclasses.replace(moved, drawn=(rows.drawn, name, *by))
+
+
+def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) -> list[Along] | None:
+    """The axes over which a reshape lays the examples, which axes next to each other count."""
+    first = along[0].axis
+    if [digit.axis for digit in along] != list(range(first, first + len(along))):
+        return None
+    if any(digit.run > 1 for digit in along[:-1]):
+        return None
+    if 0 in old:
+        return None
+    count = math.prod(old[digit.axis] // digit.run for digit in along)
+    outside, found = math.prod(old[:first]), []
+    for axis, size in enumerate(new):
+        if outside > 1 or (outside == 1 and size == 1 and count > 1):
+            if outside % size:
+                return None
+            outside //= size
+            continue
+        if count % size and size % count:
+            return None
+        found.append(Along(axis, max(1, size // count)))
+        count = max(1, count // size)
+        if count == 1:
+            return found
+    return None
+
+
+Rule = Callable[[JaxprEqn, int, Along], Along | None]
+
+
+def _same(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+    """Each entry of the results is made of the entries at the same place."""
+    return digit
+
+
+def _but(*names: str) -> Rule:
+    """As `_same`, but for the axes that parameters name."""
+
+    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+        for name in names:
+            axes = eqn.params[name]
+            if digit.axis in (axes if isinstance(axes, tuple) else (axes,)):
+                return None
+        return digit
+
+    return rule
+
+
+def _without(name: str) -> Rule:
+    """The axes that a parameter names are reduced, or of size 1 and dropped."""
+
+    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+        axes = eqn.params[name]
+        if digit.axis in axes:
+            return None
+        return dataclasses.replace(digit, axis=digit.axis - sum(a < digit.axis for a in axes))
+
+    return rule
+
+
+def _leading(behind: int) -> Rule:
+    """Axes before the last ones are of a batch."""
+
+    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+        return digit if digit.axis < len(_shape(eqn.invars[operand])) - behind else None
+
+    return rule
+
+
+def _transpose(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+    return dataclasses.replace(digit, axis=eqn.params["permutation"].index(digit.axis))
+
+
+def _broadcast(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+    return dataclasses.replace(digit, axis=eqn.params["broadcast_dimensions"][digit.axis])
+
+
+def _pad(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    return digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
+
+
+def _whole(eqn: JaxprEqn, axis: int) -> bool:
+    """Whether a slice has the same size along an axis: it is all of it."""
+    return bool(_shape(eqn.outvars[0])[axis] == _shape(eqn.invars[0])[axis])
+
+
+def _slice(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    return digit if _whole(eqn, digit.axis) else None
+
+
+def _update_slice(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    array, update = (_shape(eqn.invars[i])[digit.axis] for i in (0, 1))
+    return digit if array == update else None
+
+
+def _top_k(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    ndim = len(_shape(eqn.invars[0]))
+    return digit if digit.axis != eqn.params.get("axis", -1) % ndim else None
+
+
+def _fft(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    return _leading(len(eqn.params["fft_lengths"]))(eqn, operand, digit)
+
+
+def _window(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    """A window of one entry, which moves by one."""
+    params, axis = eqn.params, digit.axis
+    ones = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    alone = all(params[name][axis] == 1 for name in ones if name in params)
+    return digit if alone and tuple(params["padding"][axis]) == (0, 0) else None
+
+
+def _dot(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    contracted, batch = (axes[operand] for axes in eqn.params["dimension_numbers"])
+    if digit.axis in contracted:
+        return None
+    if digit.axis in batch:
+        return dataclasses.replace(digit, axis=batch.index(digit.axis))
+    free = [a for a in range(len(_shape(eqn.invars[operand]))) if a not in (*contracted, *batch)]
+    axis = len(batch) + free.index(digit.axis)
+    if operand == 1:
+        axis += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
+    return dataclasses.replace(digit, axis=axis)
+
+
+def _conv(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    """Images side by side; or each with kernels of its own, which are then groups of channels."""
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    channels = numbers.out_spec[1]
+    if operand == 1:
+        return Along(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
+    of_batch, of_features = params["batch_group_count"], params["feature_group_count"]
+    groups, grouped = of_features, numbers.lhs_spec[1]
+    if of_batch > 1:
+        groups, grouped = of_batch, numbers.lhs_spec[0]
+    if groups > 1 and digit.axis == grouped:
+        run, rest = divmod(digit.run, _shape(eqn.invars[0])[grouped] // groups)
+        made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
+        return None if rest else Along(channels, run * made)
+    if digit.axis == numbers.lhs_spec[0]:
+        return dataclasses.replace(digit, axis=numbers.out_spec[0])
+    return None
+
+
+def _batch_axes(eqn: JaxprEqn) -> list[int]:
+    """The axes of a gather's result that go over its indices."""
+    offsets = eqn.params["dimension_numbers"].offset_dims
+    return [axis for axis in range(len(_shape(eqn.outvars[0]))) if axis not in offsets]
+
+
+def _gather(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    numbers, batch = eqn.params["dimension_numbers"], _batch_axes(eqn)
+    if operand == 1:
+        if digit.axis == len(_shape(eqn.invars[1])) - 1:
+            return None
+        return dataclasses.replace(digit, axis=batch[digit.axis])
+    if digit.axis in numbers.operand_batching_dims:
+        place = numbers.operand_batching_dims.index(digit.axis)
+        axis = batch[numbers.start_indices_batching_dims[place]]
+        return dataclasses.replace(digit, axis=axis)
+    if digit.axis in numbers.collapsed_slice_dims:
+        return None
+    aside = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
+    # `_fits` compares the sizes: what is as long as the axis is all of it.
+    return dataclasses.replace(digit, axis=numbers.offset_dims[kept.index(digit.axis)])
+
+
+def _scatter(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    if operand == 0:
+        return digit
+    numbers = eqn.params["dimension_numbers"]
+    aside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
+    place = digit.axis  # among the axes that go over the indices
+    if operand == 2:
+        windows = numbers.update_window_dims
+        if digit.axis in windows:
+            return dataclasses.replace(digit, axis=kept[windows.index(digit.axis)])
+        place -= sum(axis < digit.axis for axis in windows)
+    if place not in numbers.scatter_indices_batching_dims:
+        return None
+    axis = numbers.operand_batching_dims[numbers.scatter_indices_batching_dims.index(place)]
+    return dataclasses.replace(digit, axis=axis)
+
+
+_ENTRY_BY_ENTRY = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos
+    cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p
+    logistic lt lt_to max mesh_cast min mul mulhi name ne neg nextafter not or polygamma
+    population_count pow pvary random_bits random_fold_in random_seed random_split random_unwrap
+    random_wrap real reduce_precision regularized_incomplete_beta rem reshard round rsqrt
+    select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin
+    sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
+"""
+_REDUCTIONS = "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
+_WINDOWS = """
+    reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
+    select_and_scatter_add
+"""
+_CUMULATIVE = "cumlogsumexp cummax cummin cumprod cumsum split"
+_SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul"
+_OF_MATRICES = "cholesky geqrf householder_product lu triangular_solve"
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ENTRY_BY_ENTRY.split(), _same),
+    **dict.fromkeys([*_REDUCTIONS.split(), "argmax", "argmin"], _without("axes")),
+    **dict.fromkeys(_CUMULATIVE.split(), _but("axis")),
+    **dict.fromkeys(("concatenate", "sort"), _but("dimension")),
+    **dict.fromkeys(_WINDOWS.split(), _window),
+    **dict.fromkeys(_SCATTERS.split(), _scatter),
+    **dict.fromkeys(_OF_MATRICES.split(), _leading(2)),
+    "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _conv,
+    "dot_general": _dot,
+    "dynamic_slice": _slice,
+    "dynamic_update_slice": _update_slice,
+    "fft": _fft,
+    "gather": _gather,
+    "pad": _pad,
+    "reduce": _without("dimensions"),
+    "rev": _but("dimensions"),
+    "slice": _slice,
+    "squeeze": _without("dimensions"),
+    "top_k": _top_k,
+    "transpose": _transpose,
+}
