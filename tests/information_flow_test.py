@@ -1,5 +1,6 @@
 """What a step shows: every way around the noise is seen, and none is seen where none is."""
 
+import functools
 import pathlib
 
 import jax
@@ -204,12 +205,158 @@ def looked_ahead(points, batch, mask):
     return dpoptax.clipped_grad(loss_fn, CLIP)(moved, batch, mask)
 
 
-@pytest.mark.parametrize("grads", [centred, looked_ahead])
+def moved_by_a_sum(points, batch, mask):
+    """A point that is moved by a clipped sum without noise."""
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+    total = grad_fn(points, batch, mask).sum
+    moved = dpoptax.gradient_points((), points.points[0] - total)
+    return grad_fn(moved, batch, mask)
+
+
+def moved_by_losses(points, batch, mask):
+    """A point that is moved by what comes beside the sum."""
+    loss = lambda params, example: (loss_fn(params, example), example)  # noqa: E731
+    _, examples = dpoptax.clipped_grad(loss, CLIP, has_aux=True)(points, batch, mask)
+    moved = dpoptax.gradient_points((), points.points[0] - examples.sum(0))
+    return dpoptax.clipped_grad(loss_fn, CLIP)(moved, batch, mask)
+
+
+@pytest.mark.parametrize("grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses])
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_noise_does_not_cover_what_no_clip_bounds(grads, method, monkeypatch):
     made = dpoptax.clipped_grad
-    monkeypatch.setattr(dpoptax, "clipped_grad", lambda *args: made(*args, method=method))
+    monkeypatch.setattr(dpoptax, "clipped_grad", functools.partial(made, method=method))
     assert {"[0]", "[1][1][0].mu"} <= paths(flow_of(grads=grads).private)
+
+
+def standardised(points, batch, mask):
+    batch = (batch - batch.mean(0)) / batch.std(0)
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
+
+
+def mixed_up(points, batch, mask):
+    """Mixup: an example is in two rows, and moves both."""
+    batch = 0.7 * batch + 0.3 * batch[jax.random.permutation(jax.random.key(1), len(batch))]
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
+
+
+def repeated(points, batch, mask):
+    """Each example in two rows, for two ways to alter it."""
+    batch, mask = jnp.concatenate([batch, -batch]), jnp.concatenate([mask, mask])
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
+
+
+def normalised_per_example(points, batch, mask):
+    grads = jax.vmap(jax.grad(loss_fn), (None, 0))(points.points[0], batch)
+    grads = grads / jnp.linalg.norm(grads)
+    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+
+
+@pytest.mark.parametrize("grads", [standardised, mixed_up, repeated, normalised_per_example])
+def test_noise_does_not_cover_rows_of_several_examples(grads):
+    flow = flow_of(grads=grads)
+    assert "[0]" in paths(flow.private)
+    assert flow.joined
+    assert all("information_flow_test.py" in each for each in flow.joined)
+    assert "examples are joined in front of a clip: " in str(flow)
+
+
+def by_half(points, batch, mask):
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+    half = len(batch) // 2
+    parts = [(batch[:half], mask[:half]), (batch[half:], mask[half:])]
+    return dpoptax.accumulate(*(grad_fn(points, *part) for part in parts))
+
+
+def scaled_by_rows(points, batch, mask):
+    batch = batch / jnp.maximum(1.0, jnp.linalg.norm(batch, axis=1, keepdims=True))
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask & (batch[:, 0] > 0))
+
+
+def in_microbatches(points, batch, mask):
+    """Per-example gradients from a loop over parts, laid side by side."""
+    one = lambda row: jax.grad(loss_fn)(points.points[0], row)  # noqa: E731
+    grads = jax.lax.map(one, batch, batch_size=4)
+    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+
+
+def on_devices(points, batch, mask, vma=False):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.P("data")
+    each = jax.vmap(jax.grad(loss_fn), (None, 0))
+    specs = {"in_specs": (jax.P(), rows), "out_specs": rows, "check_vma": vma}
+    grads = jax.shard_map(each, mesh=mesh, **specs)(points.points[0], batch)
+    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+
+
+@pytest.mark.parametrize("grads", [by_half, scaled_by_rows, in_microbatches, on_devices])
+def test_what_is_done_row_by_row_stays_covered(grads):
+    flow = flow_of(grads=grads)
+    assert flow.private == ()
+    assert flow.joined == ()
+
+
+def centred_on_devices(points, batch, mask):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, centre = jax.P("data"), lambda x: x - jax.lax.pmean(x, "data")
+    batch = jax.shard_map(centre, mesh=mesh, in_specs=rows, out_specs=rows)(batch)
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
+
+
+def differentiated_on_devices(points, batch, mask):
+    """By parameters that all devices have: `jax.grad` adds up what they find."""
+    return on_devices(points, batch, mask, vma=True)
+
+
+@pytest.mark.parametrize("grads", [centred_on_devices, differentiated_on_devices])
+def test_what_devices_add_up_joins_examples(grads):
+    (joined,) = flow_of(grads=grads).joined
+    assert joined.startswith("psum")
+
+
+def rows_of(draw):
+    """The flow of a step that looks its batch up in all data, by what `draw` makes of indices."""
+    tx = dpoptax.gaussian_noise(**NOISE)
+    grad_fn = dpoptax.clipped_grad(lambda params, example: loss_fn(params, example[0]), CLIP)
+
+    def step(params, state, t, indices, mask, data, labels):
+        batch = tuple(draw(x, t, indices) for x in (data, labels))
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        return tx.update(grads, state, params)
+
+    given = PARAMS, tx.init(PARAMS), 3, jnp.arange(8), MASK, jnp.ones((40, 3)), jnp.ones(40)
+    return information_flow(step, *given, private_argnums=(5, 6), secret_argnums=(3, 4))
+
+
+DRAWS = {
+    "indices": lambda x, t, indices: x[indices],
+    "take": lambda x, t, indices: jnp.take(x, indices, axis=0),
+    "in order": lambda x, t, indices: jax.lax.dynamic_slice_in_dim(x, 8 * t, 8),
+    "in order, counted": lambda x, t, indices: x[8 * t + jnp.arange(8)],
+    "a permutation": lambda x, t, indices: x[jax.random.permutation(KEY, 40)[:8]],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_batch_that_is_looked_up_in_all_data(name):
+    flow = rows_of(DRAWS[name])
+    assert (flow.private, flow.joined) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, t, indices: x[jax.random.randint(KEY, (8,), 0, 40)],
+        lambda x, t, indices: x[indices % 5],
+        lambda x, t, indices: x[jnp.minimum(indices, 5)],
+        lambda x, t, indices: x[indices] + x[indices + 1],
+    ],
+    ids=["with replacement", "remainders", "cut off", "neighbours"],
+)
+def test_an_example_that_may_be_in_two_rows(draw):
+    flow = rows_of(draw)
+    assert flow.private
+    assert flow.joined
 
 
 def test_a_sum_that_somebody_vouches_for_is_taken_at_its_word():
@@ -331,6 +478,8 @@ def test_an_argument_that_is_written_to_is_named():
 def test_an_argument_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"private_argnums=\(2,\): 1 arguments"):
         information_flow(jnp.sum, PARAMS, private_argnums=(2,))
+    with pytest.raises(ValueError, match="secret_argnums=-1: 1 arguments"):
+        information_flow(jnp.sum, PARAMS, private_argnums=0, secret_argnums=-1)
 
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("digits/*.py"))

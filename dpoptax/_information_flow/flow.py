@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpoptax._bookkeeping.explain import in_columns
 from dpoptax._information_flow.following import Follower, type_of, where
+from dpoptax._information_flow.indices import Entries
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.rows import LEADING
 from dpoptax._trees import PyTree, nnx_kinds
@@ -184,7 +185,8 @@ def _labels(arg: PyTree, number: int, holds: Holds) -> list[Label]:
         if Holds.PRIVATE in own:
             labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
         else:
-            labels.append(Label(own, number=("argument", number, place)))
+            named = "argument", number, place
+            labels.append(Label(own, number=named, entries=Entries.DISTINCT))
     return labels
 
 

@@ -12,6 +12,7 @@ from jax.extend.source_info_util import summarize
 from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts
 from dpoptax._information_flow import rows
+from dpoptax._information_flow.indices import entries, name_each_once
 from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.repeats import Repeats
 from dpoptax._marks import EXAMPLES
@@ -40,6 +41,7 @@ class Follower:
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._callers: list[JaxprEqn] = []
 
     def note(self, name: str, where: str, holds: Holds) -> None:
         """That something is shown other than as a result."""
@@ -103,9 +105,12 @@ class Follower:
             return self._shard_map(eqn, read, around)
         inner = inside(eqn.params)
         if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
-            return self.follow(inner[0], read, around)
+            self._callers.append(eqn)
+            found = self.follow(inner[0], read, around)
+            self._callers.pop()
+            return found
         if "callback" in name or name in ("debug_print", "outfeed"):
-            self.note(name, line(eqn), either((around, *read)).holds)
+            self.note(name, self._line(eqn), either((around, *read)).holds)
         results = self._applied(eqn, read)
         together = dataclasses.replace(either(read), rows=None)
         for each in inner:  # a program that is called otherwise may read all, and tell all
@@ -121,14 +126,16 @@ class Follower:
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
+        if eqn.primitive.name == "gather" and not name_each_once(eqn.invars[1], read[1].entries):
+            numbers[1] = None
         together = either(read)
         if not together.has_data:
             known = None not in numbers and not eqn.effects and not inside(eqn.params)
             parameters = sorted((name, str(value)) for name, value in eqn.params.items())
             what = eqn.primitive.name, tuple(parameters), tuple(numbers)
             return [
-                Label(together.holds, number=self.number(*what, i) if known else None)
-                for i in range(len(eqn.outvars))
+                Label(together.holds, number=self.number(*what, i) if known else None, entries=each)
+                for i, each in enumerate(entries(eqn, [label.entries for label in read]))
             ]
         moved = [
             dataclasses.replace(
@@ -138,7 +145,7 @@ class Follower:
         ]
         found = either(moved)
         if found.rows is None and not found.joined:
-            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {line(eqn)}")
+            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line(eqn)}")
         return [found] * len(eqn.outvars)
 
     def _cond(
@@ -203,7 +210,11 @@ class Follower:
         return results, _written(eqn.invars, read, written)
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
-        return Repeats(eqn, read, f"{eqn.primitive.name} in {line(eqn)}", self.number)
+        return Repeats(eqn, read, f"{eqn.primitive.name} in {self._line(eqn)}", self.number)
+
+    def _line(self, eqn: JaxprEqn) -> str:
+        """That of an operation, or of the call of a function that does not know its own."""
+        return next(filter(None, map(line, (eqn, *reversed(self._callers)))), "")
 
 
 def _written(

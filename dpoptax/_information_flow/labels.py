@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
+from dpoptax._information_flow.indices import Entries
 from dpoptax._information_flow.rows import Rows
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
@@ -33,12 +34,14 @@ class Label:
       rows: where the examples are in private data; None: nowhere, each entry may be of several.
       joined: the operation that made it of several, and its line.
       number: of what holds no data: equal for equal values; None where nothing is known.
+      entries: how its entries are to each other, of what holds no data.
     """
 
     holds: Holds = Holds.NOTHING
     rows: Rows | None = None
     joined: str = ""
     number: Hashable = None
+    entries: Entries = Entries.UNKNOWN
 
     @property
     def has_data(self) -> bool:
@@ -55,8 +58,12 @@ def either(labels: Iterable[Label]) -> Label:
     holds = functools.reduce(operator.or_, (each.holds for each in labels), Holds.NOTHING)
     data = [each for each in labels if each.has_data]
     if not data:
-        numbers = {each.number for each in labels}
-        return Label(holds, number=numbers.pop() if len(numbers) == 1 else None)
+        numbers, entries = {each.number for each in labels}, {each.entries for each in labels}
+        return Label(
+            holds,
+            number=numbers.pop() if len(numbers) == 1 else None,
+            entries=entries.pop() if len(entries) == 1 else Entries.UNKNOWN,
+        )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
     return Label(holds, found.pop() if len(found) == 1 else None, joined)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from jax.extend.core import JaxprEqn
 
+from dpoptax._information_flow.indices import Entries
 from dpoptax._information_flow.labels import Label, either
 from dpoptax._information_flow.rows import Rows, Turn
 
@@ -41,7 +42,8 @@ class Repeats:
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
             return self._with_rows(label, moved if self._lasts(moved) else None)
-        return dataclasses.replace(label, number=self._numbered("whole", place))
+        number = self._numbered("whole", place)
+        return dataclasses.replace(label, number=number, entries=Entries.UNKNOWN)
 
     def carried(self, before: Sequence[Label], after: Sequence[Label]) -> list[Label]:
         """Of what a turn gets from the one before, or from outside."""

@@ -97,12 +97,15 @@ def after(
         return chosen
     shape = _shape(eqn.invars[operand])
     if name == "reshape":
-        along = _reshaped(rows.along, shape, _shape(eqn.outvars[0]))
+        order = list(eqn.params["dimensions"] or range(len(shape)))
+        given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.along]
+        along = _reshaped(given, [shape[axis] for axis in order], _shape(eqn.outvars[0]))
         return None if along is None else rows.moved(along)
-    rule = _RULES.get(name)
-    along = [None if rule is None else rule(eqn, operand, digit) for digit in rows.along]
-    found = [new for new in along if new is not None]
-    if len(found) < len(along) or not _fits(eqn, shape, rows.along, found):
+    if name not in _RULES:
+        return None
+    moved = [_RULES[name](eqn, operand, digit) for digit in rows.along]
+    found = [digit for digit in moved if digit is not None]
+    if len(found) < len(moved) or not _fits(eqn, shape, rows.along, found):
         return None
     return rows.moved(found)
 
@@ -221,9 +224,7 @@ def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) ->
     first = along[0].axis
     if [digit.axis for digit in along] != list(range(first, first + len(along))):
         return None
-    if any(digit.run > 1 for digit in along[:-1]):
-        return None
-    if 0 in old:
+    if 0 in old or any(digit.run > 1 for digit in along[:-1]):
         return None
     count = math.prod(old[digit.axis] // digit.run for digit in along)
     outside, found = math.prod(old[:first]), []
@@ -341,21 +342,22 @@ def _dot(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
 
 
 def _conv(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    """Images side by side; or each with kernels of its own, which are then groups of channels."""
+    """Images side by side; or each with kernels of its own, which are then groups of channels.
+
+    Of groups of a batch XLA multiplies some products by zero, which of infinities are no zeros.
+    """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    channels = numbers.out_spec[1]
+    channels, groups = numbers.out_spec[1], params["feature_group_count"]
+    if params["batch_group_count"] > 1:
+        return None
     if operand == 1:
         return Along(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
-    of_batch, of_features = params["batch_group_count"], params["feature_group_count"]
-    groups, grouped = of_features, numbers.lhs_spec[1]
-    if of_batch > 1:
-        groups, grouped = of_batch, numbers.lhs_spec[0]
-    if groups > 1 and digit.axis == grouped:
-        run, rest = divmod(digit.run, _shape(eqn.invars[0])[grouped] // groups)
-        made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
-        return None if rest else Along(channels, run * made)
     if digit.axis == numbers.lhs_spec[0]:
         return dataclasses.replace(digit, axis=numbers.out_spec[0])
+    if digit.axis == numbers.lhs_spec[1]:
+        run, rest = divmod(digit.run, _shape(eqn.invars[0])[digit.axis] // groups)
+        made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
+        return None if rest else Along(channels, run * made)
     return None
 
 
