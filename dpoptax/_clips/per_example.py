@@ -32,7 +32,7 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
     not finite, XLA makes all of them NaN; `clipped_grad` takes them so that none does. Nor are they
     behind a transform that mixes rows or steps: in front of this one `optax.clip_by_global_norm`
     scales all by a norm of the whole batch, and `optax.trace` adds up the rows of successive
-    batches. Nothing here can see that.
+    batches. Nothing here can see that; `dpoptax.information_flow` can.
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.

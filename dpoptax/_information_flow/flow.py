@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._bookkeeping.explain import in_columns
-from dpoptax._information_flow.following import Follower, type_of, where
+from dpoptax._information_flow.following import Follower, in_short, where
 from dpoptax._information_flow.indices import Entries
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.rows import LEADING
@@ -159,10 +159,10 @@ def information_flow(
     results, after = follower.follow(traced.jaxpr, given)
     for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
         if label.holds != begun.holds:
-            follower.note("reference among the arguments", type_of(var), label.holds)
+            follower.note("reference among the arguments", in_short(var), label.holds)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
-        Shown(path, kind(label.holds), type_of(var), where(traced.jaxpr, var))
+        Shown(path, kind(label.holds), in_short(var), where(traced.jaxpr, var))
         for path, label, var in zip(paths, results, traced.jaxpr.outvars, strict=True)
     ]
     seen = [Shown(name, kind(holds), "", line) for (name, line), holds in follower.seen.items()]

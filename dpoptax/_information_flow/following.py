@@ -6,11 +6,12 @@ import pathlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import summarize
 
 from dpoptax._bookkeeping.deriving import inside
-from dpoptax._bookkeeping.program import scan_parts
+from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._information_flow import rows
 from dpoptax._information_flow.indices import entries, name_each_once
 from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
@@ -19,9 +20,11 @@ from dpoptax._marks import EXAMPLES
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"),
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
 }
+# Operations as objects, which say what they are a program of.
+_EXPANDED = "call_hi_primitive"
 
 _LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
@@ -42,6 +45,7 @@ class Follower:
         self.joined: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
         self._callers: list[JaxprEqn] = []
+        self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
         """That something is shown other than as a result."""
@@ -65,7 +69,7 @@ class Follower:
         """
         labels = {var: Label(number=self.number("constant", var)) for var in jaxpr.constvars}
         large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= _LARGE]
-        self.closed_over |= {type_of(var): None for var in large}
+        self.closed_over |= {in_short(var): None for var in large}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
         def label(atom: Var | Literal) -> Label:
@@ -103,8 +107,9 @@ class Follower:
             return self._cond(eqn, read, around)
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
-        inner = inside(eqn.params)
-        if name in _CALLS and len(inner) == 1 and len(inner[0].invars) == len(read):
+        inner = [self._expanded(eqn)] if name == _EXPANDED else inside(eqn.params)
+        called = len(inner) == 1 and len(inner[0].invars) == len(read)
+        if name in {_EXPANDED, *_CALLS} and called:
             self._callers.append(eqn)
             found = self.follow(inner[0], read, around)
             self._callers.pop()
@@ -212,6 +217,18 @@ class Follower:
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
         return Repeats(eqn, read, f"{eqn.primitive.name} in {self._line(eqn)}", self.number)
 
+    def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
+        """The program of an operation; one for each, as places in loops go by what stands there."""
+        operation = eqn.params["_prim"]
+
+        def program(*operands: jax.Array) -> Any:
+            return operation.expand(*jax.tree.unflatten(operation.in_tree, operands))
+
+        if id(eqn) not in self._expansions:
+            shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in map(type_of, eqn.invars)]
+            self._expansions[id(eqn)] = jax.make_jaxpr(program)(*shapes).jaxpr
+        return self._expansions[id(eqn)]
+
     def _line(self, eqn: JaxprEqn) -> str:
         """That of an operation, or of the call of a function that does not know its own."""
         return next(filter(None, map(line, (eqn, *reversed(self._callers)))), "")
@@ -232,7 +249,7 @@ def is_reference(atom: Var | Literal) -> bool:
     return hasattr(atom.aval, "inner_aval")
 
 
-def type_of(atom: Any) -> str:
+def in_short(atom: Any) -> str:
     """Its shape and dtype, in short."""
     return atom.aval.str_short()
 

@@ -408,11 +408,12 @@ _ENTRY_BY_ENTRY = """
     bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos
     cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
     igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p
-    logistic lt lt_to max mesh_cast min mul mulhi name ne neg nextafter not or polygamma
-    population_count pow pvary random_bits random_fold_in random_seed random_split random_unwrap
-    random_wrap real reduce_precision regularized_incomplete_beta rem reshard round rsqrt
-    select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign sin
-    sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
+    logistic lt lt_to max mesh_cast min mul mulhi name ne neg nextafter not one_minus_square or
+    polygamma population_count pow pvary random_bits random_fold_in random_seed random_split
+    random_unwrap random_wrap real reduce_precision regularized_incomplete_beta rem reshard
+    round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor
+    zeta
 """
 _REDUCTIONS = "reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
 _WINDOWS = """
