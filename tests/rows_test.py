@@ -184,6 +184,39 @@ def overlapping(w, x, *_):
     return lax.reduce_window(x, 0.0, lax.add, (2, 1, 1), (1, 1, 1), ((1, 0), (0, 0), (0, 0)))
 
 
+def windows_apart(w, x, *_):
+    """Windows of six of rows with a space behind each, as many as there are rows."""
+    return lax.reduce_window(
+        x, 0.0, lax.add, (6, 1, 1), (1, 1, 1), "VALID", base_dilation=(2, 1, 1)
+    )
+
+
+def shifted(w, x, *_):
+    return lax.reduce_window(x, 0.0, lax.add, (1, 1, 1), (1, 1, 1), ((1, -1), (0, 0), (0, 0)))
+
+
+def in_turns(w, x, *_):
+    """Other rows in each turn, side by side."""
+    keys = jax.random.split(KEY, 3)
+    orders = lax.scan(lambda c, key: (c, x[jax.random.permutation(key, ROWS)]), 0, keys)[1]
+    return jnp.moveaxis(orders, 1, 0)
+
+
+def kept_in_a_reference(w, x, *_):
+    ref = jax.new_ref(jnp.zeros((8, 4)))
+
+    def turn(carry, row):
+        ref[...] += row
+        return carry, ref[...]
+
+    return lax.scan(turn, 0, x)[1]
+
+
+def kernels_of_groups(w, x, label, y):
+    kernels = jnp.moveaxis(y, 0, -1)[:3, :3, :, :]
+    return convolved(jnp.ones((ROWS, 6, 6, 2)), kernels, batch_group_count=ROWS)[0, 0].T
+
+
 OF_SEVERAL = {
     "their mean": lambda w, x, *_: x - x.mean(0),
     "running sums": lambda w, x, *_: jnp.cumsum(x, 0),
@@ -205,6 +238,13 @@ OF_SEVERAL = {
     "laid out in another order": lambda w, x, *_: x.transpose(1, 0, 2).reshape(ROWS, 8, 4),
     "products of rows": lambda w, x, *_: jnp.einsum("bij,cij->bc", x, x),
     "overlapping windows": overlapping,
+    "windows apart": windows_apart,
+    "windows beside rows": shifted,
+    "turns of a loop": in_turns,
+    "a reference": kept_in_a_reference,
+    "kernels of groups of a batch": kernels_of_groups,
+    "combinations": lambda w, x, *_: jnp.einsum("bij,bk->kij", x, jnp.ones((ROWS, ROWS))),
+    "their sum": lambda w, x, _, y: y.sum(0),
     "a state from row to row": lambda w, x, *_: lax.scan(lambda c, r: (c + r, c), x[0], x)[1],
     "a loop until all are done": lambda w, x, *_: lax.while_loop(
         lambda y: jnp.sum(y) > 1.0, lambda y: y / 2, x

@@ -83,9 +83,7 @@ class Follower:
             labels |= zip(eqn.outvars, (decided(each, around) for each in results), strict=True)
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
-                    # What it holds now may have been written at any turn of any loop.
-                    new = decided(either((labels[atom], after)), around)
-                    labels[atom] = dataclasses.replace(new, rows=None, number=None)
+                    labels[atom] = decided(either((labels[atom], after)), around)
         for var in filter(is_reference, jaxpr.constvars):
             self.note("reference closed over", "", labels[var].holds)
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
@@ -117,7 +115,8 @@ class Follower:
         if "callback" in name or name in ("debug_print", "outfeed"):
             self.note(name, self._line(eqn), either((around, *read)).holds)
         results = self._applied(eqn, read)
-        together = dataclasses.replace(either(read), rows=None)
+        # Also of references, into which each turn of a loop may have written rows of its own.
+        together = dataclasses.replace(either(read), rows=None, number=None)
         for each in inner:  # a program that is called otherwise may read all, and tell all
             self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)

@@ -306,11 +306,6 @@ def _slice(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     return digit if _whole(eqn, digit.axis) else None
 
 
-def _update_slice(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    array, update = (_shape(eqn.invars[i])[digit.axis] for i in (0, 1))
-    return digit if array == update else None
-
-
 def _top_k(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     ndim = len(_shape(eqn.invars[0]))
     return digit if digit.axis != eqn.params.get("axis", -1) % ndim else None
@@ -435,7 +430,7 @@ _RULES: dict[str, Rule] = {
     "conv_general_dilated": _conv,
     "dot_general": _dot,
     "dynamic_slice": _slice,
-    "dynamic_update_slice": _update_slice,
+    "dynamic_update_slice": _same,
     "fft": _fft,
     "gather": _gather,
     "pad": _pad,
