@@ -20,6 +20,9 @@ UNCLIPPED = "dpoptax.unclipped"
 VOUCHED = "dpoptax.vouched"
 """On what somebody says is clipped."""
 
+NOISE = "dpoptax.noise"
+"""On the key that all noise of a release is made of."""
+
 RELEASE = "dpoptax.release"
 """On what has the guarantee of a noise stage."""
 

@@ -181,6 +181,34 @@ def test_the_table_names_the_line():
     assert "released" in text
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_noise_that_is_drawn_twice_hides_nothing(compiled):
+    tx = dpoptax.gaussian_noise(**NOISE)
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def release(params, state, batch, mask):
+        return tx.update(grad_fn(dpoptax.gradient_points(state, params), batch, mask), state)
+
+    release = jax.jit(release) if compiled else release
+
+    def step(params, state, batch, mask, *, again):
+        first, after = release(params, state, batch, mask)
+        second, _ = release(params, state if again else after, 2 * batch, mask)
+        return first, second
+
+    given = PARAMS, tx.init(PARAMS), BATCH, MASK
+    found = {
+        again: information_flow(
+            functools.partial(step, again=again), *given, private_argnums=(2, 3)
+        )
+        for again in (True, False)
+    }
+    assert paths(found[True].private) == {"[1]"}
+    assert len(found[True].redrawn) == 1
+    assert "drawn a second time" in str(found[True])
+    assert (found[False].private, found[False].redrawn) == ((), ())
+
+
 def test_what_a_release_makes_may_be_shown():
     flow = flow_of(lambda params, *_: optax.tree.norm(params))
     assert flow.private == ()

@@ -45,11 +45,14 @@ class InformationFlow:
         and not as arguments; they were taken for public.
       joined: the operations, with their lines, that made a row of a batch of several examples
         before it was clipped, or may have: what one example does is then bounded by no clip.
+      redrawn: the lines that draw the noise of one state a second time, as `update` does twice from
+        one state: the difference of the two releases has none.
     """
 
     shown: tuple[Shown, ...]
     closed_over: tuple[str, ...]
     joined: tuple[str, ...]
+    redrawn: tuple[str, ...]
 
     @property
     def private(self) -> tuple[Shown, ...]:
@@ -69,6 +72,8 @@ class InformationFlow:
         table = in_columns([("kind", "result", "type", "computed in"), *rows])
         if self.joined:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
+        if self.redrawn:
+            table += f"\nnoise is drawn a second time: {', '.join(self.redrawn)}"
         if self.closed_over:
             table += f"\nclosed over, taken for public: {', '.join(self.closed_over)}"
         return table
@@ -166,7 +171,8 @@ def information_flow(
         for path, label, var in zip(paths, results, traced.jaxpr.outvars, strict=True)
     ]
     seen = [Shown(name, kind(holds), "", line) for (name, line), holds in follower.seen.items()]
-    return InformationFlow((*shown, *seen), *map(tuple, (follower.closed_over, follower.joined)))
+    found = follower.closed_over, follower.joined, follower.redrawn
+    return InformationFlow((*shown, *seen), *map(tuple, found))
 
 
 def _labels(arg: PyTree, number: int, holds: Holds) -> list[Label]:

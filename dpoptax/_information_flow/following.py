@@ -16,7 +16,7 @@ from dpoptax._information_flow import rows
 from dpoptax._information_flow.indices import entries, name_each_once
 from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.repeats import Repeats
-from dpoptax._marks import EXAMPLES
+from dpoptax._marks import EXAMPLES, NOISE
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {
@@ -37,6 +37,7 @@ class Follower:
       seen: what is shown other than as a result, by name and line.
       closed_over: types of large arrays among the constants, each once, in order.
       joined: operations that joined examples in front of a clip, with their lines, likewise.
+      redrawn: the lines where noise is drawn that an earlier line drew, likewise.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,8 @@ class Follower:
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
+        self.redrawn: dict[str, None] = {}
+        self._draws: dict[Hashable, tuple[int, ...]] = {}  # of a key's number, where it is used
         self._callers: list[JaxprEqn] = []
         self._expansions: dict[int, Jaxpr] = {}
 
@@ -94,7 +97,7 @@ class Follower:
         """The labels of an equation's results, and of its operands after it."""
         name = eqn.primitive.name
         if name == "name":
-            return [self._marked(read[0], eqn.params["name"])], read
+            return [self._marked(eqn, read[0])], read
         if name == "optimization_barrier":
             return read, read
         if name == "scan":
@@ -121,10 +124,16 @@ class Follower:
             self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
-    def _marked(self, label: Label, name: str) -> Label:
+    def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
+        name = eqn.params["name"]
         after = marked(label, name)
         if name == EXAMPLES and Holds.PRIVATE in label.holds & after.holds:
             self.joined[label.joined or "an argument without a row for each example"] = None
+        if name == NOISE and label.number is not None:
+            here = *map(id, self._callers), id(eqn)
+            if self._draws.setdefault(label.number, here) != here:
+                self.redrawn[self._line(eqn)] = None
+                return dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
@@ -134,9 +143,8 @@ class Follower:
             numbers[1] = None
         together = either(read)
         if not together.has_data:
-            known = None not in numbers and not eqn.effects and not inside(eqn.params)
-            parameters = sorted((name, str(value)) for name, value in eqn.params.items())
-            what = eqn.primitive.name, tuple(parameters), tuple(numbers)
+            what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
+            known = None not in numbers and not eqn.effects and _is_hashable(what)
             return [
                 Label(together.holds, number=self.number(*what, i) if known else None, entries=each)
                 for i, each in enumerate(entries(eqn, [label.entries for label in read]))
@@ -231,6 +239,14 @@ class Follower:
     def _line(self, eqn: JaxprEqn) -> str:
         """That of an operation, or of the call of a function that does not know its own."""
         return next(filter(None, map(line, (eqn, *reversed(self._callers)))), "")
+
+
+def _is_hashable(x: object) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _written(

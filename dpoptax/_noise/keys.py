@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._keys import check_key
+from dpoptax._marks import NOISE, mark
 from dpoptax._noise import chacha20
 from dpoptax._noise.threefry import split as _split
 from dpoptax._noise.threefry import threefry
@@ -92,6 +93,14 @@ def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     if _is_chacha20(key):
         return chacha20.fold_in(key, number)
     return jax.random.fold_in(key, number)
+
+
+def marked_as_noise(key: jax.Array) -> jax.Array:
+    """The same key, marked as that of a release."""
+    if _is_chacha20(key):
+        return mark(key, NOISE)
+    words = mark(jax.random.key_data(key), NOISE)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
 def split(key: jax.Array, count: int) -> jax.Array:

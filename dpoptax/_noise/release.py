@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpoptax._clips.base import Clip
 from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
 from dpoptax._marks import RELEASE, mark
-from dpoptax._noise.keys import fold_in
+from dpoptax._noise.keys import fold_in, marked_as_noise
 from dpoptax._noise.ledger import (
     Mechanism,
     State,
@@ -80,7 +80,7 @@ def release(
         intact &= belongs(clipped)
     refused = as_released(refusals(state, mechanism, intact), mechanism)
     clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
-    mean, beside = noisy_mean(clipped, fold_in(state.key, state.count))
+    mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
     mean = as_released(_nan_where(refused != 0, mean), mechanism)
     released = _nan_where(refused != 0, clipped.decode(mean))
     if params is not None:
