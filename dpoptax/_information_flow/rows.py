@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
 
+import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._bookkeeping.separation import runs_to_the_last
@@ -87,15 +88,18 @@ def after(
       rows: those of that operand.
       numbers: of each operand what is equal for equal values, None where nothing is.
     """
-    name = eqn.primitive.name
+    name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
+    if _communicates(eqn) or "callback" in name:
+        return None
     if not rows.along:
-        return None if _communicates(eqn) else rows
-    if runs_to_the_last(name) or _communicates(eqn) or _draws_by_place(eqn):
+        return rows
+    if runs_to_the_last(name) or _draws_by_place(eqn):
+        return None
+    if any(digit.axis >= len(shape) for digit in rows.along):
         return None
     chosen = _chosen(eqn, operand, rows, numbers)
     if chosen is not None:
         return chosen
-    shape = _shape(eqn.invars[operand])
     if name == "reshape":
         order = list(eqn.params["dimensions"] or range(len(shape)))
         given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.along]
@@ -339,11 +343,12 @@ def _dot(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
 def _conv(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     """Images side by side; or each with kernels of its own, which are then groups of channels.
 
-    Of groups of a batch XLA multiplies some products by zero, which of infinities are no zeros.
+    Where XLA has no groups it multiplies by zero what is of others, which of infinities are no
+    zeros: groups of a batch, and on TPUs, as is to be feared, of channels.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     channels, groups = numbers.out_spec[1], params["feature_group_count"]
-    if params["batch_group_count"] > 1:
+    if params["batch_group_count"] > 1 or (groups > 1 and jax.default_backend() == "tpu"):
         return None
     if operand == 1:
         return Along(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
