@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 from jax_privacy import matrix_factorization as peer
 
 import dpoptax
@@ -98,6 +99,20 @@ def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
     narrow = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.bfloat16))
     with pytest.raises(ValueError, match="bfloat16, not (float|int)32: the state was cast"):
         tx.update(total, narrow)
+
+
+@pytest.mark.parametrize("strategy", [BANDED, BUFFERED])
+def test_buffers_of_other_parameters_are_refused(strategy):
+    """Restored for one number from three, a release was of three, whose differences were noise of
+    the step before, and of nothing else.
+    """
+    tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
+    three, one = (dpoptax.assert_clipped(jnp.zeros(n), CLIP) for n in (3, 1))
+    _, state = tx.update(three, tx.init(jnp.zeros(3)))
+    stored = serialization.to_bytes(state)
+    restored = serialization.from_bytes(tx.init(jnp.zeros(1)), stored)
+    with pytest.raises(ValueError, match="the state is of a run with other parameters"):
+        tx.update(one, restored)
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])

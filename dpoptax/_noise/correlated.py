@@ -99,8 +99,9 @@ def correlated_noise(
     Raises:
       TypeError: a strategy that is none, or in fixed point no `BandedToeplitz`; as
         `gaussian_noise`; at `update`, sums that were clipped otherwise than `fixed_point_clip`.
-      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast, or in fixed
-        point a strategy that adds up the noise of so many steps that it leaves int32.
+      ValueError: as `gaussian_noise`; at `update`, a state whose buffers were cast or are for other
+        parameters, or in fixed point a strategy that adds up the noise of so many steps that it
+        leaves int32.
       ImportError: jax_privacy is not installed.
 
     Source: Denisov et al., "Improved Differential Privacy for SGD via Optimal Private Linear
@@ -148,13 +149,20 @@ def correlated_noise(
 
 
 def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
-    """Raises where what is kept of earlier noise has been rounded to another type."""
+    """Raises where what is kept of earlier noise has another type, or is for other parameters."""
     for buffer, own in zip(jax.tree.leaves(buffers), jax.tree.leaves(begun), strict=True):
         if buffer.dtype != own.dtype:
             raise ValueError(
                 f"a buffer of the correlated noise is {buffer.dtype}, not {own.dtype}: the state "
                 "was cast, and what is rounded off the noise of earlier steps would tell it from "
                 "the sums that it was added to. Leave this state as it is"
+            )
+        if buffer.shape != own.shape:
+            raise ValueError(
+                f"a buffer of the correlated noise has shape {buffer.shape}, not {own.shape}: the "
+                "state is of a run with other parameters, whose noise is none for this sum. Give "
+                "it the parameters that it was made for, or start a new run with tx.init, another "
+                "key, and count both"
             )
 
 

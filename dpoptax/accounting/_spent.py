@@ -28,9 +28,11 @@ def epsilon_spent(
 ) -> float:
     """Epsilon that a run has spent, read from the ledgers in its optimizer state.
 
-    Ledgers of several noise stages are taken to have released noisy sums of the *same* batches,
-    as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch are
-    one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
+    The releases of a ledger are taken to be of a draw each, `sampler.sample(t)` for t = 0, 1, ...:
+    k of one draw cost what one with multiplier s / sqrt(k) costs, which is more, and no ledger
+    tells it. Ledgers of several noise stages are taken to have released noisy sums of the *same*
+    batches, as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch
+    are one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
     epsilon. Where a sampler's steps depend on each other, as turns of groups do, s_i is the least
     multiplier for all stages: so it also holds where they take turns, of which a record may meet
     one alone.

@@ -70,7 +70,11 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, step: int) -> Sample:
-        """The records of a step, a function of (seed, step) alone."""
+        """The records of a step, a function of (seed, step) alone.
+
+        For one release: a ledger takes each for one of a draw of its own, and several of one draw
+        cost more. So count steps on through all epochs.
+        """
 
     @abc.abstractmethod
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
