@@ -123,7 +123,8 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
     ("command", "option", "remedy"),
     [
         ("train", "--method", "the config file says which"),
-        ("plan", "--method=disk", "such as --method.kappa"),
+        ("plan", "--method=disk", "TrainConfig(method=Disk("),
+        ("compare", "--method", "the config file says which"),
         ("compare", "--keep-checkpoints", "it is --set keep_checkpoints=VALUE"),
         ("sweep", "--steps", "for all trials is --grid steps=VALUE"),
     ],

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import tyro
@@ -24,7 +24,7 @@ def _train(arguments: list[str]) -> int:
     from dpoptax.training.loop import train_and_evaluate
     from dpoptax.training.run import records
 
-    _check_method("train", arguments)
+    _check_fields("train", arguments)
     path, config = _config_of("train", arguments)
     given = tyro.cli(
         TrainArguments,
@@ -62,7 +62,7 @@ def _plan(arguments: list[str]) -> int:
     from dpoptax.training.run import planning
     from dpoptax.training.run.phases import Phases, say
 
-    _check_method("plan", arguments)
+    _check_fields("plan", arguments)
     paths, rest = _paths_first(arguments)
     if len(paths) > 1:
         from dpoptax.cli.search_options import configs_by_name
@@ -98,10 +98,8 @@ def _compare(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import CompareArguments, configs_by_name, with_data
     from dpoptax.training.search.compare import Comparison, compare, table
 
-    own = {
-        field.name for kind in (CompareArguments, Comparison) for field in dataclasses.fields(kind)
-    }
-    _check_fields("compare", arguments, own, "for all configs it is --set {0}=VALUE")
+    fields = _names(TrainConfig) - _names(CompareArguments, Comparison)
+    _check_fields("compare", arguments, fields, "for all configs it is --set {0}=VALUE")
     given = tyro.cli(
         CompareArguments,
         args=arguments,
@@ -119,8 +117,8 @@ def _sweep(arguments: list[str]) -> int:
     from dpoptax.training.search import sweep
     from dpoptax.training.search.price import Sweep, notes
 
-    own = {field.name for kind in (SweepArguments, Sweep) for field in dataclasses.fields(kind)}
-    _check_fields("sweep", arguments, own, "one value of it for all trials is --grid {0}=VALUE")
+    fields = _names(TrainConfig) - _names(SweepArguments, Sweep)
+    _check_fields("sweep", arguments, fields, "one value of it for all trials is --grid {0}=VALUE")
     given = tyro.cli(
         SweepArguments,
         args=arguments,
@@ -147,7 +145,7 @@ def _audit(arguments: list[str]) -> int:
         raise ConfigError(
             f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
         ) from error
-    _check_method("audit", arguments)
+    _check_fields("audit", arguments)
     paths, options = _paths_first(arguments)
     jobs = [
         tyro.cli(
@@ -225,24 +223,24 @@ def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
     return paths, arguments[len(paths) :]
 
 
-def _check_fields(command: str, arguments: list[str], own: set[str], remedy: str) -> None:
-    """Raises where a field of configs is given as an option that the command has not."""
-    fields = {field.name for field in dataclasses.fields(TrainConfig)} - own
+def _names(*kinds: type) -> set[str]:
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def _check_fields(
+    command: str, arguments: list[str], fields: Container[str] = (), remedy: str = ""
+) -> None:
+    """Raises where a method is named, or one of `fields`, which are no options of the command."""
     for argument in arguments:
         option = argument.partition("=")[0]
         name = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and name in fields:
+        if option == "--method":
+            raise ConfigError(
+                f"--method is no option of {command}; the config file says which, as "
+                "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
+            )
+        if option.startswith("--") and name in fields and name != "seed":  # nearest is --seeds
             raise ConfigError(f"{option} is no option of {command}; {remedy.format(name)}")
-
-
-def _check_method(command: str, arguments: list[str]) -> None:
-    """Raises where a method is named: it has fields of its own, and is no option."""
-    fields = {field.name for field in dataclasses.fields(TrainConfig)} - {"method"}
-    where = (
-        "the config file says which, as TrainConfig(method=Disk(kappa=0.7, gamma=0.5)); the fields "
-        "of that one are options, such as --method.kappa"
-    )
-    _check_fields(command, arguments, fields, where)
 
 
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:
