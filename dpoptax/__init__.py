@@ -113,7 +113,9 @@ if not TYPE_CHECKING:  # A type checker knows the names from above, and that the
     def __getattr__(name: str) -> ModuleType:
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
-        raise AttributeError(f"module 'dpoptax' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'dpoptax' has no attribute {name!r}; it may be in dpoptax.{', '.join(_LAZY)}"
+        )
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
 import math
+import numbers
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -55,9 +56,9 @@ def no_params(stage: str) -> ValueError:
     )
 
 
-def check_known(**numbers: object) -> None:
-    """Raises where a number that Python reads is an array, as `optax.inject_hyperparams` makes."""
-    for name, value in numbers.items():
+def check_known(**values: object) -> None:
+    """Raises where a number that Python reads is none, or an array, as of `inject_hyperparams`."""
+    for name, value in values.items():
         if isinstance(value, jax.Array):
             raise TypeError(
                 f"{name}={value!r}: want a Python number, known before jit. "
@@ -65,6 +66,8 @@ def check_known(**numbers: object) -> None:
                 "static_args: name all but learning_rate, or give it a function of learning_rate "
                 "alone that returns the chain"
             )
+        if not (value is None or callable(value) or isinstance(value, numbers.Real)):
+            raise TypeError(f"{name}={value!r}: want a Python number")
 
 
 def check_decays(**decays: float) -> None:
@@ -78,7 +81,7 @@ def check_decays(**decays: float) -> None:
 def check_stddev(stddev: float, *, zero: bool = True) -> None:
     """Raises where the noise of a release is told by no Python number of at least 0, or above."""
     check_known(stddev=stddev)
-    if not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
+    if stddev is None or not (math.isfinite(stddev) and (stddev > 0.0 or (zero and stddev == 0.0))):
         raise ValueError(
             f"stddev={stddev}: want the noise's standard deviation in each coordinate, a finite "
             f"number {'>= 0' if zero else 'above 0'}, such as dpoptax.release_stddev gives"

@@ -164,7 +164,7 @@ def chebyshev(order: int, cutoff: float, ripple: float) -> Filter:
 
 def _check_design(order: int, cutoff: float) -> None:
     if not isinstance(order, int | np.integer) or order < 1:
-        raise ValueError(f"order={order} must be a whole number of at least 1")
+        raise ValueError(f"order={order!r} must be a whole number of at least 1")
     if not 0.0 < cutoff < 1.0:
         raise ValueError(
             f"cutoff={cutoff} must lie in (0, 1), as a share of the highest frequency (π per step)"

@@ -33,6 +33,7 @@ def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
       trials: the event of each trial.
 
     Raises:
+      TypeError: something that is no event, such as an ε.
       ValueError: no trial.
 
     >>> from dpoptax import accounting
@@ -61,6 +62,7 @@ def best_of_random(
         "logarithmic" (cheaper than geometric, but most often only few trials).
 
     Raises:
+      TypeError: something that is no event, such as an ε.
       ValueError: no candidate, a mean below 1, or an unknown distribution.
 
     Source: Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy" (2022),
@@ -110,8 +112,16 @@ def _logarithmic(mean: float) -> float:
 
 
 def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
+    if isinstance(events, dpa.DpEvent):
+        raise TypeError("want a list of events, one for each trial or candidate; got one event")
     if not events:
         raise ValueError("no trial given; give the event of at least one")
+    for event in events:
+        if not isinstance(event, dpa.DpEvent):
+            raise TypeError(
+                f"{event!r} is no event: want what a trial released, such as "
+                "sampler.dp_event(noise_multiplier, steps); an ε does not say it"
+            )
     return collections.Counter(events)
 
 

@@ -16,7 +16,7 @@ with all of its records.
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Literal, NamedTuple
 
 import jax
@@ -73,7 +73,7 @@ class UserTable:
       seed: a non-negative integer of any size.
 
     Raises:
-      TypeError: `owners` that are neither integers nor texts.
+      TypeError: `owners` that are neither integers nor texts, or have no order.
       ValueError: no owners, records with several owners or with none, `records_per_user` below 1, a
         negative seed.
 
@@ -118,9 +118,12 @@ class UserTable:
         """The users that a sampler draws for a step, and the records of each.
 
         Raises:
+          TypeError: something else in the place of the sampler.
           ValueError: a sampler over another number of things than there are users, or one that
             draws a user twice, which would move the sum by two clip bounds.
         """
+        if not hasattr(sampler, "dataset_size"):
+            raise TypeError(f"sampler={sampler!r}: want table.sample(sampler, step)")
         if sampler.dataset_size != self.num_users:
             raise ValueError(
                 f"sampler.dataset_size={sampler.dataset_size}, and the table has {self.num_users} "
@@ -243,6 +246,11 @@ def per_user_loss(
 
 def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
     """The owners as an array of numbers or of texts, one for each record."""
+    if not isinstance(owners, Iterable) or isinstance(owners, str | Mapping | Set):
+        raise TypeError(
+            f"owners are a {type(owners).__name__}: want the owner of each record, in the order of "
+            "the data set, as a list or an array"
+        )
     # As objects: NumPy would make the text "nan" of what is missing among texts.
     labels = owners if isinstance(owners, np.ndarray) else np.array(list(owners), object)
     plural = [n for n, label in enumerate(labels) if isinstance(label, list | tuple | set)]

@@ -485,6 +485,8 @@ class TestEdges:
             ({"delta": 1.0}, r"delta=1.0 must be in \(0, 1\); choose"),
             ({"delta": 0}, "delta=0 must be in"),
             ({"delta": math.nan}, "delta=nan is not a number"),
+            ({"delta": "1e-5"}, "delta='1e-5' is not a number"),
+            ({"noise_multiplier": np.ones((5, 2))}, r"=<ndarray of shape \(5, 2\)> is not a"),
             ({"steps": -1}, "steps=-1 must be an integer of at least 0"),
             ({"steps": 1.5}, "steps=1.5 must be an integer"),
             ({"steps": math.nan}, "steps=nan must be an integer"),
@@ -499,6 +501,15 @@ class TestEdges:
         good = {"noise_multiplier": 1, "sampling_probability": 0.1, "steps": 9, "delta": DELTA}
         with pytest.raises(ValueError, match=message):
             accounting.epsilon(**{**good, **arguments})
+
+    def test_a_target_that_is_a_text_is_named(self):
+        run = {"delta": DELTA, "sampling_probability": 0.1, "steps": 9}
+        with pytest.raises(ValueError, match="epsilon='3' is not a number"):
+            accounting.calibrate_noise_multiplier(epsilon="3", **run)
+
+    def test_an_error_does_not_print_data(self):
+        with pytest.raises(ValueError, match=r"dataset_size=<ndarray of shape \(99, 2\)> must be"):
+            PoissonSampler(np.ones((99, 2)), 1, seed=0)
 
     def test_bad_orders(self):
         with pytest.raises(ValueError, match=r"orders=\[1, 2\] must all be greater than 1"):

@@ -119,6 +119,25 @@ def test_a_bad_value_is_one_clear_message(config, tmp_path, capsys, options, mes
     assert not (workdir / "summary.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "remedy"),
+    [
+        ("train", "--method", "the config file says which"),
+        ("plan", "--method=disk", "TrainConfig(method=Disk("),
+        ("compare", "--method", "the config file says which"),
+        ("compare", "--keep-checkpoints", "it is --set keep_checkpoints=VALUE"),
+        ("sweep", "--steps", "for all trials is --grid steps=VALUE"),
+    ],
+)
+def test_a_field_that_is_no_option_of_a_command_is_told_its_place(
+    config, tmp_path, capsys, command, option, remedy
+):
+    given = [config(), "--workdir", str(tmp_path / "run"), option, "3"]
+    message = error_of(capsys, command, *given)
+    assert f"{option.partition('=')[0]} is no option of {command}; " in message
+    assert remedy in message
+
+
 def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
     path = config(method="Doppler()")
     message = error_of(

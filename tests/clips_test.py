@@ -245,6 +245,9 @@ def test_layers_that_are_no_prefix_are_refused():
     ("make", "message"),
     [
         (lambda: dpoptax.automatic_clip(0.0), "l2_clip_norm=0"),
+        (lambda: dpoptax.l2_clip("1.0"), "l2_clip_norm='1.0': want a number"),
+        (lambda: dpoptax.l2_clip(None), "l2_clip_norm=None: want a number"),
+        (lambda: dpoptax.psac_clip(1.0, r=[0.1]), r"r=\[0.1\]: want a number"),
         (lambda: dpoptax.automatic_clip(1.0, gamma=-0.1), "gamma=-0.1"),
         (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "gamma=nan"),
         (lambda: dpoptax.psac_clip(1.0, r=0.0), "r=0"),

@@ -204,7 +204,7 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
     for wanted in (WANTED, Dictionary()):
         with pytest.raises(ConfigError, match=f"features='{wanted.name}'.* a source of records"):
             features.featured([{"inputs": split["inputs"][0]}], wanted, name="mine")
-    sentences = data.Dataset("words", split, split, 2, "sentences")
+    sentences = data.Dataset("words", split, split, 10, "sentences")
     data.DATASETS["words"] = lambda: sentences
     try:
         with pytest.raises(

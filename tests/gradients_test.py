@@ -79,7 +79,7 @@ def test_sums_of_any_kind_go_in_microbatches(microbatch_size):
     total, aux = dpoptax.in_microbatches(sums, microbatch_size)({"x": x}, mask)
     _close(total, np.asarray(x)[np.asarray(mask)].sum(axis=0))
     _close(aux, np.asarray(x) ** 2)
-    with pytest.raises(ValueError, match="microbatch_size=0: want at least 1"):
+    with pytest.raises(ValueError, match="microbatch_size=0: want a whole number of at least 1"):
         dpoptax.in_microbatches(sums, 0)
 
 
@@ -208,11 +208,24 @@ def test_bad_arguments():
         dpoptax.clipped_grad(helpers.mlp_loss, 1.0)
     with pytest.raises(ValueError, match="microbatch_size=0"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=0)
+    with pytest.raises(ValueError, match="microbatch_size='8': want a whole number"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size="8")
     with pytest.raises(ValueError, match="method='fast'"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, method="fast")
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)
     with pytest.raises(ValueError, match=r"mask has shape \(3,\)"):
         grad_fn(_points(1), helpers.mlp_batch(0, 2), jnp.ones(3, bool))
+    with pytest.raises(ValueError, match="leading axis.*made one array by np.stack"):
+        grad_fn(_points(1), [[1.0, 2.0], [3.0, 4.0]])
+
+
+def test_a_loss_that_takes_no_key_is_told_that_it_gets_one():
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.vdot(w, x), CLIP)
+    points, key = dpoptax.gradient_points((), jnp.ones(3)), jax.random.key(0)
+    with pytest.raises(TypeError) as raised:
+        grad_fn(points, jnp.ones((4, 3)), key=key, ids=jnp.arange(4))
+    (note,) = (note for note in raised.value.__notes__ if note.startswith("dpoptax"))
+    assert "called as loss_fn(params, example, key)" in note
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

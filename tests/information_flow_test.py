@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.experimental import checkify
 
 import dpoptax
 from dpoptax import information_flow, matrix, tables
@@ -98,6 +99,10 @@ def printed(params, opt_state, batch, mask, clipped):
     jax.debug.print("{}", mask.sum())
 
 
+def checked(params, opt_state, batch, mask, clipped):
+    checkify.check(batch.sum() > 0, "the error tells of them")
+
+
 def printed_in_a_loop(params, opt_state, batch, mask, clipped):
     jax.lax.scan(lambda _, row: (None, printed(None, None, None, row > 0, None)), None, batch)
 
@@ -151,6 +156,7 @@ LEAKS = {
     losses: "[2]",
     printed: "debug_print",
     printed_in_a_loop: "debug_print",
+    checked: "check",
     on_the_host: "pure_callback",
     chosen: "[2]",
     rounds: "[2]",
@@ -280,7 +286,16 @@ def normalised_per_example(points, batch, mask):
     return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
-@pytest.mark.parametrize("grads", [standardised, mixed_up, repeated, normalised_per_example])
+def keyed_by_place(points, batch, mask):
+    """Randomness by place in the batch: one example more changes that of all behind it."""
+    loss = lambda params, x, key: loss_fn(params, x + jax.random.normal(key, x.shape))  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(loss, CLIP)
+    return grad_fn(points, batch, mask, key=KEY, ids=jnp.cumsum(mask))
+
+
+@pytest.mark.parametrize(
+    "grads", [standardised, mixed_up, repeated, normalised_per_example, keyed_by_place]
+)
 def test_noise_does_not_cover_rows_of_several_examples(grads):
     flow = flow_of(grads=grads)
     assert "[0]" in paths(flow.private)

@@ -267,6 +267,21 @@ def test_bad_arguments(factory, message):
         factory()
 
 
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda: dpoptax.disk("0.7", 0.5), "kappa='0.7': want a Python number"),
+        (lambda: dpoptax.disk(0.7, [0.5]), r"gamma=\[0.5\]: want a Python number"),
+        (lambda: dpoptax.adaptive_kalman("0.1"), "stddev='0.1': want a Python number"),
+        (lambda: dpoptax.james_stein("0.1"), "stddev='0.1': want a Python number"),
+        (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "length='2': want a Python number"),
+    ],
+)
+def test_what_is_no_number_is_named(factory, message):
+    with pytest.raises(TypeError, match=message):
+        factory()
+
+
 def test_a_look_ahead_that_changes_is_refused():
     with pytest.raises(TypeError, match="a schedule may be given as kappa alone"):
         dpoptax.disk(0.7, lambda t: 0.5)

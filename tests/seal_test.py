@@ -148,6 +148,7 @@ FILTERS = {
     "low_pass": dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
     "adaptive_fir": dpoptax.adaptive_fir(3, 0.1),
     "adaptive_kalman": dpoptax.adaptive_kalman(0.1),
+    "disk": dpoptax.disk(0.7, 0.5),
 }
 
 
@@ -476,6 +477,8 @@ def test_accumulate_refuses_what_does_not_belong_together():
         dpoptax.accumulate()
     with pytest.raises(TypeError, match="not a ClippedSum"):
         dpoptax.accumulate(one.sum)
+    with pytest.raises(TypeError, match=r"got a list: want .*dpoptax.accumulate\(\*sums\)"):
+        dpoptax.accumulate([one, two])
     broken = jax.tree.map(lambda x: 3 * x, two)
     assert_refused(*released(dpoptax.accumulate(one, broken)))
     first, second = (

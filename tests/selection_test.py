@@ -129,3 +129,10 @@ def test_bad_arguments_are_named(arguments, message):
         selection.draw_number(arguments["mean"], arguments["distribution"], 0)
     with pytest.raises(ValueError, match="no trial"):
         selection.all_of([])
+
+
+def test_what_is_no_event_is_refused():
+    with pytest.raises(TypeError, match="3.0 is no event: want what a trial released"):
+        selection.all_of([3.0, 3.0])
+    with pytest.raises(TypeError, match="want a list of events"):
+        selection.best_of_random(RUN, mean=2, distribution="geometric")

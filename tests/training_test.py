@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -427,6 +428,66 @@ def test_data_sets_and_models_of_ones_own(monkeypatch):
     models.register_model("narrow", lambda num_classes: models.MLP(num_classes, widths=(2,)))
     config = tiny(dataset="halves", model="narrow", method=NonPrivate(), steps=60)
     assert run(config).summary["test_accuracy"] == 1.0
+
+
+INPUTS, LABELS = np.ones((20, 4, 4, 1), np.float32), np.arange(20, dtype=np.int32) % 2
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "its function returned a NoneType; return a Dataset"),
+        ({"inputs": INPUTS}, "train has 'inputs'; give 'inputs' and 'labels'"),
+        ({"inputs": INPUTS, "labels": LABELS.tolist()}, "'labels'] is a list of length 20"),
+        ({"inputs": INPUTS, "labels": LABELS[:19]}, "'labels'] is a ndarray of length 19"),
+        ({"inputs": INPUTS, "labels": np.eye(2)[LABELS]}, "are float64 of shape (20, 2)"),
+        ({"inputs": INPUTS, "labels": LABELS + 1}, "are from 1 to 2; give 0 to 1"),
+    ],
+)
+def test_examples_that_cannot_be_trained_on_are_named(monkeypatch, made, message):
+    dataset = made and data.Dataset("mine", made, made, 2)
+    monkeypatch.setitem(data.DATASETS, "mine", lambda: dataset)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        data.load_dataset("mine")
+
+
+class OfBatches(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.num_classes)(images.reshape(len(images), -1))
+
+
+class Dropping(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, image):
+        return nn.Dense(self.num_classes)(nn.Dropout(0.1, deterministic=False)(image.reshape(-1)))
+
+
+class Normalizing(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, image):
+        hidden = nn.BatchNorm(use_running_average=False)(image.reshape(-1))
+        return nn.Dense(self.num_classes)(hidden)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (OfBatches, r"OfBatches makes an array of shape \(8, 10\) of one example, of shape \(8, 8"),
+        (Dropping, r"Dropping \(.*training_test.py, line \d+\) does not take .*InvalidRngError"),
+        (Normalizing, "Normalizing keeps batch_stats beside its parameters"),
+    ],
+)
+def test_a_model_that_does_not_map_one_example_to_logits_is_named(monkeypatch, model, message):
+    monkeypatch.setattr(models, "MODELS", {**models.MODELS, "own": model})
+    with pytest.raises(ConfigError, match=message):
+        run(tiny(model="own"))
 
 
 def test_splits_do_not_overlap_and_keep_every_example():

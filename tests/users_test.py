@@ -254,6 +254,10 @@ def test_a_table_draws_by_its_seed_and_the_step():
         (["ada", ""], ValueError, r"owners\[1\]='' is nobody's label"),
         (["ada", "ada\0"], ValueError, r"owners\[1\] is 'ada\\x00': want texts that end in no NUL"),
         ([], ValueError, "owners are empty"),
+        (None, TypeError, "owners are a NoneType: want the owner of each record"),
+        ({0: "ada", 1: "ada"}, TypeError, "owners are a dict"),
+        ({"ada", "bob"}, TypeError, "owners are a set"),
+        ("ada", TypeError, "owners are a str"),
     ],
 )
 def test_records_without_one_owner_are_refused(owners, error, message):
@@ -265,6 +269,8 @@ def test_a_sampler_of_records_is_refused():
     table = UserTable(OWNERS, 2, seed=0)
     with pytest.raises(ValueError, match=r"dataset_size=19, and the table has 4 users"):
         table.sample(PoissonSampler(len(OWNERS), 3, seed=0), 0)
+    with pytest.raises(TypeError, match=r"sampler=0: want table.sample\(sampler, step\)"):
+        table.sample(0, PoissonSampler(4, 3, seed=0))
     with pytest.raises(ValueError, match="records_per_user=0 must be an integer of at least 1"):
         UserTable(OWNERS, 0, seed=0)
 

@@ -176,8 +176,9 @@ def _of_one(error: Exception, example: PyTree, keyed: bool) -> str:
         )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (
-        "dpoptax: loss_fn got one example, the arrays of a batch without their first axis, of "
-        f"shapes {shapes}. A model that wants a batch gets one of a single example by "
+        f"dpoptax: loss_fn is called as loss_fn(params, example{', key' * keyed}), with one "
+        f"example, the arrays of a batch without their first axis, of shapes {shapes}. A model "
+        "that wants a batch gets one of a single example by "
         "jax.tree.map(lambda x: x[None], example)"
     )
     if keyed:

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from optax import microbatching
 
 from dpoptax._clipped_grad.rewriting import rewritten
@@ -99,5 +100,10 @@ _COMPENSATED_SUM = microbatching.Accumulator(
 
 def check_microbatch_size(microbatch_size: int | None) -> None:
     """Raises where no examples would be computed at once."""
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size={microbatch_size}: want at least 1, or None for all")
+    if microbatch_size is None:
+        return
+    if not isinstance(microbatch_size, int | np.integer) or microbatch_size < 1:
+        raise ValueError(
+            f"microbatch_size={microbatch_size!r}: want a whole number of at least 1, or None for "
+            "all"
+        )

@@ -154,17 +154,25 @@ def positive(name: str, value: float) -> float:
             f"{name} is a traced array: it is part of the privacy claim, so it must be a Python "
             "number, fixed before jit"
         )
-    value = float(value)
-    if not (math.isfinite(value) and 0.0 < value <= 1e9):
-        raise ValueError(f"{name}={value}: want a number in (0, 1e9]")
-    return value
+    found = _number(value)
+    if not 0.0 < found <= 1e9:
+        raise ValueError(f"{name}={value!r}: want a number in (0, 1e9]")
+    return found
 
 
 def clip_norm(name: str, value: float) -> float:
     """`positive`, which for a bound that bounds nothing names the geometry that is meant."""
-    if not isinstance(value, jax.core.Tracer) and float(value) in _MEANT:
-        raise ValueError(f"{name}={float(value)}: {_MEANT[float(value)]}")
+    if not isinstance(value, jax.core.Tracer) and _number(value) in _MEANT:
+        raise ValueError(f"{name}={_number(value)}: {_MEANT[_number(value)]}")
     return positive(name, value)
+
+
+def _number(value: object) -> float:
+    """`value` as a float; of what is no number, such as a text of one, NaN."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except TypeError:
+        return math.nan
 
 
 def check_clip(clip: object) -> Clip:

@@ -181,6 +181,11 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     """
     if not sums:
         raise ValueError("accumulate got no sums: want at least one ClippedSum")
+    if isinstance(sums[0], list | tuple):
+        raise TypeError(
+            f"accumulate got a {type(sums[0]).__name__}: want each ClippedSum as an argument of "
+            "its own, dpoptax.accumulate(*sums)"
+        )
     parts = [check_clipped_sum(part) for part in sums]
     first = parts[0]
     if first.clip.selects:

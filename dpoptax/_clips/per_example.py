@@ -204,5 +204,6 @@ def batch_axis(tree: PyTree) -> int:
         raise ValueError(
             "every leaf must have the examples as its leading axis, of one length; got "
             + ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN))
+            + "; a list of examples is made one array by np.stack" * isinstance(tree, list)
         )
     return next(iter(sizes.values()))[0]

@@ -115,7 +115,7 @@ class Follower:
             found = self.follow(inner[0], read, around)
             self._callers.pop()
             return found
-        if "callback" in name or name in ("debug_print", "outfeed"):
+        if "callback" in name or name in ("check", "debug_print", "outfeed"):
             self.note(name, self._line(eqn), either((around, *read)).holds)
         results = self._applied(eqn, read)
         # Also of references, into which each turn of a loop may have written rows of its own.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._clips.clipped_sum import check_released
 from dpoptax._methods.kalman import corrected
 from dpoptax._points import track_iterates
 from dpoptax._trees import PyTree, check_known
@@ -139,6 +140,7 @@ def _filter(
         updates: PyTree, state: DiskFilterState, params: PyTree = None
     ) -> tuple[PyTree, DiskFilterState]:
         del params
+        check_released("disk", updates)
         now = gain(state.count) if callable(gain) else gain
         kappa = jnp.where(state.count == 0, 1.0, now)
         estimate = jax.tree.map(lambda e, g: corrected(e, g, kappa), state.estimate, updates)

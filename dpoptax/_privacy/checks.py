@@ -61,11 +61,11 @@ def checked_multiplier(noise_multiplier: float) -> float:
 def number(name: str, value: float | None) -> float:
     """`value` as a float, or an error that names it."""
     try:
-        found = math.nan if value is None else float(value)
+        found = math.nan if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         found = math.nan
     if math.isnan(found) or isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} is not a number; pass a real number")
+        raise ValueError(f"{name}={_shown(value)} is not a number; pass a real number")
     return found
 
 
@@ -76,5 +76,14 @@ def integer(name: str, value: int, minimum: int, remedy: str) -> int:
     except TypeError:
         found = minimum - 1
     if found < minimum or isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be an integer of at least {minimum}; {remedy}")
+        raise ValueError(
+            f"{name}={_shown(value)} must be an integer of at least {minimum}; {remedy}"
+        )
     return found
+
+
+def _shown(value: object) -> str:
+    """`value` for an error; of an array, which may be the data, its type alone."""
+    if shape := getattr(value, "shape", ()):
+        return f"<{type(value).__name__} of shape {shape}>"
+    return repr(value)

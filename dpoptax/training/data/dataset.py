@@ -252,7 +252,9 @@ class Wanted:
 
 def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset:
     if name in DATASETS:
-        return DATASETS[name]()
+        dataset = DATASETS[name]()
+        _check_examples(name, dataset)
+        return dataset
     if name not in FILE_DATASETS:
         raise unknown_name("dataset", name, (*DATASETS, *FILE_DATASETS))
     if data_dir is None:
@@ -266,6 +268,44 @@ def _examples(name: str, data_dir: str | Path | None, tokens: Tokens) -> Dataset
     if published.kind == "images":
         return published.load(Path(data_dir))
     return published.load(Path(data_dir), tokens)
+
+
+def _check_examples(name: str, dataset: object) -> None:
+    """Raises where what a registered function returned cannot be trained on."""
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"dataset={name!r}: its function returned a {type(dataset).__name__}; return a Dataset"
+        )
+    for which in ("train", "test"):
+        split = getattr(dataset, which)
+        if not isinstance(split, Mapping):
+            continue  # a source that reads one record at a time
+        if not {"inputs", "labels"} <= split.keys():
+            raise ConfigError(
+                f"dataset={name!r}, {which} has {', '.join(map(repr, split)) or 'nothing'}; give "
+                "'inputs' and 'labels'"
+            )
+        for key, values in split.items():
+            size = len(values)
+            if not hasattr(values, "dtype") or not size or size != streaming.source_size(split):
+                raise ConfigError(
+                    f"dataset={name!r}, {which}[{key!r}] is a {type(values).__name__} of length "
+                    f"{size}; give equally long arrays, with a row for each example"
+                )
+        if dataset.kind == "generation":
+            continue
+        labels = split["labels"]
+        if len(labels.shape) != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise ConfigError(
+                f"dataset={name!r}, {which}['labels'] are {labels.dtype} of shape {labels.shape}; "
+                "give the number of each example's class, integers of shape (N,)"
+            )
+        least, most = int(np.min(labels[:])), int(np.max(labels[:]))
+        if least < 0 or most >= dataset.num_classes:
+            raise ConfigError(
+                f"dataset={name!r}, {which}['labels'] are from {least} to {most}; give 0 to "
+                f"{dataset.num_classes - 1}, as num_classes={dataset.num_classes}"
+            )
 
 
 @register_dataset

@@ -1,6 +1,8 @@
 """Flax models by name, and the loss of one example."""
 
 import functools
+import inspect
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,9 +187,38 @@ class Variables(NamedTuple):
 
 
 def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-    """Initial values for examples shaped like `inputs`, whose values are not used."""
-    made = model.init(key, jnp.zeros_like(_computed(inputs)))
+    """Initial values for examples shaped like `inputs`, whose values are not used.
+
+    Raises:
+        ConfigError: A model that does not take one such example, or keeps more than parameters.
+    """
+    try:
+        logits, made = model.init_with_output(key, jnp.zeros_like(_computed(inputs)))
+    except Exception as error:
+        raise _unfit(model, inputs, error) from error
+    name = type(model).__name__
+    if others := made.keys() - {"params", "frozen"}:
+        raise ConfigError(
+            f"model {name} keeps {', '.join(sorted(others))} beside its parameters, which the data "
+            "would change without noise; for BatchNorm take GroupNorm"
+        )
+    if type(model) not in FORMATS and jnp.shape(logits)[1:] != ():
+        raise ConfigError(
+            f"model {name} makes an array of shape {jnp.shape(logits)} of one example, of shape "
+            f"{inputs.shape}: want (num_classes,), and no axis of examples"
+        )
     return Variables(made["params"], made.get("frozen", {}))
+
+
+def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
+    """The error for a model that does not take an example, with the line of its own file."""
+    path = inspect.unwrap(type(model).__call__).__code__.co_filename
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    where = f" ({path}, line {lines[-1]})" if lines else ""
+    return ConfigError(
+        f"model {type(model).__name__}{where} does not take one example alone, of shape "
+        f"{inputs.shape}: {type(error).__name__}: {error}"
+    )
 
 
 @once(maxsize=64)
@@ -223,8 +254,15 @@ def start_variables(
 
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:
-    """The logits of one example."""
-    logits: Any = model.apply(_collections(variables), _computed(inputs))
+    """The logits of one example.
+
+    Raises:
+        ConfigError: A model that does not take it.
+    """
+    try:
+        logits: Any = model.apply(_collections(variables), _computed(inputs))
+    except Exception as error:
+        raise _unfit(model, inputs, error) from error
     return logits
 
 
