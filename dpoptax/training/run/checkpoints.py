@@ -242,16 +242,11 @@ class Interim:
         """Itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Removes what was saved, but for the sake of a run that an error ended."""
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        """Removes what was saved, unless an error ended the run."""
         if self._checkpoints is not None:
-            self._checkpoints.__exit__(kind, error, trace)
-        if error is None:
+            self._checkpoints.__exit__(kind, *error)
+        if kind is None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
