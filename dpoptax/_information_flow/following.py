@@ -14,17 +14,27 @@ from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._information_flow import rows
 from dpoptax._information_flow.indices import entries, name_each_once
-from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
+from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.repeats import Repeats
-from dpoptax._marks import EXAMPLES, NOISE
+from dpoptax._marks import CLIPPED, EXAMPLES, NOISE, RELEASE
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
 }
+# Operations that return what they get.
+_SAME = {
+    *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
+    *("pvary", "reshard", "sharding_constraint"),
+}
+# What goes into a clip, and comes out of it.
+_INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
 # Operations as objects, which say what they are a program of.
 _EXPANDED = "call_hi_primitive"
+
+_PACKAGE = str(pathlib.Path(__file__).parents[1])
+_FRAMES = 100
 
 _LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
@@ -44,10 +54,12 @@ class Follower:
         self.seen: dict[tuple[str, str], Holds] = {}
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
-        self._numbers: dict[Hashable, int] = {}
         self.redrawn: dict[str, None] = {}
-        self._draws: dict[Hashable, tuple[int, ...]] = {}  # of a key's number, where it is used
-        self._callers: list[JaxprEqn] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
+        self._draws: dict[Hashable, Hashable] = {}  # of a key's number, where it is used
+        self._mapped: dict[Hashable, bool] = {}  # of a release, whether jax.vmap gave it keys
+        self._within: list[JaxprEqn] = []  # the operation that is followed, behind those around it
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
@@ -56,7 +68,9 @@ class Follower:
 
     def number(self, *what: Hashable) -> int:
         """The same for the same."""
-        return self._numbers.setdefault(what, len(self._numbers))
+        number = self._numbers.setdefault(what, len(self._numbers))
+        self._whats[number] = what
+        return number
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
@@ -82,8 +96,11 @@ class Follower:
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
+            self._within.append(eqn)
             results, written = self._step(eqn, read, around)
-            labels |= zip(eqn.outvars, (decided(each, around) for each in results), strict=True)
+            for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
+                labels[var] = self._numbered(decided(each, around), i)
+            self._within.pop()
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
                     labels[atom] = decided(either((labels[atom], after)), around)
@@ -98,7 +115,7 @@ class Follower:
         name = eqn.primitive.name
         if name == "name":
             return [self._marked(eqn, read[0])], read
-        if name == "optimization_barrier":
+        if name in _SAME:
             return read, read
         if name == "scan":
             return self._scan(eqn, read, around)
@@ -111,12 +128,9 @@ class Follower:
         inner = [self._expanded(eqn)] if name == _EXPANDED else inside(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {_EXPANDED, *_CALLS} and called:
-            self._callers.append(eqn)
-            found = self.follow(inner[0], read, around)
-            self._callers.pop()
-            return found
+            return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
-            self.note(name, self._line(eqn), either((around, *read)).holds)
+            self.note(name, self._line(), either((around, *read)).holds)
         results = self._applied(eqn, read)
         # Also of references, into which each turn of a loop may have written rows of its own.
         together = dataclasses.replace(either(read), rows=None, number=None)
@@ -125,29 +139,47 @@ class Follower:
         return results, [together] * len(read)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
-        name = eqn.params["name"]
-        after = marked(label, name)
-        if name == EXAMPLES and Holds.PRIVATE in label.holds & after.holds:
-            self.joined[label.joined or "an argument without a row for each example"] = None
-        if name == NOISE and label.number is not None:
-            here = *map(id, self._callers), id(eqn)
-            if self._draws.setdefault(label.number, here) != here:
-                self.redrawn[self._line(eqn)] = None
-                return dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
+        name, _, axes = eqn.params["name"].partition("/")
+        mapped = axes.isdigit() and int(axes) != len(type_of(eqn.invars[0]).shape)
+        if name == EXAMPLES and mapped:
+            label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
+        *around, _ = here = self._here()
+        clip = tuple(around)
+        after = marked(label, name, clip)
+        if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
+            self.joined[label.joined or f"rows of no one clip in {self._line()}"] = None
+        again = False
+        if name == NOISE:
+            self._mapped[clip] = mapped
+            again = self._draws.setdefault(label.number, here) != here
+        elif name == RELEASE and label.has_data:  # many with the noise of one
+            again = mapped and not self._mapped.get(clip, True)
+        if again:
+            self.redrawn[self._line()] = None
+            after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
+
+    def _numbered(self, label: Label, place: int) -> Label:
+        """A result of an operation, with a number of its own if it has none."""
+        if label.has_data or label.number is not None:
+            return label
+        return dataclasses.replace(label, number=self.number("value", self._here(), place))
+
+    def _here(self) -> tuple[int, ...]:
+        return tuple(map(id, self._within))
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
-        if eqn.primitive.name == "gather" and not name_each_once(eqn.invars[1], read[1].entries):
+        if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
             numbers[1] = None
         together = either(read)
         if not together.has_data:
-            what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
-            known = None not in numbers and not eqn.effects and _is_hashable(what)
+            what = self._computed(eqn, numbers)
+            of_each = entries(eqn, [label.entries for label in read], numbers, self._what)
             return [
-                Label(together.holds, number=self.number(*what, i) if known else None, entries=each)
-                for i, each in enumerate(entries(eqn, [label.entries for label in read]))
+                Label(together.holds, number=what and self.number(*what, i), entries=each)
+                for i, each in enumerate(of_each)
             ]
         moved = [
             dataclasses.replace(
@@ -157,8 +189,17 @@ class Follower:
         ]
         found = either(moved)
         if found.rows is None and not found.joined:
-            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line(eqn)}")
+            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
+
+    def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
+        """What an operation computes: equal for equal results; None where nothing says so."""
+        what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
+        drawn = eqn.effects or eqn.primitive.name == "rng_uniform"
+        return None if drawn or None in numbers or not _is_hashable(what) else what
+
+    def _what(self, number: Hashable) -> tuple[Hashable, ...]:
+        return self._whats.get(number, ())
 
     def _cond(
         self, eqn: JaxprEqn, read: list[Label], around: Label
@@ -201,6 +242,7 @@ class Follower:
             results, written = self.follow(body, [*used, *carry], decided(around, decides))
             results = [decided(each, decides) for each in results]
             after = [*tested, *written[:second], *turns.carried(written[second:], results)]
+            after = _alike(eqn.invars, after)
             if after == now:
                 return turns.ended(carry), now
             now = after
@@ -222,7 +264,10 @@ class Follower:
         return results, _written(eqn.invars, read, written)
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
-        return Repeats(eqn, read, f"{eqn.primitive.name} in {self._line(eqn)}", self.number)
+        name = f"{eqn.primitive.name} in {self._line()}"
+        numbers = ["data" if label.has_data else label.number for label in read]
+        what = self._computed(eqn, numbers) or self._here()
+        return Repeats(eqn, read, name, functools.partial(self.number, what))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
         """The program of an operation; one for each, as places in loops go by what stands there."""
@@ -236,9 +281,10 @@ class Follower:
             self._expansions[id(eqn)] = jax.make_jaxpr(program)(*shapes).jaxpr
         return self._expansions[id(eqn)]
 
-    def _line(self, eqn: JaxprEqn) -> str:
-        """That of an operation, or of the call of a function that does not know its own."""
-        return next(filter(None, map(line, (eqn, *reversed(self._callers)))), "")
+    def _line(self) -> str:
+        """That of the operation, or of the call of a function that does not know its own."""
+        of_callers = (line(eqn) for eqn in reversed(self._within))
+        return next(filter(None, of_callers), "") or line(self._within[-1], own=True)
 
 
 def _is_hashable(x: object) -> bool:
@@ -259,6 +305,16 @@ def _written(
     ]
 
 
+def _alike(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
+    """The labels of operands of which several may be one reference."""
+    return [
+        either(each for other, each in zip(atoms, labels, strict=True) if other is atom)
+        if is_reference(atom)
+        else label
+        for atom, label in zip(atoms, labels, strict=True)
+    ]
+
+
 def is_reference(atom: Var | Literal) -> bool:
     """Whether it is a `jax.Ref`."""
     return hasattr(atom.aval, "inner_aval")
@@ -276,10 +332,13 @@ def where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
             if atom is out:
                 inner = inside(eqn.params)
                 same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
-                return (same and where(inner[0], inner[0].outvars[index])) or line(eqn)
+                own = same and where(inner[0], inner[0].outvars[index])
+                return own or line(eqn) or line(eqn, own=True)
     return ""
 
 
-def line(eqn: JaxprEqn) -> str:
-    """File, line and function that an operation is from."""
-    return pathlib.PurePath(summarize(eqn.source_info)).name
+def line(eqn: JaxprEqn, *, own: bool = False) -> str:
+    """File, line and function that an operation is from, outside of this package unless `own`."""
+    lines = reversed(summarize(eqn.source_info, _FRAMES).splitlines())
+    found = (each for each in lines if own or not each.startswith(_PACKAGE))
+    return pathlib.PurePath(next(found, "")).name
