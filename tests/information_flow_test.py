@@ -266,6 +266,20 @@ def chosen_state(state):
     return jax.lax.cond(state.count > 0, lambda: state, lambda: other)
 
 
+def test_of_two_branches_one_draws():
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def step(params, state, batch, mask):
+        def release(batch):
+            points = dpoptax.gradient_points(state, params)
+            return tx.update(grad_fn(points, batch, mask), state)[0]
+
+        return jax.lax.cond(state.count > 9, release, lambda rows: 2 * release(-rows), batch)
+
+    given = PARAMS, tx.init(PARAMS), BATCH, MASK
+    assert information_flow(step, *given, private_argnums=(2, 3)).private == ()
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -415,10 +429,10 @@ def scaled_by_rows(points, batch, mask):
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask & (batch[:, 0] > 0))
 
 
-def in_microbatches(points, batch, mask):
+def in_microbatches(points, batch, mask, size=4):
     """Per-example gradients from a loop over parts, laid side by side."""
     one = lambda row: jax.grad(loss_fn)(points.points[0], row)  # noqa: E731
-    grads = jax.lax.map(one, batch, batch_size=4)
+    grads = jax.lax.map(one, batch, batch_size=size)
     return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
@@ -431,7 +445,13 @@ def on_devices(points, batch, mask, vma=False):
     return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
-@pytest.mark.parametrize("grads", [by_half, scaled_by_rows, in_microbatches, on_devices])
+def with_a_rest(points, batch, mask):
+    return in_microbatches(points, batch, mask, size=3)
+
+
+@pytest.mark.parametrize(
+    "grads", [by_half, scaled_by_rows, in_microbatches, with_a_rest, on_devices]
+)
 def test_what_is_done_row_by_row_stays_covered(grads):
     flow = flow_of(grads=grads)
     assert flow.private == ()

@@ -154,6 +154,7 @@ OF_ONE = {
             lambda r: lax.while_loop(lambda y: jnp.sum(y) > 1.0, lambda y: y / 2, r)
         )(x),
     ),
+    "halves put together": (W, lambda w, x, *_: jnp.concatenate([2 * x[:2], x[2:5], x[5:]])),
     "one row subtracted from itself": (W, lambda w, x, *_: x - x.mean((1, 2), keepdims=True)),
     "a matrix for each": (W, lambda w, x, *_: jnp.einsum("bij,bkj->bik", x, x)),
     "a kernel for each": (
@@ -243,6 +244,8 @@ OF_SEVERAL = {
     "rows in another's order": lambda w, x, *_: x[jnp.argsort(x[:, 0, 0])],
     "sorted": lambda w, x, *_: jnp.sort(x, 0),
     "the largest": lambda w, x, *_: lax.top_k(x[:, 0, 0], ROWS)[0],
+    "halves in the other order": lambda w, x, *_: jnp.concatenate([x[3:], x[:3]]),
+    "halves that overlap": lambda w, x, *_: jnp.concatenate([x[:3], x[2:5]]),
     "two batches": lambda w, x, *_: jnp.concatenate([x, x]),
     "halves": lambda w, x, *_: x[:3] + x[3:],
     "pairs": lambda w, x, *_: (

@@ -30,6 +30,7 @@ _SAME = {
 }
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
+_OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
 # Operations as objects, which say what they are a program of.
 _EXPANDED = "call_hi_primitive"
 
@@ -57,9 +58,13 @@ class Follower:
         self.redrawn: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
         self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
-        self._draws: dict[Hashable, Hashable] = {}  # of a key's number, where it is used
+        self._draws: dict[
+            Hashable, set[tuple[int, ...]]
+        ] = {}  # of a key's number, where it is used
+        self._branches: set[int] = set()
         self._mapped: dict[Hashable, bool] = {}  # of a release, whether jax.vmap gave it keys
-        self._within: list[JaxprEqn] = []  # the operation that is followed, behind those around it
+        # The operation that is followed, behind those around it and the branches that these took.
+        self._within: list[JaxprEqn | Jaxpr] = []
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
@@ -147,11 +152,13 @@ class Follower:
         clip = tuple(around)
         after = marked(label, name, clip)
         if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
-            self.joined[label.joined or f"rows of no one clip in {self._line()}"] = None
+            self.joined[label.joined or _OTHERWISE[name]] = None
         again = False
         if name == NOISE:
             self._mapped[clip] = mapped
-            again = self._draws.setdefault(label.number, here) != here
+            places = self._draws.setdefault(label.number, set())
+            again = any(self._both_run(here, other) for other in places)
+            places.add(here)
         elif name == RELEASE and label.has_data:  # many with the noise of one
             again = mapped and not self._mapped.get(clip, True)
         if again:
@@ -167,6 +174,13 @@ class Follower:
 
     def _here(self) -> tuple[int, ...]:
         return tuple(map(id, self._within))
+
+    def _both_run(self, here: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether these are two places, and not in two branches of one choice."""
+        apart = next(
+            (set(pair) for pair in zip(here, other, strict=False) if len({*pair}) > 1), None
+        )
+        return apart is not None and not apart <= self._branches
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
@@ -188,6 +202,11 @@ class Follower:
             for operand, label in enumerate(read)
         ]
         found = either(moved)
+        if eqn.primitive.name == "concatenate" and found.rows is None:
+            parts = [label.rows for label in read if label.rows]
+            if len(parts) == len(read):
+                whole = rows.put_together(parts, eqn.params["dimension"])
+                found = dataclasses.replace(found, rows=whole)
         if found.rows is None and not found.joined:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
@@ -206,7 +225,12 @@ class Follower:
     ) -> tuple[list[Label], list[Label]]:
         decides, *operands = read
         inner = decided(around, decides)
-        branches = [self.follow(each.jaxpr, operands, inner) for each in eqn.params["branches"]]
+        branches = []
+        for each in inside(eqn.params):
+            self._branches.add(id(each))
+            self._within.append(each)
+            branches.append(self.follow(each, operands, inner))
+            self._within.pop()
         results, written = (
             [either(labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
@@ -283,8 +307,8 @@ class Follower:
 
     def _line(self) -> str:
         """That of the operation, or of the call of a function that does not know its own."""
-        of_callers = (line(eqn) for eqn in reversed(self._within))
-        return next(filter(None, of_callers), "") or line(self._within[-1], own=True)
+        around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
+        return next(filter(None, map(line, around)), "") or line(around[0], own=True)
 
 
 def _is_hashable(x: object) -> bool:

@@ -118,6 +118,26 @@ def after(
     return rows.moved(found)
 
 
+def put_together(parts: Sequence[Rows], axis: int) -> Rows | None:
+    """The rows of slices one behind the other; None where they are not."""
+    slices = []
+    for part in parts:
+        match part.drawn:
+            case (*of, ("slice", length, start, end, None | 1)) if part.along == (Along(axis),):
+                slices.append(((part.digits, of, length), start, end))
+            case _:
+                return None
+    these, first, last = slices[0]
+    for each, start, end in slices[1:]:
+        if (each, start) != (these, last):
+            return None
+        last = end
+    digits, of, length = these
+    whole = (first, last) == (0, length)
+    drawn = of if whole else (*of, ("slice", length, first, last, None))
+    return Rows(digits, tuple(drawn))
+
+
 def scanned(rows: Rows, turn: Turn) -> Rows | None:
     """Of one of the slices along the leading axis that a loop gets, each in its turn."""
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.along):
@@ -226,7 +246,7 @@ def _chosen(
     laid_out = rows.laid_out(along)
     if not by or laid_out is None:
         return None
-    return dataclasses.replace(laid_out, drawn=(rows.drawn, name, length, *by))
+    return dataclasses.replace(laid_out, drawn=(*rows.drawn, (name, length, *by)))
 
 
 def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) -> list[Along] | None:
