@@ -564,7 +564,9 @@ def test_a_stage_without_a_guarantee_releases_nothing(noise):
     assert "[0]" in paths(flow_of(noise=noise).private)
 
 
-def test_selected_rows_are_a_release():
+@pytest.mark.parametrize("again", [False, True])
+def test_selected_rows_are_a_release(again):
+    """As long as no others are selected by the same randomness."""
     selection = tables.RowSelection(table_size=50, threshold=8.0, capacity=20, rows_per_example=2)
     clip = tables.row_selecting_clip(CLIP, selection)
     tx = tables.row_selecting_noise(clip, **NOISE)
@@ -577,13 +579,15 @@ def test_selected_rows_are_a_release():
     grad_fn = tables.selected_grad(loss, clip, where=lambda params: params["table"])
 
     def step(params, state, batch, mask):
-        grads = grad_fn(state, params, batch, mask)
-        return grads.rows, tx.update(grads.sum, state, grads.params)
+        first = grad_fn(state, params, batch, mask)
+        released, after = tx.update(first.sum, state, first.params)
+        second = grad_fn(state if again else after, params, (batch[0] + 1, batch[1]), mask)
+        return first.rows, released, second.rows
 
     batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
     state = tx.init(params)
     flow = information_flow(step, params, state, batch, MASK, private_argnums=(2, 3))
-    assert flow.private == ()
+    assert bool(flow.private) == bool(flow.redrawn) == again
 
 
 def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():
