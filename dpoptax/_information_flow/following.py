@@ -58,13 +58,12 @@ class Follower:
         self.redrawn: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
         self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
-        self._draws: dict[
-            Hashable, set[tuple[int, ...]]
-        ] = {}  # of a key's number, where it is used
-        self._branches: set[int] = set()
-        self._mapped: dict[Hashable, bool] = {}  # of a release, whether jax.vmap gave it keys
+        # Of a key's number the places where it is used; of a release whether jax.vmap gave it keys.
+        self._draws: dict[Hashable, set[tuple[int, ...]]] = {}
+        self._mapped: dict[Hashable, bool] = {}
         # The operation that is followed, behind those around it and the branches that these took.
         self._within: list[JaxprEqn | Jaxpr] = []
+        self._branches: set[int] = set()
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
@@ -104,7 +103,7 @@ class Follower:
             self._within.append(eqn)
             results, written = self._step(eqn, read, around)
             for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
-                labels[var] = self._numbered(decided(each, around), i)
+                labels[var] = self._numbered(decided(each, around), eqn, read, i)
             self._within.pop()
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
@@ -154,7 +153,7 @@ class Follower:
         if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
             self.joined[label.joined or _OTHERWISE[name]] = None
         again = False
-        if name == NOISE:
+        if name == NOISE and label.number is not None:
             self._mapped[clip] = mapped
             places = self._draws.setdefault(label.number, set())
             again = any(self._both_run(here, other) for other in places)
@@ -166,27 +165,30 @@ class Follower:
             after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
 
-    def _numbered(self, label: Label, place: int) -> Label:
-        """A result of an operation, with a number of its own if it has none."""
+    def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
+        """A result of an operation, with a number if it has none."""
         if label.has_data or label.number is not None:
             return label
-        return dataclasses.replace(label, number=self.number("value", self._here(), place))
+        of = self._here() if Holds.RELEASED in label.holds else self._run(eqn, read)
+        return dataclasses.replace(label, number=self.number(of, place))
+
+    def _run(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
+        """The same for runs that make the same of what is public, where all noise is another."""
+        numbers = ["data" if label.has_data else label.number for label in read]
+        return self._computed(eqn, numbers) or self._here()
 
     def _here(self) -> tuple[int, ...]:
         return tuple(map(id, self._within))
 
     def _both_run(self, here: tuple[int, ...], other: tuple[int, ...]) -> bool:
         """Whether these are two places, and not in two branches of one choice."""
-        apart = next(
-            (set(pair) for pair in zip(here, other, strict=False) if len({*pair}) > 1), None
-        )
+        pairs = zip(here, other, strict=False)
+        apart = next(({one, another} for one, another in pairs if one != another), None)
         return apart is not None and not apart <= self._branches
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
-        if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
-            numbers[1] = None
         together = either(read)
         if not together.has_data:
             what = self._computed(eqn, numbers)
@@ -195,6 +197,8 @@ class Follower:
                 Label(together.holds, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(of_each)
             ]
+        if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
+            numbers[1] = None
         moved = [
             dataclasses.replace(
                 label, rows=label.rows and rows.after(eqn, operand, label.rows, numbers)
@@ -289,9 +293,7 @@ class Follower:
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
         name = f"{eqn.primitive.name} in {self._line()}"
-        numbers = ["data" if label.has_data else label.number for label in read]
-        what = self._computed(eqn, numbers) or self._here()
-        return Repeats(eqn, read, name, functools.partial(self.number, what))
+        return Repeats(eqn, read, name, functools.partial(self.number, self._run(eqn, read)))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
         """The program of an operation; one for each, as places in loops go by what stands there."""
