@@ -115,8 +115,8 @@ def information_flow(
       private_argnums: which arguments are private, batch and mask as a rule. Row i of all of them,
         by their leading axes, is of the same example.
       secret_argnums: which tell of draws that nobody may know and that do not look at the data,
-        such as a sampler's indices where `fn` looks the batch up in all data: row i of what is
-        looked up counts as one example's, so no index may be there twice.
+        such as a sampler's indices and mask where `fn` looks the batch up in all data: row i of
+        what is looked up counts as one example's, so no index may be there twice.
 
     Returns:
       An `InformationFlow`.

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import optax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import summarize
 
@@ -34,7 +35,8 @@ _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "
 # Operations as objects, which say what they are a program of.
 _EXPANDED = "call_hi_primitive"
 
-_PACKAGE = str(pathlib.Path(__file__).parents[1])
+# What a user's own line is not in.
+_PACKAGES = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
 _FRAMES = 100
 
 _LARGE = 100
@@ -310,7 +312,7 @@ class Follower:
     def _line(self) -> str:
         """That of the operation, or of the call of a function that does not know its own."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
-        return next(filter(None, map(line, around)), "") or line(around[0], own=True)
+        return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
 
 
 def _is_hashable(x: object) -> bool:
@@ -359,12 +361,12 @@ def where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
                 inner = inside(eqn.params)
                 same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
                 own = same and where(inner[0], inner[0].outvars[index])
-                return own or line(eqn) or line(eqn, own=True)
+                return own or line(eqn) or line(eqn, inner=True)
     return ""
 
 
-def line(eqn: JaxprEqn, *, own: bool = False) -> str:
-    """File, line and function that an operation is from, outside of this package unless `own`."""
+def line(eqn: JaxprEqn, *, inner: bool = False) -> str:
+    """File, line and function that an operation is from, the user's own unless the `inner`most."""
     lines = reversed(summarize(eqn.source_info, _FRAMES).splitlines())
-    found = (each for each in lines if own or not each.startswith(_PACKAGE))
+    found = (each for each in lines if inner or not each.startswith(_PACKAGES))
     return pathlib.PurePath(next(found, "")).name
