@@ -4,6 +4,7 @@
 """
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dpoptax._trees import PyTree
@@ -28,5 +29,5 @@ RELEASE = "dpoptax.release"
 
 
 def mark(tree: PyTree, name: str) -> PyTree:
-    """The same arrays, marked."""
-    return jax.tree.map(lambda x: checkpoint_name(x, name), tree)
+    """The same arrays, marked, each with how many axes it has: `jax.vmap` gives it more."""
+    return jax.tree.map(lambda x: checkpoint_name(x, f"{name}/{jnp.ndim(x)}"), tree)

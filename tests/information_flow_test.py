@@ -1,5 +1,6 @@
 """What a step shows: every way around the noise is seen, and none is seen where none is."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -120,6 +121,17 @@ def rounds(params, opt_state, batch, mask, clipped):
     return jax.lax.while_loop(lambda n: n < jnp.sum(mask), lambda n: n + 1, 0)
 
 
+def rounds_by_reference(params, opt_state, batch, mask, clipped):
+    """What the rounds write decides how many there are."""
+    ref = jax.new_ref(9.0)
+
+    def turn(n):
+        ref[...] -= jnp.abs(batch).sum()
+        return n + 1
+
+    return jax.lax.while_loop(lambda _: ref[...] > 0, turn, 0)
+
+
 def a_round_later(params, opt_state, batch, mask, clipped):
     """What the first round writes the third shows."""
 
@@ -160,6 +172,7 @@ LEAKS = {
     on_the_host: "pure_callback",
     chosen: "[2]",
     rounds: "[2]",
+    rounds_by_reference: "[2]",
     a_round_later: "[2]",
     by_reference: "[2]",
     by_reduction: "[2]",
@@ -215,6 +228,74 @@ def test_noise_that_is_drawn_twice_hides_nothing(compiled):
     assert (found[False].private, found[False].redrawn) == ((), ())
 
 
+def twice(params, state, batch, mask, *, then=lambda state: state):
+    """The releases of two batches, from one state."""
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def release(state, batch):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        return dpoptax.gaussian_noise(**NOISE).update(grads, state)[0]
+
+    return release(state, batch), release(then(state), 2 * batch)
+
+
+def in_loops(params, state, batch, mask):
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def turn(state, batch):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        released, state = tx.update(grads, state)
+        return state, released
+
+    return [jax.lax.scan(turn, state, part[None])[1] for part in (batch, 2 * batch)]
+
+
+def side_by_side(params, state, batch, mask):
+    """Several points with one key: the noise of all is the same."""
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def release(params):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        return tx.update(grads, state)[0]
+
+    return jax.vmap(release)(jnp.stack([params, 2 * params]))
+
+
+def chosen_state(state):
+    other = dataclasses.replace(state, count=2 * state.count)
+    return jax.lax.cond(state.count > 0, lambda: state, lambda: other)
+
+
+def test_of_two_branches_one_draws():
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def step(params, state, batch, mask):
+        def release(batch):
+            points = dpoptax.gradient_points(state, params)
+            return tx.update(grad_fn(points, batch, mask), state)[0]
+
+        return jax.lax.cond(state.count > 9, release, lambda rows: 2 * release(-rows), batch)
+
+    given = PARAMS, tx.init(PARAMS), BATCH, MASK
+    assert information_flow(step, *given, private_argnums=(2, 3)).private == ()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(in_loops, side_by_side),
+        functools.partial(twice, then=lambda state: jax.tree.map(jnp.array, state)),
+        lambda params, state, *data: twice(params, chosen_state(state), *data),
+    ],
+    ids=["in loops", "side by side", "copied", "chosen"],
+)
+def test_noise_that_is_drawn_twice_is_seen(step):
+    state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
+    flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
+    assert flow.private
+    assert flow.redrawn
+
+
 def test_what_a_release_makes_may_be_shown():
     flow = flow_of(lambda params, *_: optax.tree.norm(params))
     assert flow.private == ()
@@ -255,7 +336,17 @@ def moved_by_losses(points, batch, mask):
     return dpoptax.clipped_grad(loss_fn, CLIP)(moved, batch, mask)
 
 
-@pytest.mark.parametrize("grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses])
+def moved_by_derivatives(points, batch, mask):
+    """A point that is moved by a derivative of a clipped sum, which has no bound."""
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+    total = lambda params: grad_fn(dpoptax.gradient_points((), params), batch, mask).sum  # noqa: E731
+    _, change = jax.jvp(total, points.points[:1], points.points[:1])
+    return grad_fn(dpoptax.gradient_points((), points.points[0] - change), batch, mask)
+
+
+@pytest.mark.parametrize(
+    "grads", [centred, looked_ahead, moved_by_a_sum, moved_by_losses, moved_by_derivatives]
+)
 @pytest.mark.parametrize("method", ["auto", "vmap"])
 def test_noise_does_not_cover_what_no_clip_bounds(grads, method, monkeypatch):
     made = dpoptax.clipped_grad
@@ -293,8 +384,30 @@ def keyed_by_place(points, batch, mask):
     return grad_fn(points, batch, mask, key=KEY, ids=jnp.cumsum(mask))
 
 
+def labels_of_others(points, batch, mask):
+    """Labels in another order than what they are of."""
+    loss = lambda params, pair: loss_fn(params, pair[0]) * pair[1]  # noqa: E731
+    labels = batch[:, 0][jax.random.permutation(jax.random.key(1), len(batch))]
+    return dpoptax.clipped_grad(loss, CLIP)(points, (batch, labels), mask)
+
+
+def masks_of_others(points, batch, mask):
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch[:4], mask[4:])
+
+
+def several_at_once(points, batch, mask):
+    """Rows of one example, which jax.vmap takes for a batch each."""
+    grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+    sums = jax.vmap(lambda row: grad_fn(points, row, jnp.ones(1, bool)))(batch[:, None])
+    return jax.tree.map(lambda x: x[0], sums)
+
+
 @pytest.mark.parametrize(
-    "grads", [standardised, mixed_up, repeated, normalised_per_example, keyed_by_place]
+    "grads",
+    [
+        *(standardised, mixed_up, repeated, normalised_per_example, keyed_by_place),
+        *(labels_of_others, masks_of_others, several_at_once),
+    ],
 )
 def test_noise_does_not_cover_rows_of_several_examples(grads):
     flow = flow_of(grads=grads)
@@ -316,10 +429,10 @@ def scaled_by_rows(points, batch, mask):
     return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask & (batch[:, 0] > 0))
 
 
-def in_microbatches(points, batch, mask):
+def in_microbatches(points, batch, mask, size=4):
     """Per-example gradients from a loop over parts, laid side by side."""
     one = lambda row: jax.grad(loss_fn)(points.points[0], row)  # noqa: E731
-    grads = jax.lax.map(one, batch, batch_size=4)
+    grads = jax.lax.map(one, batch, batch_size=size)
     return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
@@ -332,7 +445,13 @@ def on_devices(points, batch, mask, vma=False):
     return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
-@pytest.mark.parametrize("grads", [by_half, scaled_by_rows, in_microbatches, on_devices])
+def with_a_rest(points, batch, mask):
+    return in_microbatches(points, batch, mask, size=3)
+
+
+@pytest.mark.parametrize(
+    "grads", [by_half, scaled_by_rows, in_microbatches, with_a_rest, on_devices]
+)
 def test_what_is_done_row_by_row_stays_covered(grads):
     flow = flow_of(grads=grads)
     assert flow.private == ()
@@ -375,7 +494,12 @@ DRAWS = {
     "indices": lambda x, t, indices: x[indices],
     "take": lambda x, t, indices: jnp.take(x, indices, axis=0),
     "in order": lambda x, t, indices: jax.lax.dynamic_slice_in_dim(x, 8 * t, 8),
-    "in order, counted": lambda x, t, indices: x[8 * t + jnp.arange(8)],
+    "in order, counted": lambda x, t, indices: jnp.take(x, 8 * t + jnp.arange(8), axis=0),
+    "the first": lambda x, t, indices: x[jnp.arange(8)],
+    "one of two orders": lambda x, t, indices: x[
+        jax.lax.cond(t > 0, lambda: indices, lambda: indices[::-1])
+    ],
+    "from the end": lambda x, t, indices: jnp.take(x, indices - 40, axis=0),
     "a permutation": lambda x, t, indices: x[jax.random.permutation(KEY, 40)[:8]],
 }
 
@@ -393,8 +517,17 @@ def test_a_batch_that_is_looked_up_in_all_data(name):
         lambda x, t, indices: x[indices % 5],
         lambda x, t, indices: x[jnp.minimum(indices, 5)],
         lambda x, t, indices: x[indices] + x[indices + 1],
+        lambda x, t, indices: x[8 * t + jnp.arange(8)],
+        lambda x, t, indices: jnp.take(x[:4], jnp.arange(8), axis=0, mode="clip"),
+        lambda x, t, indices: x[:4][jnp.arange(8) - 4],
+        lambda x, t, indices: jnp.take(x[:4], jnp.arange(8) - 4, axis=0),
+        lambda x, t, indices: x[jnp.where(t + indices > 9, indices, indices + 1)],
+        lambda x, t, indices: x[jax.lax.iota(jnp.int8, 512).astype(int)[-8:] + indices[:1]],
     ],
-    ids=["with replacement", "remainders", "cut off", "neighbours"],
+    ids=[
+        *("with replacement", "remainders", "cut off", "neighbours", "past the end", "past it"),
+        *("from both ends", "from both ends, filled", "one of two", "a count that wraps around"),
+    ],
 )
 def test_an_example_that_may_be_in_two_rows(draw):
     flow = rows_of(draw)
@@ -431,7 +564,9 @@ def test_a_stage_without_a_guarantee_releases_nothing(noise):
     assert "[0]" in paths(flow_of(noise=noise).private)
 
 
-def test_selected_rows_are_a_release():
+@pytest.mark.parametrize("again", [False, True])
+def test_selected_rows_are_a_release(again):
+    """As long as no others are selected by the same randomness."""
     selection = tables.RowSelection(table_size=50, threshold=8.0, capacity=20, rows_per_example=2)
     clip = tables.row_selecting_clip(CLIP, selection)
     tx = tables.row_selecting_noise(clip, **NOISE)
@@ -444,13 +579,15 @@ def test_selected_rows_are_a_release():
     grad_fn = tables.selected_grad(loss, clip, where=lambda params: params["table"])
 
     def step(params, state, batch, mask):
-        grads = grad_fn(state, params, batch, mask)
-        return grads.rows, tx.update(grads.sum, state, grads.params)
+        first = grad_fn(state, params, batch, mask)
+        released, after = tx.update(first.sum, state, first.params)
+        second = grad_fn(state if again else after, params, (batch[0] + 1, batch[1]), mask)
+        return first.rows, released, second.rows
 
     batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
     state = tx.init(params)
     flow = information_flow(step, params, state, batch, MASK, private_argnums=(2, 3))
-    assert flow.private == ()
+    assert bool(flow.private) == bool(flow.redrawn) == again
 
 
 def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from dpoptax._information_flow.following import Follower
-from dpoptax._information_flow.indices import Entries
+from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label
 from dpoptax._information_flow.rows import LEADING
 
@@ -34,8 +34,7 @@ def labels_of(fn, *given, public=()):
     """Those of the results; public arguments come first."""
     traced = jax.make_jaxpr(fn)(*public, *given)
     labels = [
-        Label(number=("argument", i), entries=Entries.DISTINCT)
-        for i in range(len(jax.tree.leaves(public)))
+        Label(number=("argument", i), entries=GIVEN) for i in range(len(jax.tree.leaves(public)))
     ]
     labels += [Label(Holds.PRIVATE, LEADING) for _ in jax.tree.leaves(given)]
     return Follower().follow(traced.jaxpr, labels)[0]
@@ -155,6 +154,7 @@ OF_ONE = {
             lambda r: lax.while_loop(lambda y: jnp.sum(y) > 1.0, lambda y: y / 2, r)
         )(x),
     ),
+    "halves put together": (W, lambda w, x, *_: jnp.concatenate([2 * x[:2], x[2:5], x[5:]])),
     "one row subtracted from itself": (W, lambda w, x, *_: x - x.mean((1, 2), keepdims=True)),
     "a matrix for each": (W, lambda w, x, *_: jnp.einsum("bij,bkj->bik", x, x)),
     "a kernel for each": (
@@ -212,6 +212,20 @@ def kept_in_a_reference(w, x, *_):
     return lax.scan(turn, 0, x)[1]
 
 
+def from_other_devices(w, x, *_):
+    """Row by row, with the row of another device at the same turn."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def local(part):
+        def turn(carry, row):
+            return carry, row + lax.ppermute(row, "data", [(0, 0)])
+
+        return lax.scan(turn, 0, part)[1]
+
+    rows = jax.P("data")
+    return jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)(x)
+
+
 def kernels_of_groups(w, x, label, y):
     kernels = jnp.moveaxis(y, 0, -1)[:3, :3, :, :]
     return convolved(jnp.ones((ROWS, 6, 6, 2)), kernels, batch_group_count=ROWS)[0, 0].T
@@ -230,6 +244,8 @@ OF_SEVERAL = {
     "rows in another's order": lambda w, x, *_: x[jnp.argsort(x[:, 0, 0])],
     "sorted": lambda w, x, *_: jnp.sort(x, 0),
     "the largest": lambda w, x, *_: lax.top_k(x[:, 0, 0], ROWS)[0],
+    "halves in the other order": lambda w, x, *_: jnp.concatenate([x[3:], x[:3]]),
+    "halves that overlap": lambda w, x, *_: jnp.concatenate([x[:3], x[2:5]]),
     "two batches": lambda w, x, *_: jnp.concatenate([x, x]),
     "halves": lambda w, x, *_: x[:3] + x[3:],
     "pairs": lambda w, x, *_: (
@@ -242,6 +258,7 @@ OF_SEVERAL = {
     "windows beside rows": shifted,
     "turns of a loop": in_turns,
     "a reference": kept_in_a_reference,
+    "turns of several devices": from_other_devices,
     "kernels of groups of a batch": kernels_of_groups,
     "combinations": lambda w, x, *_: jnp.einsum("bij,bk->kij", x, jnp.ones((ROWS, ROWS))),
     "their sum": lambda w, x, _, y: y.sum(0),
@@ -264,6 +281,29 @@ KEY = jax.random.key(0)
 def test_rows_of_several_examples_are_not_said_to_be_of_one(name):
     (label,) = labels_of(OF_SEVERAL[name], *batch(), public=(W,))
     assert label.rows is None or not label.rows.leading
+
+
+def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
+    def summed(start, x, y):
+        return lax.dynamic_slice(x, (start,), (3,)) + lax.dynamic_slice(y, (start,), (3,))
+
+    kept, joined = (
+        labels_of(summed, jnp.ones(6), jnp.ones(length), public=(jnp.uint32(2),))[0].rows
+        for length in (6, 5)
+    )
+    assert kept.leading
+    assert joined is None
+
+
+def test_rows_of_a_turn_are_not_laid_out_over_other_axes_on_both_of_its_sides():
+    def summed(x, y):
+        """Of other examples in each turn: (2, 2, 6) and (3, 2, 4), the turns in the middle."""
+        parts = jnp.moveaxis(x.reshape(2, 2, 6), 1, 0), jnp.moveaxis(y.reshape(3, 2, 4), 1, 0)
+        turn = lambda carry, part: (carry, part[0].reshape(3, 4) + part[1])  # noqa: E731
+        return lax.scan(turn, 0, parts)[1]
+
+    (label,) = labels_of(summed, jnp.ones(24), jnp.ones(24))
+    assert label.rows is None
 
 
 # Operations on an array of any shape, at random: `pick` chooses a whole number below another.
@@ -375,6 +415,6 @@ def test_random_programs_make_of_rows_what_is_said():
             for number in np.unique(named[moved != result]):
                 influenced[number].add(row)
         assert all(len(each) <= 1 for each in influenced), steps
-        if label.rows.drawn is None:
+        if not label.rows.drawn:
             assert all(each <= {number} for number, each in enumerate(influenced)), steps
     assert kept > 20

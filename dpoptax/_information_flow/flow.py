@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpoptax._bookkeeping.explain import in_columns
 from dpoptax._information_flow.following import Follower, in_short, where
-from dpoptax._information_flow.indices import Entries
+from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.rows import LEADING
 from dpoptax._trees import PyTree, nnx_kinds
@@ -115,8 +115,8 @@ def information_flow(
       private_argnums: which arguments are private, batch and mask as a rule. Row i of all of them,
         by their leading axes, is of the same example.
       secret_argnums: which tell of draws that nobody may know and that do not look at the data,
-        such as a sampler's indices where `fn` looks the batch up in all data: row i of what is
-        looked up counts as one example's, so no index may be there twice.
+        such as a sampler's indices and mask where `fn` looks the batch up in all data: row i of
+        what is looked up counts as one example's, so no index may be there twice.
 
     Returns:
       An `InformationFlow`.
@@ -192,7 +192,7 @@ def _labels(arg: PyTree, number: int, holds: Holds) -> list[Label]:
             labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
         else:
             named = "argument", number, place
-            labels.append(Label(own, number=named, entries=Entries.DISTINCT))
+            labels.append(Label(own, number=named, entries=GIVEN))
     return labels
 
 

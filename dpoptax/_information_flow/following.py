@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import optax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.source_info_util import summarize
 
@@ -14,17 +15,29 @@ from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._information_flow import rows
 from dpoptax._information_flow.indices import entries, name_each_once
-from dpoptax._information_flow.labels import NOTHING, Holds, Label, decided, either, marked
+from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.repeats import Repeats
-from dpoptax._marks import EXAMPLES, NOISE
+from dpoptax._marks import CLIPPED, EXAMPLES, NOISE, RELEASE
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
 }
+# Operations that return what they get.
+_SAME = {
+    *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
+    *("pvary", "reshard", "sharding_constraint"),
+}
+# What goes into a clip, and comes out of it.
+_INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
+_OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
 # Operations as objects, which say what they are a program of.
 _EXPANDED = "call_hi_primitive"
+
+# What a user's own line is not in.
+_PACKAGES = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
+_FRAMES = 100
 
 _LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
@@ -44,10 +57,15 @@ class Follower:
         self.seen: dict[tuple[str, str], Holds] = {}
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
-        self._numbers: dict[Hashable, int] = {}
         self.redrawn: dict[str, None] = {}
-        self._draws: dict[Hashable, tuple[int, ...]] = {}  # of a key's number, where it is used
-        self._callers: list[JaxprEqn] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
+        # Of a key's number the places where it is used; of a release whether jax.vmap gave it keys.
+        self._draws: dict[Hashable, set[tuple[int, ...]]] = {}
+        self._mapped: dict[Hashable, bool] = {}
+        # The operation that is followed, behind those around it and the branches that these took.
+        self._within: list[JaxprEqn | Jaxpr] = []
+        self._branches: set[int] = set()
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
@@ -56,7 +74,9 @@ class Follower:
 
     def number(self, *what: Hashable) -> int:
         """The same for the same."""
-        return self._numbers.setdefault(what, len(self._numbers))
+        number = self._numbers.setdefault(what, len(self._numbers))
+        self._whats[number] = what
+        return number
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
@@ -82,8 +102,11 @@ class Follower:
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
+            self._within.append(eqn)
             results, written = self._step(eqn, read, around)
-            labels |= zip(eqn.outvars, (decided(each, around) for each in results), strict=True)
+            for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
+                labels[var] = self._numbered(decided(each, around), eqn, read, i)
+            self._within.pop()
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
                     labels[atom] = decided(either((labels[atom], after)), around)
@@ -98,7 +121,7 @@ class Follower:
         name = eqn.primitive.name
         if name == "name":
             return [self._marked(eqn, read[0])], read
-        if name == "optimization_barrier":
+        if name in _SAME:
             return read, read
         if name == "scan":
             return self._scan(eqn, read, around)
@@ -111,12 +134,9 @@ class Follower:
         inner = [self._expanded(eqn)] if name == _EXPANDED else inside(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {_EXPANDED, *_CALLS} and called:
-            self._callers.append(eqn)
-            found = self.follow(inner[0], read, around)
-            self._callers.pop()
-            return found
+            return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
-            self.note(name, self._line(eqn), either((around, *read)).holds)
+            self.note(name, self._line(), either((around, *read)).holds)
         results = self._applied(eqn, read)
         # Also of references, into which each turn of a loop may have written rows of its own.
         together = dataclasses.replace(either(read), rows=None, number=None)
@@ -125,30 +145,62 @@ class Follower:
         return results, [together] * len(read)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
-        name = eqn.params["name"]
-        after = marked(label, name)
-        if name == EXAMPLES and Holds.PRIVATE in label.holds & after.holds:
-            self.joined[label.joined or "an argument without a row for each example"] = None
+        name, _, axes = eqn.params["name"].partition("/")
+        mapped = axes.isdigit() and int(axes) != len(type_of(eqn.invars[0]).shape)
+        if name == EXAMPLES and mapped:
+            label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
+        *around, _ = here = self._here()
+        clip = tuple(around)
+        after = marked(label, name, clip)
+        if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
+            self.joined[label.joined or _OTHERWISE[name]] = None
+        again = False
         if name == NOISE and label.number is not None:
-            here = *map(id, self._callers), id(eqn)
-            if self._draws.setdefault(label.number, here) != here:
-                self.redrawn[self._line(eqn)] = None
-                return dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
+            self._mapped[clip] = mapped
+            places = self._draws.setdefault(label.number, set())
+            again = any(self._both_run(here, other) for other in places)
+            places.add(here)
+        elif name == RELEASE and label.has_data:  # many with the noise of one
+            again = mapped and not self._mapped.get(clip, True)
+        if again:
+            self.redrawn[self._line()] = None
+            after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
+
+    def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
+        """A result of an operation, with a number if it has none."""
+        if label.has_data or label.number is not None:
+            return label
+        of = self._here() if Holds.RELEASED in label.holds else self._run(eqn, read)
+        return dataclasses.replace(label, number=self.number(of, place))
+
+    def _run(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
+        """The same for runs that make the same of what is public, where all noise is another."""
+        numbers = ["data" if label.has_data else label.number for label in read]
+        return self._computed(eqn, numbers) or self._here()
+
+    def _here(self) -> tuple[int, ...]:
+        return tuple(map(id, self._within))
+
+    def _both_run(self, here: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether these are two places, and not in two branches of one choice."""
+        pairs = zip(here, other, strict=False)
+        apart = next(({one, another} for one, another in pairs if one != another), None)
+        return apart is not None and not apart <= self._branches
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
-        if eqn.primitive.name == "gather" and not name_each_once(eqn.invars[1], read[1].entries):
-            numbers[1] = None
         together = either(read)
         if not together.has_data:
-            what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
-            known = None not in numbers and not eqn.effects and _is_hashable(what)
+            what = self._computed(eqn, numbers)
+            of_each = entries(eqn, [label.entries for label in read], numbers, self._what)
             return [
-                Label(together.holds, number=self.number(*what, i) if known else None, entries=each)
-                for i, each in enumerate(entries(eqn, [label.entries for label in read]))
+                Label(together.holds, number=what and self.number(*what, i), entries=each)
+                for i, each in enumerate(of_each)
             ]
+        if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
+            numbers[1] = None
         moved = [
             dataclasses.replace(
                 label, rows=label.rows and rows.after(eqn, operand, label.rows, numbers)
@@ -156,16 +208,35 @@ class Follower:
             for operand, label in enumerate(read)
         ]
         found = either(moved)
+        if eqn.primitive.name == "concatenate" and found.rows is None:
+            parts = [label.rows for label in read if label.rows]
+            if len(parts) == len(read):
+                whole = rows.put_together(parts, eqn.params["dimension"])
+                found = dataclasses.replace(found, rows=whole)
         if found.rows is None and not found.joined:
-            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line(eqn)}")
+            found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
+
+    def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
+        """What an operation computes: equal for equal results; None where nothing says so."""
+        what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
+        drawn = eqn.effects or eqn.primitive.name == "rng_uniform"
+        return None if drawn or None in numbers or not _is_hashable(what) else what
+
+    def _what(self, number: Hashable) -> tuple[Hashable, ...]:
+        return self._whats.get(number, ())
 
     def _cond(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
         decides, *operands = read
         inner = decided(around, decides)
-        branches = [self.follow(each.jaxpr, operands, inner) for each in eqn.params["branches"]]
+        branches = []
+        for each in inside(eqn.params):
+            self._branches.add(id(each))
+            self._within.append(each)
+            branches.append(self.follow(each, operands, inner))
+            self._within.pop()
         results, written = (
             [either(labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
@@ -201,6 +272,7 @@ class Follower:
             results, written = self.follow(body, [*used, *carry], decided(around, decides))
             results = [decided(each, decides) for each in results]
             after = [*tested, *written[:second], *turns.carried(written[second:], results)]
+            after = _alike(eqn.invars, after)
             if after == now:
                 return turns.ended(carry), now
             now = after
@@ -222,7 +294,8 @@ class Follower:
         return results, _written(eqn.invars, read, written)
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
-        return Repeats(eqn, read, f"{eqn.primitive.name} in {self._line(eqn)}", self.number)
+        name = f"{eqn.primitive.name} in {self._line()}"
+        return Repeats(eqn, read, name, functools.partial(self.number, self._run(eqn, read)))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
         """The program of an operation; one for each, as places in loops go by what stands there."""
@@ -236,9 +309,10 @@ class Follower:
             self._expansions[id(eqn)] = jax.make_jaxpr(program)(*shapes).jaxpr
         return self._expansions[id(eqn)]
 
-    def _line(self, eqn: JaxprEqn) -> str:
-        """That of an operation, or of the call of a function that does not know its own."""
-        return next(filter(None, map(line, (eqn, *reversed(self._callers)))), "")
+    def _line(self) -> str:
+        """That of the operation, or of the call of a function that does not know its own."""
+        around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
+        return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
 
 
 def _is_hashable(x: object) -> bool:
@@ -259,6 +333,16 @@ def _written(
     ]
 
 
+def _alike(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
+    """The labels of operands of which several may be one reference."""
+    return [
+        either(each for other, each in zip(atoms, labels, strict=True) if other is atom)
+        if is_reference(atom)
+        else label
+        for atom, label in zip(atoms, labels, strict=True)
+    ]
+
+
 def is_reference(atom: Var | Literal) -> bool:
     """Whether it is a `jax.Ref`."""
     return hasattr(atom.aval, "inner_aval")
@@ -276,10 +360,13 @@ def where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
             if atom is out:
                 inner = inside(eqn.params)
                 same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
-                return (same and where(inner[0], inner[0].outvars[index])) or line(eqn)
+                own = same and where(inner[0], inner[0].outvars[index])
+                return own or line(eqn) or line(eqn, inner=True)
     return ""
 
 
-def line(eqn: JaxprEqn) -> str:
-    """File, line and function that an operation is from."""
-    return pathlib.PurePath(summarize(eqn.source_info)).name
+def line(eqn: JaxprEqn, *, inner: bool = False) -> str:
+    """File, line and function that an operation is from, the user's own unless the `inner`most."""
+    lines = reversed(summarize(eqn.source_info, _FRAMES).splitlines())
+    found = (each for each in lines if inner or not each.startswith(_PACKAGES))
+    return pathlib.PurePath(next(found, "")).name

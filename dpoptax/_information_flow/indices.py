@@ -1,53 +1,105 @@
 """Whether indices name no example twice: it would be in two rows, each of them clipped alone."""
 
-import enum
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._bookkeeping.program import type_of
 
 
-class Entries(enum.Enum):
-    """How the entries of an array are to each other."""
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """How the entries of an array are to each other.
 
-    DISTINCT = enum.auto()  # as those of arguments are taken to be
-    EQUAL = enum.auto()
-    UNKNOWN = enum.auto()
+    Attributes:
+      distinct: whether no two are equal.
+      equal: whether all are.
+      among: of distinct ones, a bound on the largest minus the smallest, plus one.
+      moved: of distinct ones, whether some may be no indices of an axis so long.
+      of: of distinct ones, the longest axis that they are distinct on.
+    """
 
+    distinct: bool = False
+    equal: bool = False
+    among: int = 0
+    moved: bool = False
+    of: float = math.inf
+
+
+UNKNOWN, EQUAL = Entries(), Entries(equal=True)
+GIVEN = Entries(distinct=True)
+"""Of arguments: taken to be different indices of whatever they are indices of."""
 
 # Some or all entries of the first operand, each once.
-_SELECTING = {
-    *("copy", "copy_p", "dynamic_slice", "reshape", "rev", "sharding_constraint", "slice"),
-    *("squeeze", "transpose"),
-}
+_SELECTING = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose"}
 _ENTRY_BY_ENTRY = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
 
+What = Callable[[Hashable], tuple[Hashable, ...]]
+"""Of a number of a value the operation, with its parameters and the numbers of its operands."""
 
-def entries(eqn: JaxprEqn, given: Sequence[Entries]) -> list[Entries]:
-    """Of each result of an operation, by those of its operands."""
+
+def entries(
+    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], what: What
+) -> list[Entries]:
+    """Of each result of an operation, by those of its operands, and by their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
-    given = [
-        Entries.EQUAL if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
-    ]
+    given = [EQUAL if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)]
     if name == "sort":
-        return given
-    found = Entries.UNKNOWN
-    if name == "iota" and len(eqn.params["shape"]) == 1:
-        found = Entries.DISTINCT
+        return list(given)
+    found = UNKNOWN
+    if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
+        found = Entries(distinct=True, among=size)
     elif name in _SELECTING or _is_kept(eqn):
         found = given[0]
-    elif name in {"broadcast_in_dim", *_ENTRY_BY_ENTRY} and set(given) == {Entries.EQUAL}:
-        found = Entries.EQUAL
-    elif name in ("add", "sub") and set(given) == {Entries.DISTINCT, Entries.EQUAL}:
-        found = Entries.DISTINCT
-    elif name == "select_n" and set(given[1:]) == {Entries.DISTINCT}:
-        found = Entries.DISTINCT  # such as indices of which the negative ones count from the end
-    elif name == "gather" and set(given) == {Entries.DISTINCT} and size <= _size(eqn.invars[1]):
-        found = Entries.DISTINCT
+    elif name in {"broadcast_in_dim", *_ENTRY_BY_ENTRY} and set(given) == {EQUAL}:
+        found = EQUAL
+    elif name in ("add", "sub") and EQUAL in given and _is_wide(eqn.outvars[0]):
+        (other,) = [each for each in given if each != EQUAL]
+        found = dataclasses.replace(other, moved=other.distinct)
+    elif name == "select_n" and given[1].distinct:
+        length = _from_the_end(numbers, what)
+        if length is not None and given[1].among <= length:
+            found = dataclasses.replace(given[1], of=min(length, given[1].of))
+    elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
+        alone = len(type_of(eqn.invars[0]).shape) == 1
+        if alone and name_each_once(eqn, given[1]) and _inside(eqn, given[1]):
+            found = given[0]
     return [found] * len(eqn.outvars)
+
+
+def name_each_once(eqn: JaxprEqn, given: Entries) -> bool:
+    """Whether what a gather looks up is there once.
+
+    Indices from outside of an axis are dropped, or mean its last entry.
+    """
+    if _size(eqn.invars[1]) == 1:
+        return True
+    dropped = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    return given.distinct and max(_lengths(eqn)) <= given.of and (dropped or _inside(eqn, given))
+
+
+def _inside(eqn: JaxprEqn, given: Entries) -> bool:
+    """Whether distinct indices are inside of the axes that a gather looks them up on."""
+    return not given.moved and given.among <= min(_lengths(eqn))
+
+
+def _lengths(eqn: JaxprEqn) -> list[int]:
+    shape = type_of(eqn.invars[0]).shape
+    return [shape[axis] for axis in eqn.params["dimension_numbers"].start_index_map] or [0]
+
+
+def _from_the_end(numbers: Sequence[Hashable], what: What) -> int | None:
+    """What a `select_n` adds to the negative ones of indices; None where it is another."""
+    match [what(number) for number in numbers]:
+        case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:
+            match what(zero), what(length):
+                case ("literal", _, "0"), ("literal", _, added) if index == moved == numbers[1]:
+                    return int(str(added))
+    return None
 
 
 def _is_kept(eqn: JaxprEqn) -> bool:
@@ -61,9 +113,10 @@ def _is_kept(eqn: JaxprEqn) -> bool:
     return whole and after.itemsize >= min(4, before.itemsize)
 
 
-def name_each_once(indices: Var | Literal, entries: Entries) -> bool:
-    """Whether indices may look up rows."""
-    return _size(indices) == 1 or entries is Entries.DISTINCT
+def _is_wide(atom: Var | Literal) -> bool:
+    """Whether it is of whole numbers that count to more than an array has entries."""
+    dtype = type_of(atom).dtype
+    return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4
 
 
 def _size(atom: Var | Literal) -> int:

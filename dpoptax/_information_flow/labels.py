@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
-from dpoptax._information_flow.indices import Entries
+from dpoptax._information_flow.indices import UNKNOWN, Entries
 from dpoptax._information_flow.rows import Rows
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
@@ -32,6 +32,7 @@ class Label:
     Attributes:
       holds: what it may tell of.
       rows: where the examples are in private data; None: nowhere, each entry may be of several.
+        Within a clip it is in their `drawn` what rows are clipped there, and by which one.
       joined: the operation that made it of several, and its line.
       number: of what holds no data: equal for equal values; None where nothing is known.
       entries: how its entries are to each other, of what holds no data.
@@ -41,7 +42,7 @@ class Label:
     rows: Rows | None = None
     joined: str = ""
     number: Hashable = None
-    entries: Entries = Entries.UNKNOWN
+    entries: Entries = UNKNOWN
 
     @property
     def has_data(self) -> bool:
@@ -62,7 +63,7 @@ def either(labels: Iterable[Label]) -> Label:
         return Label(
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
-            entries=entries.pop() if len(entries) == 1 else Entries.UNKNOWN,
+            entries=entries.pop() if len(entries) == 1 else UNKNOWN,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
@@ -74,24 +75,26 @@ def decided(label: Label, by: Label) -> Label:
     return either((label, by)) if by.holds else label
 
 
-def marked(label: Label, name: str) -> Label:
-    """Behind a mark."""
-    holds = label.holds
+def marked(label: Label, name: str, clip: Hashable) -> Label:
+    """Behind a mark, of a clip whose marks have the same `clip`."""
+    holds, rows = label.holds, None
     if name == EXAMPLES:
         apart = label.rows is not None and label.rows.leading and not holds & ~Holds.PRIVATE & DATA
         holds = _instead(holds, DATA, Holds.EXAMPLES if apart else Holds.PRIVATE)
+        rows = Rows((), (clip, label.rows)) if apart else None
     elif name == CLIPPED:
-        bounded = not holds & (Holds.PRIVATE | Holds.CLIPPED)
+        own = label.rows is not None and label.rows.drawn[:1] == (clip,)
+        bounded = own and not holds & (Holds.PRIVATE | Holds.CLIPPED)
         holds = _instead(holds, DATA, Holds.CLIPPED if bounded else Holds.PRIVATE)
     elif name == UNCLIPPED:
         holds = _instead(holds, DATA, Holds.PRIVATE)
     elif name == VOUCHED:
-        holds = _instead(holds, DATA, Holds.EXAMPLES)
+        holds, rows = _instead(holds, DATA, Holds.EXAMPLES), Rows((), (clip,))
     elif name == RELEASE:
         holds = _instead(holds, Holds.CLIPPED, Holds.RELEASED) & ~Holds.SECRET
     else:
         return label
-    return dataclasses.replace(label, holds=holds, rows=None)
+    return dataclasses.replace(label, holds=holds, rows=rows)
 
 
 def kind(holds: Holds) -> str:

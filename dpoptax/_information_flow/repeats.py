@@ -1,11 +1,11 @@
 """What is known of values where a program runs several times: in turns of a loop, or on devices."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from jax.extend.core import JaxprEqn
 
-from dpoptax._information_flow.indices import Entries
+from dpoptax._information_flow.indices import UNKNOWN
 from dpoptax._information_flow.labels import Label, either
 from dpoptax._information_flow.rows import Rows, Turn
 
@@ -21,21 +21,16 @@ class Repeats:
     """
 
     def __init__(
-        self, eqn: JaxprEqn, read: Sequence[Label], name: str, number: Callable[..., int]
+        self, eqn: JaxprEqn, read: Sequence[Label], name: str, numbered: Callable[..., int]
     ) -> None:
-        self._turn, self._name, self._number = Turn(id(eqn)), name, number
-        public = [label.number for label in read if not label.has_data]
-        self._known = None not in public
-        self._what = id(eqn), *public
-        self._drawn = {None, *(label.rows.drawn for label in read if label.rows)}
+        self._turn, self._name, self._numbered = Turn(id(eqn)), name, numbered
+        self._drawn = {(), *(label.rows.drawn for label in read if label.rows)}
 
     def inner(self, label: Label, moving: Moving, place: int) -> Label:
         """Of what one turn gets, of a value from outside."""
         if label.has_data:
             return self._with_rows(label, label.rows and moving(label.rows, self._turn))
-        known = label.number is not None
-        number = self._number("part", *self._what, place, label.number) if known else None
-        return dataclasses.replace(label, number=number)
+        return dataclasses.replace(label, number=self._numbered("part", place, label.number))
 
     def outer(self, label: Label, moving: Moving, place: int) -> Label:
         """Of a value outside, of what all turns made."""
@@ -43,7 +38,7 @@ class Repeats:
             moved = label.rows and moving(label.rows, self._turn)
             return self._with_rows(label, moved if self._lasts(moved) else None)
         number = self._numbered("whole", place)
-        return dataclasses.replace(label, number=number, entries=Entries.UNKNOWN)
+        return dataclasses.replace(label, number=number, entries=UNKNOWN)
 
     def carried(self, before: Sequence[Label], after: Sequence[Label]) -> list[Label]:
         """Of what a turn gets from the one before, or from outside."""
@@ -61,7 +56,7 @@ class Repeats:
         """Of what the last turn leaves."""
         return [
             dataclasses.replace(label, number=self._numbered("last", place))
-            if label.number is not None and label.number == self._numbered("carried", place)
+            if label.number == self._numbered("carried", place)
             else label
             for place, label in enumerate(carry)
         ]
@@ -75,6 +70,3 @@ class Repeats:
     def _with_rows(self, label: Label, rows: Rows | None) -> Label:
         joined = label.joined if rows or label.joined else self._name
         return dataclasses.replace(label, rows=rows, joined=joined)
-
-    def _numbered(self, *what: Hashable) -> int | None:
-        return self._number(*what, *self._what) if self._known else None

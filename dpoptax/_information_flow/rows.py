@@ -43,12 +43,12 @@ class Rows:
 
     Attributes:
       digits: where the example's number is read, its leading digit first.
-      drawn: which examples these are: None for those of the arguments, else what they were chosen
+      drawn: which examples these are: () for those of the arguments, else what they were chosen
         from these by. Arrays of equal `drawn` have the same ones, in the same order.
     """
 
     digits: tuple[Along | Turn, ...]
-    drawn: Hashable = None
+    drawn: tuple[Hashable, ...] = ()
 
     @property
     def along(self) -> tuple[Along, ...]:
@@ -60,12 +60,14 @@ class Rows:
         """Whether each row, by the leading axis, is of one example."""
         return self.along == (Along(0),)
 
-    def moved(self, along: Sequence[Along]) -> "Rows | None":
-        """With its axes at other places; None where their number changed and turns are between."""
-        if len(along) == len(self.along):
-            new = iter(along)
-            digits = tuple(next(new) if isinstance(d, Along) else d for d in self.digits)
-            return dataclasses.replace(self, digits=digits)
+    def moved(self, along: Sequence[Along]) -> "Rows":
+        """With each of its axes at another place."""
+        new = iter(along)
+        digits = tuple(next(new) if isinstance(d, Along) else d for d in self.digits)
+        return dataclasses.replace(self, digits=digits)
+
+    def laid_out(self, along: Sequence[Along]) -> "Rows | None":
+        """With its examples along other axes; None where turns are between those before."""
         first = self.digits.index(self.along[0])
         if self.digits[first : first + len(self.along)] != self.along:
             return None
@@ -89,6 +91,8 @@ def after(
       numbers: of each operand what is equal for equal values, None where nothing is.
     """
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
+    if not rows.digits:
+        return rows
     if _communicates(eqn) or "callback" in name:
         return None
     if not rows.along:
@@ -104,7 +108,7 @@ def after(
         order = list(eqn.params["dimensions"] or range(len(shape)))
         given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.along]
         along = _reshaped(given, [shape[axis] for axis in order], _shape(eqn.outvars[0]))
-        return None if along is None else rows.moved(along)
+        return None if along is None else rows.laid_out(along)
     if name not in _RULES:
         return None
     moved = [_RULES[name](eqn, operand, digit) for digit in rows.along]
@@ -112,6 +116,26 @@ def after(
     if len(found) < len(moved) or not _fits(eqn, shape, rows.along, found):
         return None
     return rows.moved(found)
+
+
+def put_together(parts: Sequence[Rows], axis: int) -> Rows | None:
+    """The rows of slices one behind the other; None where they are not."""
+    slices = []
+    for part in parts:
+        match part.drawn:
+            case (*of, ("slice", length, start, end, None | 1)) if part.along == (Along(axis),):
+                slices.append(((part.digits, of, length), start, end))
+            case _:
+                return None
+    these, first, last = slices[0]
+    for each, start, end in slices[1:]:
+        if (each, start) != (these, last):
+            return None
+        last = end
+    digits, of, length = these
+    whole = (first, last) == (0, length)
+    drawn = of if whole else (*of, ("slice", length, first, last, None))
+    return Rows(digits, tuple(drawn))
 
 
 def scanned(rows: Rows, turn: Turn) -> Rows | None:
@@ -177,7 +201,8 @@ def _shape(atom: Var | Literal) -> tuple[int, ...]:
 
 def _communicates(eqn: JaxprEqn) -> bool:
     """Whether devices of a mesh exchange values."""
-    return any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+    named = any(type(effect).__name__ == "NamedAxisEffect" for effect in eqn.effects)
+    return named or "axis_name" in eqn.params
 
 
 def _draws_by_place(eqn: JaxprEqn) -> bool:
@@ -202,14 +227,15 @@ def _chosen(
     """Where public indices choose among the rows; None where they do not."""
     if operand or len(rows.along) > 1 or rows.along[0].run > 1:
         return None
-    (axis,), shape = (digit.axis for digit in rows.along), _shape(eqn.invars[0])
+    (axis,) = (digit.axis for digit in rows.along)
+    length = _shape(eqn.invars[0])[axis]
     name, params, along = eqn.primitive.name, eqn.params, list(rows.along)
     by: tuple[Hashable, ...] = ()
     if name == "slice" and not _whole(eqn, axis):
         strides = params["strides"]
         ends = params["start_indices"][axis], params["limit_indices"][axis]
         by = (*ends, None if strides is None else strides[axis])
-    elif name == "dynamic_slice" and params["slice_sizes"][axis] != shape[axis]:
+    elif name == "dynamic_slice" and params["slice_sizes"][axis] != length:
         number = numbers[1 + axis]
         by = () if number is None else (number, params["slice_sizes"][axis])
     elif name == "gather" and axis in (numbering := params["dimension_numbers"]).start_index_map:
@@ -217,10 +243,10 @@ def _chosen(
         if not whole and numbers[1] is not None:
             by = numbers[1], numbering.start_index_map.index(axis)
             along = [Along(out) for out in _batch_axes(eqn)]
-    moved = rows.moved(along)
-    if not by or moved is None:
+    laid_out = rows.laid_out(along)
+    if not by or laid_out is None:
         return None
-    return dataclasses.replace(moved, drawn=(rows.drawn, name, *by))
+    return dataclasses.replace(laid_out, drawn=(*rows.drawn, (name, length, *by)))
 
 
 def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) -> list[Along] | None:
@@ -405,13 +431,12 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
 
 _ENTRY_BY_ENTRY = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos
-    cosh device_put digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma log log1p
-    logistic lt lt_to max mesh_cast min mul mulhi name ne neg nextafter not one_minus_square or
-    polygamma population_count pow pvary random_bits random_fold_in random_seed random_split
-    random_unwrap random_wrap real reduce_precision regularized_incomplete_beta rem reshard
-    round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic
+    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type cos cosh digamma
+    div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
+    integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi name ne
+    neg nextafter not one_minus_square or polygamma population_count pow random_bits
+    random_fold_in random_seed random_split random_unwrap random_wrap real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor
     zeta
 """

@@ -13,7 +13,7 @@ from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
 from dpoptax._marks import RELEASE, mark
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._noise.keys import check_threefry_key
+from dpoptax._noise.keys import check_threefry_key, marked_as_noise
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
 from dpoptax._noise.release import check_same_clip, release
 from dpoptax._serialization import serializable
@@ -166,7 +166,7 @@ def draw_rows(
     size, capacity = selection.table_size, selection.capacity
     stddev = noise_multiplier * math.sqrt(selection.rows_per_example)
     _check_false(selection, noise_multiplier)
-    keys = jax.random.split(key, 4)
+    keys = jax.random.split(marked_as_noise(key), 4)
 
     missing = counts.missing.astype(jnp.float32) * np.float32(2.0**-counts.bits)
     if stddev == 0.0:
