@@ -7,6 +7,7 @@ no program has before it is differentiated.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -16,7 +17,7 @@ from dpoptax._bookkeeping.deriving import CUSTOM, bind, inside
 from dpoptax._bookkeeping.program import type_of
 
 # Operations whose inner program gets their operands, one for one.
-_CALLS = frozenset(
+CALLS = frozenset(
     {
         "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit",
         "pjit", "remat", "remat2",
@@ -31,7 +32,7 @@ _ONE_BY_ONE = ("sequential", "sequential_unrolled")
 _OF_REFERENCES = ("ReadEffect", "WriteEffect", "AccumEffect")
 # Operations as objects, whose rules for vmap and derivatives are in no program; JAX's own keep
 # examples apart.
-_HIDDEN, _KNOWN = "call_hi_primitive", "jax._src.numpy."
+HIDDEN, _KNOWN = "call_hi_primitive", "jax._src.numpy."
 _REST = (
     "what an example contributes would depend on the others in its batch, and no clip bounds how "
     "much one of them then moves the sum"
@@ -54,8 +55,7 @@ def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> N
 def _check_program(
     program: ClosedJaxpr, private: Sequence[bool], active: Sequence[bool], derivatives: int
 ) -> None:
-    axes = sorted(str(e.name) for e in program.effects if type(e).__name__ == "NamedAxisEffect")
-    if axes:
+    if axes := sorted(named_axes(program.effects)):
         raise TypeError(
             f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): {_REST}. "
             "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
@@ -81,14 +81,14 @@ def _check(
         flows = [not isinstance(v, Literal) and v in flowing for v in eqn.invars]
         if any(own):
             _check_operation(eqn)
-        if name == _HIDDEN and any(own + flows):
+        if name == HIDDEN and any(own + flows):
             _check_hidden(eqn)
         if name in CUSTOM and any(flows):
             _check_derivative(eqn, own, flows, derivatives)
         for inner in inside(eqn.params):
             # The rule stands for what is inside, which nobody differentiates.
             through = [name not in CUSTOM and f for f in flows]
-            called = name in _CALLS and len(inner.invars) == len(own)
+            called = name in CALLS and len(inner.invars) == len(own)
             flags = [(any(own), any(through))] * len(inner.invars)
             given = list(zip(own, through, strict=True)) if called else flags
             _check(inner, [o for o, _ in given], [f for _, f in given], derivatives)
@@ -123,6 +123,16 @@ def _check_derivative(
     _check_program(program, [*private, *rest], [*active, *rest], derivatives - 1)
 
 
+def named_axes(effects: Iterable[Any]) -> list[str]:
+    """The axes over which an operation or a program communicates, by its effects."""
+    return [str(e.name) for e in effects if type(e).__name__ == "NamedAxisEffect"]
+
+
+def has_keys_by_place(eqn: JaxprEqn) -> bool:
+    """Whether an operation gets keys of which a batch is used by the place in it."""
+    return any(str(getattr(v.aval, "dtype", "")) in _BY_PLACE for v in eqn.invars)
+
+
 def touches_reference(effects: Iterable[object]) -> bool:
     """Whether a `jax.Ref` is read or written, by the effects of an operation or a program."""
     return any(type(effect).__name__ in _OF_REFERENCES for effect in effects)
@@ -152,8 +162,7 @@ def runs_to_the_last(name: str) -> bool:
 def _check_operation(eqn: JaxprEqn) -> None:
     """Raises for an operation on private operands that `jax.vmap` does not map one by one."""
     name = eqn.primitive.name
-    dtypes = [str(v.aval.dtype) for v in eqn.invars if hasattr(v.aval, "dtype")]
-    if name == "rng_bit_generator" or (name in _DRAWS and set(dtypes) & set(_BY_PLACE)):
+    if name == "rng_bit_generator" or (name in _DRAWS and has_keys_by_place(eqn)):
         raise TypeError(
             "loss_fn draws random numbers by the generator 'rbg', which under jax.vmap takes them "
             f"from the first example's key, by place in the batch: {_REST}. Give keys of "

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -162,15 +162,16 @@ def positive(name: str, value: float) -> float:
 
 def clip_norm(name: str, value: float) -> float:
     """`positive`, which for a bound that bounds nothing names the geometry that is meant."""
-    if not isinstance(value, jax.core.Tracer) and _number(value) in _MEANT:
-        raise ValueError(f"{name}={_number(value)}: {_MEANT[_number(value)]}")
+    found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
+    if found in _MEANT:
+        raise ValueError(f"{name}={found}: {_MEANT[found]}")
     return positive(name, value)
 
 
-def _number(value: object) -> float:
+def _number(value: Any) -> float:
     """`value` as a float; of what is no number, such as a text of one, NaN."""
     try:
-        return math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        return math.nan if isinstance(value, str) else float(value)
     except TypeError:
         return math.nan
 

@@ -13,17 +13,16 @@ from jax.extend.source_info_util import summarize
 
 from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
-from dpoptax._information_flow import rows
+from dpoptax._bookkeeping.separation import CALLS, HIDDEN
+from dpoptax._information_flow import operations, rows
 from dpoptax._information_flow.indices import entries, name_each_once
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.repeats import Repeats
 from dpoptax._marks import CLIPPED, EXAMPLES, NOISE, RELEASE
+from dpoptax._privacy.checks import is_hashable
 
 # Primitives that call a program with their operands, in order, and return its results.
-_CALLS = {
-    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_vmap_call"),
-}
+_CALLS = {*CALLS, "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr"}
 # Operations that return what they get.
 _SAME = {
     *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
@@ -32,9 +31,6 @@ _SAME = {
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
 _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# Operations as objects, which say what they are a program of.
-_EXPANDED = "call_hi_primitive"
-
 # What a user's own line is not in.
 _PACKAGES = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
 _FRAMES = 100
@@ -131,9 +127,9 @@ class Follower:
             return self._cond(eqn, read, around)
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
-        inner = [self._expanded(eqn)] if name == _EXPANDED else inside(eqn.params)
+        inner = [self._expanded(eqn)] if name == HIDDEN else inside(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
-        if name in {_EXPANDED, *_CALLS} and called:
+        if name in {HIDDEN, *_CALLS} and called:
             return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
             self.note(name, self._line(), either((around, *read)).holds)
@@ -201,18 +197,8 @@ class Follower:
             ]
         if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
             numbers[1] = None
-        moved = [
-            dataclasses.replace(
-                label, rows=label.rows and rows.after(eqn, operand, label.rows, numbers)
-            )
-            for operand, label in enumerate(read)
-        ]
-        found = either(moved)
-        if eqn.primitive.name == "concatenate" and found.rows is None:
-            parts = [label.rows for label in read if label.rows]
-            if len(parts) == len(read):
-                whole = rows.put_together(parts, eqn.params["dimension"])
-                found = dataclasses.replace(found, rows=whole)
+        given = {i: label.rows for i, label in enumerate(read) if label.has_data}
+        found = dataclasses.replace(together, rows=operations.after(eqn, given, numbers))
         if found.rows is None and not found.joined:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
@@ -221,7 +207,7 @@ class Follower:
         """What an operation computes: equal for equal results; None where nothing says so."""
         what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
         drawn = eqn.effects or eqn.primitive.name == "rng_uniform"
-        return None if drawn or None in numbers or not _is_hashable(what) else what
+        return None if drawn or None in numbers or not is_hashable(what) else what
 
     def _what(self, number: Hashable) -> tuple[Hashable, ...]:
         return self._whats.get(number, ())
@@ -313,14 +299,6 @@ class Follower:
         """That of the operation, or of the call of a function that does not know its own."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
         return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
-
-
-def _is_hashable(x: object) -> bool:
-    try:
-        hash(x)
-    except TypeError:
-        return False
-    return True
 
 
 def _written(

@@ -82,6 +82,15 @@ def integer(name: str, value: int, minimum: int, remedy: str) -> int:
     return found
 
 
+def is_hashable(value: object) -> bool:
+    """Whether `value`, with all that is in it, can be a key."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _shown(value: object) -> str:
     """`value` for an error; of an array, which may be the data, its type alone."""
     if shape := getattr(value, "shape", ()):

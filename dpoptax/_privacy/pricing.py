@@ -26,6 +26,7 @@ from dp_accounting import pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
 
 from dpoptax._privacy import allocation, composition, importance, monte_carlo, one_step, renyi
+from dpoptax._privacy.checks import is_hashable
 from dpoptax._privacy.events import (
     ParticipationDpEvent,
     RandomAllocationDpEvent,
@@ -60,7 +61,7 @@ def epsilon_of(
     if accountant != "monte_carlo":
         event = bounded(event)
     arguments = event, delta, accountant, relation, interval
-    return (_priced if _is_hashable(event) else _price)(*arguments)
+    return (_priced if is_hashable(event) else _price)(*arguments)
 
 
 def profile_of(
@@ -131,14 +132,6 @@ def _shows(
 
 
 _priced = functools.lru_cache(maxsize=4096)(_price)
-
-
-def _is_hashable(event: object) -> bool:
-    try:
-        hash(event)
-    except TypeError:
-        return False
-    return True
 
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:

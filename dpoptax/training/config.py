@@ -5,7 +5,6 @@ import fnmatch
 import math
 import re
 import runpy
-import traceback
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from dpoptax.training.data.dictionary import Dictionary
 from dpoptax.training.data.features import FeatureMap
 from dpoptax.training.data.scattering import Colors, Scattering
 from dpoptax.training.data.tokens import Tokens
-from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.errors import ConfigError, line_in, unknown_name
 from dpoptax.training.methods import DPSGD, Augmented, Method
 from dpoptax.training.roles import Numbers, Role, check, field
 
@@ -284,8 +283,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
     """The error for what a config's own code raised: its line, and the fields that there are."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f"config {path}, line {lines[-1]}" if lines else f"config {path}"
+    where = f"config {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
         if wrong and dataclasses.is_dataclass(kind) and getattr(kind, "__name__", "") == wrong[1]:

@@ -1,6 +1,7 @@
 """The errors that a user can mend; the command line prints them without a traceback."""
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 # So many names are listed, and so many of more.
@@ -22,3 +23,9 @@ def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigE
     return ConfigError(
         f"{field}={value!r} is unknown; {len(names)} are available, such as {some}{meant}"
     )
+
+
+def line_in(path: str, error: BaseException) -> str:
+    """The last line of a file that an error went through, as ", line N"; empty if there is none."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    return f", line {lines[-1]}" if lines else ""

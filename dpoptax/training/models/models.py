@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 
 from dpoptax.training.data.dataset import Kind
-from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.errors import ConfigError, line_in, unknown_name
 from dpoptax.training.models import large_networks, networks, pretrained
 from dpoptax.training.models.language import Gpt2, RobertaClassifier
 from dpoptax.training.models.published import FORMATS
@@ -213,8 +212,8 @@ def init_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Varia
 def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError:
     """The error for a model that does not take an example, with the line of its own file."""
     path = inspect.unwrap(type(model).__call__).__code__.co_filename
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f" ({path}, line {lines[-1]})" if lines else ""
+    line = line_in(path, error)
+    where = f" ({path}{line})" if line else ""
     return ConfigError(
         f"model {type(model).__name__}{where} does not take one example alone, of shape "
         f"{inputs.shape}: {type(error).__name__}: {error}"
