@@ -296,6 +296,80 @@ def test_noise_that_is_drawn_twice_is_seen(step):
     assert flow.redrawn
 
 
+def several_turns(params, state, batch, mask, *, loop, kept):
+    """Steps in a loop; what `kept` makes of the state behind a step goes into the next."""
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def turn(carry):
+        params, now = carry
+        grads = grad_fn(dpoptax.gradient_points(now, params), batch, mask)
+        updates, after = tx.update(grads, now)
+        return optax.apply_updates(params, updates), kept(state, after)
+
+    return loop(turn, (params, state))
+
+
+def scanned(turn, carry, turns=3):
+    return jax.lax.scan(lambda carry, _: (turn(carry), None), carry, length=turns)[0]
+
+
+def counted(turn, carry):
+    return jax.lax.fori_loop(0, 3, lambda _, carry: turn(carry), carry)
+
+
+def until(turn, carry):
+    return jax.lax.while_loop(lambda c: c[0][0] < 1.0, turn, carry)
+
+
+def in_epochs(turn, carry):
+    """Each epoch but the first goes on from the parameters alone."""
+    return scanned(lambda epoch: (scanned(turn, (epoch[0], carry[1]))[0], epoch[1]), carry)
+
+
+@pytest.mark.parametrize(
+    ("loop", "kept", "again"),
+    [
+        *((loop, "first", True) for loop in (scanned, counted, until)),
+        *((loop, "last", False) for loop in (scanned, counted, until)),
+        (lambda *loop: scanned(lambda carry: scanned(*loop[:1], carry), loop[1]), "last", False),
+        (in_epochs, "last", True),
+        (functools.partial(scanned, turns=1), "first", False),
+    ],
+)
+def test_noise_of_one_state_in_several_turns_of_a_loop_is_seen(loop, kept, again):
+    keep = {"first": lambda first, last: first, "last": lambda first, last: last}[kept]
+    state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
+    step = functools.partial(several_turns, loop=loop, kept=keep)
+    flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
+@pytest.mark.parametrize(
+    ("added", "key", "again"),
+    [
+        (lambda total: total, jax.P(), True),
+        (lambda total: jax.lax.psum(total, "data"), jax.P(), False),
+        (lambda total: total, jax.P("data"), False),
+    ],
+    ids=["a sum of each", "one sum", "noise of each"],
+)
+def test_noise_that_several_devices_draw_alike_is_seen(added, key, again):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, grad_fn = jax.P("data"), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def release(params, seed, batch, mask):
+        tx = dpoptax.gaussian_noise(**NOISE | {"key": jax.random.key(jnp.sum(seed))})
+        state = tx.init(params)
+        grads = added(grad_fn(dpoptax.gradient_points(state, params), batch, mask))
+        return tx.update(grads, state)[0][None]
+
+    specs = {"in_specs": (jax.P(), key, rows, rows), "out_specs": rows, "check_vma": False}
+    step = jax.shard_map(release, mesh=mesh, **specs)
+    given = PARAMS, jnp.zeros(8, int), BATCH, MASK
+    flow = information_flow(step, *given, private_argnums=(2, 3))
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
 def test_what_a_release_makes_may_be_shown():
     flow = flow_of(lambda params, *_: optax.tree.norm(params))
     assert flow.private == ()

@@ -46,7 +46,8 @@ class InformationFlow:
       joined: the operations, with their lines, that made a row of a batch of several examples
         before it was clipped, or may have: what one example does is then bounded by no clip.
       redrawn: the lines that draw the noise of one state a second time, as `update` does twice from
-        one state: the difference of the two releases has none.
+        one state, in each turn of a loop, or on each device of a `jax.shard_map`: the difference of
+        two such releases has none.
     """
 
     shown: tuple[Shown, ...]

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,13 @@ _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "
 # What a user's own line is not in.
 _PACKAGES = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
 _FRAMES = 100
+# What makes of all devices' values one that is the same on each.
+_ALIKE = {
+    *("psum", "psum_invariant", "pmax", "pmin"),
+    *("all_gather", "all_gather_invariant", "all_gather_reduced"),
+}
+_OTHER_TURN = "another turn of a loop"
+_Turn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
 _LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
@@ -56,11 +63,12 @@ class Follower:
         self.redrawn: dict[str, None] = {}
         self._numbers: dict[Hashable, int] = {}
         self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
-        # Of a key's number the places where it is used; of a release whether jax.vmap gave it keys.
+        # Of a key's number the places where it is used; of a release what has keys of its own: the
+        # points of a jax.vmap, by its name, and devices, by the axes of their mesh.
         self._draws: dict[Hashable, set[tuple[int, ...]]] = {}
-        self._mapped: dict[Hashable, bool] = {}
+        self._keys: dict[Hashable, frozenset[Hashable]] = {}
         # The operation that is followed, behind those around it and the branches that these took.
-        self._within: list[JaxprEqn | Jaxpr] = []
+        self._within: list[JaxprEqn | Jaxpr | str] = []
         self._branches: set[int] = set()
         self._expansions: dict[int, Jaxpr] = {}
 
@@ -151,13 +159,14 @@ class Follower:
         if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
             self.joined[label.joined or _OTHERWISE[name]] = None
         again = False
-        if name == NOISE and label.number is not None:
-            self._mapped[clip] = mapped
-            places = self._draws.setdefault(label.number, set())
+        apart = label.apart | {"jax.vmap"} if mapped else label.apart
+        if name == NOISE:
+            self._keys[clip] = apart
+            places = self._draws.setdefault(label.number, set()) if label.number else set()
             again = any(self._both_run(here, other) for other in places)
             places.add(here)
         elif name == RELEASE and label.has_data:  # many with the noise of one
-            again = mapped and not self._mapped.get(clip, True)
+            again = not apart <= self._keys.get(clip, apart)
         if again:
             self.redrawn[self._line()] = None
             after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
@@ -187,12 +196,12 @@ class Follower:
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
-        together = either(read)
+        together = dataclasses.replace(either(read), apart=_apart(eqn, read))
         if not together.has_data:
             what = self._computed(eqn, numbers)
             of_each = entries(eqn, [label.entries for label in read], numbers, self._what)
             return [
-                Label(together.holds, number=what and self.number(*what, i), entries=each)
+                dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(of_each)
             ]
         if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
@@ -233,34 +242,62 @@ class Follower:
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
         first, number = scan_parts(eqn)
-        turns, last, now = self._repeats(eqn, read), first + number, read
-        while True:
-            slices = [turns.inner(label, rows.scanned, i) for i, label in enumerate(now[last:])]
-            given = [*now[:last], *slices]
+        turns, last = self._repeats(eqn, read), first + number
+
+        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+            """The labels behind a turn: of its results, and of what the loop reads."""
+            carry = turns.other(now[first:last]) if other else now[first:last]
+            slices = [
+                turns.inner(label, rows.scanned, i, other=other)
+                for i, label in enumerate(now[last:])
+            ]
+            given = [*now[:first], *carry, *slices]
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
-            carry = turns.carried(written[first:last], results[:number])
+            carried = turns.carried(turns.one(written[first:last]), turns.one(results[:number]))
             behind = _written(eqn.invars[last:], now[last:], written[last:])
-            after = [*written[:first], *carry, *behind]
-            if after == now:
-                stacks = [turns.outer(x, rows.stacked, i) for i, x in enumerate(results[number:])]
-                return [*turns.ended(carry), *stacks], now
-            now = after
+            return [*carried, *results[number:]], [*written[:first], *carried, *behind]
+
+        results, now = self._turns(turn, read, several=eqn.params["length"] > 1)
+        stacks = [turns.outer(x, rows.stacked, i) for i, x in enumerate(results[number:])]
+        return [*turns.ended(results[:number]), *stacks], now
 
     def _while(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        turns, last, now = self._repeats(eqn, read), first + second, read
+        turns, last = self._repeats(eqn, read), first + second
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
-        while True:
+
+        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+            """The labels behind a turn: of its results, and of what the loop reads."""
             tested, used, carry = now[:first], now[first:last], now[last:]
+            carry = turns.other(carry) if other else carry
             (decides,), _ = self.follow(test, [*tested, *carry], around)
             results, written = self.follow(body, [*used, *carry], decided(around, decides))
             results = [decided(each, decides) for each in results]
-            after = [*tested, *written[:second], *turns.carried(written[second:], results)]
-            after = _alike(eqn.invars, after)
+            carried = turns.carried(turns.one(written[second:]), turns.one(results))
+            return carried, _alike(eqn.invars, [*tested, *written[:second], *carried])
+
+        results, now = self._turns(turn, read, several=True)
+        return turns.ended(results), now
+
+    def _turns(
+        self, turn: _Turn, read: list[Label], *, several: bool
+    ) -> tuple[list[Label], list[Label]]:
+        """What holds behind any turn of a loop: with what one makes, it makes no more.
+
+        Where there are `several`, another is followed, too, behind which what no turn changes is
+        what it was, so that noise of one key is drawn twice.
+        """
+        now = read
+        while True:
+            results, after = turn(now, False)
+            if after == now and several:
+                self._within.append(_OTHER_TURN)
+                results, after = turn(now, True)
+                self._within.pop()
             if after == now:
-                return turns.ended(carry), now
+                return results, now
             now = after
 
     def _shard_map(
@@ -268,15 +305,15 @@ class Follower:
     ) -> tuple[list[Label], list[Label]]:
         devices, (jaxpr,) = self._repeats(eqn, read), inside(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
-        given = [
-            devices.inner(label, functools.partial(rows.split, spec=spec), i)
-            for i, (label, spec) in enumerate(zip(read, into, strict=True))
-        ]
+        given = []
+        for i, (label, spec) in enumerate(zip(read, into, strict=True)):
+            part = devices.inner(label, functools.partial(rows.split, spec=spec), i)
+            given.append(dataclasses.replace(part, apart=part.apart.union(*map(rows.names, spec))))
         found, written = self.follow(jaxpr, given, around)
-        results = [
-            devices.outer(label, functools.partial(rows.united, spec=spec), i)
-            for i, (label, spec) in enumerate(zip(found, out_of, strict=True))
-        ]
+        results = []
+        for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
+            whole = devices.outer(label, functools.partial(rows.united, spec=spec), i)
+            results.append(dataclasses.replace(whole, apart=whole.apart - _manual(eqn)))
         return results, _written(eqn.invars, read, written)
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
@@ -299,6 +336,22 @@ class Follower:
         """That of the operation, or of the call of a function that does not know its own."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
         return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
+
+
+def _manual(eqn: JaxprEqn) -> frozenset[Hashable]:
+    """The axes of a mesh that a `jax.shard_map` is over."""
+    before = eqn.params.get("manual_axes")  # before jax 0.10
+    return eqn.params["newly_manual_axes"] if before is None else before
+
+
+def _apart(eqn: JaxprEqn, read: Sequence[Label]) -> frozenset[Hashable]:
+    """The axes of a mesh along which devices may have other results of an operation."""
+    before = either(read).apart
+    over = rows.names(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
+    if eqn.primitive.name == "axis_index":
+        return before.union(over)
+    same = eqn.primitive.name in _ALIKE and eqn.params.get("axis_index_groups") is None
+    return before.difference(over) if same else before
 
 
 def _written(

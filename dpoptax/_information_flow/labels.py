@@ -36,6 +36,7 @@ class Label:
       joined: the operation that made it of several, and its line.
       number: of what holds no data: equal for equal values; None where nothing is known.
       entries: how its entries are to each other, of what holds no data.
+      apart: the axes of a mesh along which each device may have another.
     """
 
     holds: Holds = Holds.NOTHING
@@ -43,6 +44,7 @@ class Label:
     joined: str = ""
     number: Hashable = None
     entries: Entries = UNKNOWN
+    apart: frozenset[Hashable] = frozenset()
 
     @property
     def has_data(self) -> bool:
@@ -57,6 +59,7 @@ def either(labels: Iterable[Label]) -> Label:
     """Of a value that may be any of these."""
     labels = tuple(labels)
     holds = functools.reduce(operator.or_, (each.holds for each in labels), Holds.NOTHING)
+    apart = frozenset[Hashable]().union(*(each.apart for each in labels))
     data = [each for each in labels if each.has_data]
     if not data:
         numbers, entries = {each.number for each in labels}, {each.entries for each in labels}
@@ -64,15 +67,19 @@ def either(labels: Iterable[Label]) -> Label:
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
             entries=entries.pop() if len(entries) == 1 else UNKNOWN,
+            apart=apart,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
-    return Label(holds, found.pop() if len(found) == 1 else None, joined)
+    return Label(holds, found.pop() if len(found) == 1 else None, joined, apart=apart)
 
 
 def decided(label: Label, by: Label) -> Label:
     """Of a value that is there if another says so."""
-    return either((label, by)) if by.holds else label
+    both = either((label, by))
+    if both.has_data:
+        return both if by.holds else dataclasses.replace(label, apart=both.apart)
+    return dataclasses.replace(label, holds=both.holds, apart=both.apart)
 
 
 def marked(label: Label, name: str, clip: Hashable) -> Label:

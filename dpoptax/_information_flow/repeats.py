@@ -26,11 +26,12 @@ class Repeats:
         self._turn, self._name, self._numbered = Turn(id(eqn)), name, numbered
         self._drawn = {(), *(label.rows.drawn for label in read if label.rows)}
 
-    def inner(self, label: Label, moving: Moving, place: int) -> Label:
-        """Of what one turn gets, of a value from outside."""
+    def inner(self, label: Label, moving: Moving, place: int, *, other: bool = False) -> Label:
+        """Of what one turn gets, or an `other` one, of a value from outside."""
         if label.has_data:
             return self._with_rows(label, label.rows and moving(label.rows, self._turn))
-        return dataclasses.replace(label, number=self._numbered("part", place, label.number))
+        part = self._numbered("other part" if other else "part", place, label.number)
+        return dataclasses.replace(label, number=part)
 
     def outer(self, label: Label, moving: Moving, place: int) -> Label:
         """Of a value outside, of what all turns made."""
@@ -52,11 +53,22 @@ class Repeats:
             found.append(both)
         return found
 
+    def other(self, carry: Sequence[Label]) -> list[Label]:
+        """Of what another turn gets from the one before it: what no turn changes is the same."""
+        return self._renamed(carry, "carried", "carried on")
+
+    def one(self, carry: Sequence[Label]) -> list[Label]:
+        """Of what that turn got, as of any."""
+        return self._renamed(carry, "carried on", "carried")
+
     def ended(self, carry: Sequence[Label]) -> list[Label]:
         """Of what the last turn leaves."""
+        return self._renamed(carry, "carried", "last")
+
+    def _renamed(self, carry: Sequence[Label], old: str, new: str) -> list[Label]:
         return [
-            dataclasses.replace(label, number=self._numbered("last", place))
-            if label.number == self._numbered("carried", place)
+            dataclasses.replace(label, number=self._numbered(new, place))
+            if label.number == self._numbered(old, place)
             else label
             for place, label in enumerate(carry)
         ]

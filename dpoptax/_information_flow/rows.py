@@ -120,5 +120,9 @@ def united(rows: Rows, turn: Turn, *, spec: Sequence[Hashable]) -> Rows | None:
 
 def _sharing(spec: Sequence[Hashable], digit: Along) -> tuple[Hashable, ...]:
     """The axes of a mesh that an axis of an array is split over."""
-    names = spec[digit.axis] if digit.axis < len(spec) else None
-    return () if names is None else names if isinstance(names, tuple) else (names,)
+    return names(spec[digit.axis]) if digit.axis < len(spec) else ()
+
+
+def names(axes: Hashable) -> tuple[Hashable, ...]:
+    """The axes of a mesh that are named, one of them, several or none."""
+    return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
