@@ -330,17 +330,24 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     assert 0.999 < found <= 1 if room else found > 1.004
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method):
-    """At 2^-126 √d an example took half of another with it: a move of 1.22 C."""
+@pytest.mark.parametrize(
+    ("method", "bits"), [("auto", None), ("vmap", None), ("vmap", 16)], ids=str
+)
+def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits):
+    """At 2^-126 √d an example took half of another with it: a move of 1.22 C.
+
+    On a grid whose steps were flushed to zero each of its entries was infinite.
+    """
     size = 4096
     batch = (np.stack([np.arange(size) < size // 2, np.full(size, -1)]).astype(np.float32),)
 
     def move(bound):
         program = lambda p, x: jnp.vdot(p[0], x[0])  # noqa: E731
-        total = _total(program, [_zeros(size)], dpoptax.l2_clip(bound), method=method)
+        grid = bits and 2.0 ** (math.floor(math.log2(bound)) - bits)
+        total = _total(program, [_zeros(size)], dpoptax.l2_clip(bound), method=method, grid=grid)
         with_it, without = (np.float64(total(batch, np.array([True, m]))[0]) for m in (1, 0))
-        return np.linalg.norm(with_it - without) / bound
+        moved = np.linalg.norm(with_it - without) * (grid or 1.0)
+        return moved / (bound + math.sqrt(size) * (grid or 0.0) / 2)
 
     assert move(1.1 * 2.0**-80) <= 1
     with pytest.raises(ValueError, match="scale the loss"):
