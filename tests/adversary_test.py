@@ -488,7 +488,7 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     _, scales = bounds.scales([jnp.ones((1, 4))])
     size = bounds.Size(norms[0] ** 2, absolute[0])
     factors, *_ = bounds.coefficients(
-        clip, scales, [size], [0], jnp.ones(4, bool), ratios=[32.0], sum_error=0.0, rounding=0.0
+        clip, scales, [size], [0], jnp.ones(4, bool), layers=1, ratios=[32.0], sum_error=0.0, rounding=0.0
     )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
 

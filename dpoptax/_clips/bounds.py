@@ -195,6 +195,7 @@ def coefficients(
     groups: list[int],
     mask: jax.Array,
     *,
+    layers: int,
     ratios: list[float],
     sum_error: float,
     rounding: float,
@@ -207,6 +208,7 @@ def coefficients(
       sizes: of each piece.
       groups: the clip's group of each piece.
       mask: which examples count, (B,) bool.
+      layers: how many groups there are, with those of no piece.
       ratios: M of each piece: its terms times c are at most M times the clip's bound. Of several
         pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
       sum_error: how far the summand may be from its coefficient times the piece, relative to S.
@@ -224,7 +226,7 @@ def coefficients(
             "them by more; scale the loss, and the bound with it"
         )
     used = jnp.all(scales.finite, axis=(0, 1)) & mask
-    member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
+    member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)
     relative = power(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
