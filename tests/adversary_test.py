@@ -330,17 +330,24 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     assert 0.999 < found <= 1 if room else found > 1.004
 
 
-@pytest.mark.parametrize("method", ["auto", "vmap"])
-def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method):
-    """At 2^-126 √d an example took half of another with it: a move of 1.22 C."""
+@pytest.mark.parametrize(
+    ("method", "bits"), [("auto", None), ("vmap", None), ("vmap", 16)], ids=str
+)
+def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits):
+    """At 2^-126 √d an example took half of another with it: a move of 1.22 C.
+
+    On a grid whose steps were flushed to zero each of its entries was infinite.
+    """
     size = 4096
     batch = (np.stack([np.arange(size) < size // 2, np.full(size, -1)]).astype(np.float32),)
 
     def move(bound):
         program = lambda p, x: jnp.vdot(p[0], x[0])  # noqa: E731
-        total = _total(program, [_zeros(size)], dpoptax.l2_clip(bound), method=method)
+        grid = bits and 2.0 ** (math.floor(math.log2(bound)) - bits)
+        total = _total(program, [_zeros(size)], dpoptax.l2_clip(bound), method=method, grid=grid)
         with_it, without = (np.float64(total(batch, np.array([True, m]))[0]) for m in (1, 0))
-        return np.linalg.norm(with_it - without) / bound
+        moved = np.linalg.norm(with_it - without) * (grid or 1.0)
+        return moved / (bound + math.sqrt(size) * (grid or 0.0) / 2)
 
     assert move(1.1 * 2.0**-80) <= 1
     with pytest.raises(ValueError, match="scale the loss"):
@@ -481,7 +488,15 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     _, scales = bounds.scales([jnp.ones((1, 4))])
     size = bounds.Size(norms[0] ** 2, absolute[0])
     factors, *_ = bounds.coefficients(
-        clip, scales, [size], [0], jnp.ones(4, bool), ratios=[32.0], sum_error=0.0, rounding=0.0
+        clip,
+        scales,
+        [size],
+        [0],
+        jnp.ones(4, bool),
+        layers=1,
+        ratios=[32.0],
+        sum_error=0.0,
+        rounding=0.0,
     )
     assert (factors * absolute <= 32 * clip.sensitivity * (1 + 1e-6)).all()
 
@@ -517,6 +532,47 @@ def test_many_layers_each_with_its_bound(method, layers, shortest):
     total = _total(loss, params, clip, method=method)
     found = adversary.moved(total, _others([(2, 3), (layers,)], count=3), example)
     assert found <= 1
+
+
+def _layered(params, example):
+    """Products, lookups, a vector, a scalar, a kernel that is made of its parameter, and no use."""
+    x, d = example
+    w = params["made"] - params["made"].mean(0)
+    hidden = x @ params["dense"] + params["scalar"] * (x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0))))
+    rows = params["table"][jnp.array([0, 2, 1, 2])] * params["vector"]
+    return jnp.sum(hidden * d) + jnp.sum(rows * x[:4, :3] * d[:4])
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (43.0, -42.0)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"method": "vmap"}, {"precision": "bfloat16"}, {"microbatch_size": 3}],
+    ids=lambda options: "".join(map(str, options.values())) or "auto",
+)
+def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
+    """Bounds of 2^-60 beside 2^29, each of a geometry that fills it."""
+    make = functools.partial(dpoptax.automatic_clip, gamma=0.0)
+    layers = {
+        "dense": make(2.0**-60), "made": make(2.0**29), "scalar": dpoptax.psac_clip(1.0),
+        "table": make(2.0**-20), "unused": 1.0, "vector": dpoptax.normalized_clip(2.0**-100),
+    }  # fmt: skip
+    shapes = [(4, 3), (4, 3), (), (3, 3), (2,), (3,)]
+    rng = np.random.default_rng(0)
+    params = {n: helpers.floats(rng.normal(size=s)) for n, s in zip(layers, shapes, strict=True)}
+    nearby = [jax.tree.map(lambda p, j=j: p + 1e-3 * j, params) for j in range(len(weights))]
+    clip, points = dpoptax.per_layer_clip(layers), dpoptax.GradientPoints(tuple(nearby), weights)
+    total = _total(_layered, params, clip, points, **options)
+    own = dict(zip(layers, (each.sensitivity for each in clip.clips), strict=True))
+
+    def relative(batch, mask):
+        return {name: leaf / own[name] for name, leaf in total(batch, mask).items()}
+
+    others = _others([(5, 4), (5, 3)])
+    _, example = adversary.climb(relative, others, seed=0, starts=14, steps=10)
+    moves = adversary.moves(relative, others, example)
+    found = {name: np.linalg.norm(move) for name, move in moves.items()}
+    assert max(found.values()) <= 1
+    assert min(found["dense"], found["made"], found["table"]) > 0.9
 
 
 @pytest.mark.parametrize("method", ["auto", "vmap"])

@@ -236,6 +236,15 @@ def test_a_layered_clip_serves_clipped_grad_and_jit():
     assert clipped.clip == clip
 
 
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_layer_that_the_loss_does_not_use_has_its_share_of_the_bound(method):
+    params = {name: jnp.zeros(3) for name in "abcd"}
+    loss = lambda p, x: jnp.vdot(p["b"], x)  # noqa: E731
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.per_layer_clip(1.0), method=method)
+    clipped = grad_fn(dpoptax.gradient_points((), params), jnp.full((1, 3), 9.0))
+    np.testing.assert_allclose(jnp.linalg.norm(clipped.sum["b"]), 0.5, rtol=1e-4)
+
+
 def test_layers_that_are_no_prefix_are_refused():
     with pytest.raises(ValueError, match="per_layer_clip are no prefix"):
         sum_clipped(dpoptax.per_layer_clip({"a": 1.0, "x": 1.0}), _grads(0))

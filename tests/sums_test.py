@@ -169,9 +169,25 @@ def test_blocks_are_as_long_as_what_an_example_changes_in_them_allows(
 
 def test_tau_of_several_sums():
     one, two = sums.Rounding(4, 3e-3, joined=1e-4), sums.Rounding(8, 1e-3, own=1e-5)
-    both = 1e-4 * math.hypot(1, 1 / bounds.largest_ratio(2)) + 1e-5
-    found = sums.together([one, two, sums.Rounding(4, 1e-3)])
-    assert found == pytest.approx(math.hypot(3e-3, 1e-3) + both)
+    terms = [sums.Rounding(4, joined=joined, by_terms=True) for joined in (3e-4, 2e-4)]
+    found = sums.together([one, two, sums.Rounding(4, 1e-3), *terms])
+    assert found == pytest.approx(math.hypot(3e-3, 1e-3) + math.hypot(1e-4, 3e-4) + 1e-5)
+
+
+def test_what_has_as_much_of_its_norm_as_of_its_terms_counts_by_both():
+    """A sum of 64 positions, in short blocks, beside one of two points, in one block."""
+
+    def of(positions, points):
+        factor = jax.ShapeDtypeStruct((64, 1, positions, 8), jnp.float32)
+        return product_sums.rounding(
+            Factored([products.Segment(factor, factor)] * points), (1, 8, 8), 64
+        )
+
+    whole, parts = of(64, 1), of(1, 2)
+    assert (whole.by_terms, parts.by_terms) == (False, True)
+    shares = math.hypot(whole.joined, parts.joined * math.sqrt(1 - 1 / 32**2))
+    blocks = math.hypot(whole.in_blocks, parts.in_blocks)
+    assert sums.together([whole, parts]) >= blocks + shares
 
 
 def test_sums_times_fixed_arrays_are_rounded_once_more():

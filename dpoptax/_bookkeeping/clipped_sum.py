@@ -146,6 +146,7 @@ def _clip_and_sum(
         sizes + pieces.sizes,
         [groups[leaf] for leaf in leaves],
         mask,
+        layers=1 + max(groups),
         ratios=[product_sums.ratio_of(piece) for piece in pieces.products]
         + [1.0] * len(pieces.sizes),
         sum_error=product_sums.sum_error(segments),

@@ -125,7 +125,8 @@ def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> 
     joined = cut.ratio * sums.of_parts(cut.number + bool(factored.terms), examples)
     joined += max(each.joined for each in [rounding, *found])
     own = sum(each.own for each in found)
-    return dataclasses.replace(rounding, joined=joined, own=own)
+    by_terms = cut.number > 1 or any(each.by_terms for each in found)
+    return dataclasses.replace(rounding, joined=joined, own=own, by_terms=by_terms)
 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:

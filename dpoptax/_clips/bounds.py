@@ -46,7 +46,8 @@ _FEW = 24
 # Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
 # as they are anyway, or as long.
 _EXPONENTS = (-126, 60)
-# Sums below 2^-126 may be flushed to zero: beside γ of such a bound that is nothing.
+# Sums below 2^-126 may be flushed to zero: beside γ of such a bound that is nothing. The steps of a
+# grid are longer, as int32 holds 2³⁰ of a bound.
 _LEAST_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 _NOTHING = -(2**20)
@@ -194,6 +195,7 @@ def coefficients(
     groups: list[int],
     mask: jax.Array,
     *,
+    layers: int,
     ratios: list[float],
     sum_error: float,
     rounding: float,
@@ -206,6 +208,7 @@ def coefficients(
       sizes: of each piece.
       groups: the clip's group of each piece.
       mask: which examples count, (B,) bool.
+      layers: how many groups there are, with those of no piece.
       ratios: M of each piece: its terms times c are at most M times the clip's bound. Of several
         pieces, √(Σ_p (c S_p/M_p)²) is at most the bound.
       sum_error: how far the summand may be from its coefficient times the piece, relative to S.
@@ -216,14 +219,14 @@ def coefficients(
       first group, and the examples that are used: finite and not masked.
     """
     check_rounding(rounding)
-    if rounding and clip.sensitivity < _LEAST_BOUND:
+    if clip.sensitivity < _LEAST_BOUND:
         raise ValueError(
             f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "
-            "such numbers are flushed to zero, one example could move them by more; scale the "
-            "loss, and the bound with it"
+            "such numbers, or the steps of their grid, are flushed to zero, one example could move "
+            "them by more; scale the loss, and the bound with it"
         )
     used = jnp.all(scales.finite, axis=(0, 1)) & mask
-    member = np.arange(1 + max(groups))[:, None] == np.array(groups)  # (groups, pieces)
+    member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)
     relative = power(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))

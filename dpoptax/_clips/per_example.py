@@ -143,12 +143,14 @@ def clip_each(
     inverse, scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
     by_leaf = jnp.unstack(inverse[:, 0]), jnp.unstack(scales.finite[:, 0])
     pieces = list(map(bounds.formed, leaves, *by_leaf))
+    groups = clip.groups(grads)
     coefficients, norms, used = bounds.coefficients(
         clip,
         scales,
         [size for _, size in pieces],
-        clip.groups(grads),
+        groups,
         mask,
+        layers=1 + max(groups),
         ratios=[1.0] * len(pieces),
         sum_error=0.0,
         rounding=rounding,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.bounds import UNIT, gamma, largest_ratio
+from dpoptax._clips.bounds import UNIT, gamma
 from dpoptax._trees import float32_at_least
 
 BLOCK = 32
@@ -37,8 +37,6 @@ _LEAST_TERMS = 128
 _ENTRIES_IN_CACHE = 2**16
 # A sum is rounded once with an example and once without, relative to what rounding made of it.
 _TWICE = 2.02 * UNIT
-# √(1 + 1/M²) at the least M of several terms.
-_BOTH = math.sqrt(1.0 + 1.0 / largest_ratio(2) ** 2)
 # The sums above its block that an example is in have so many times B examples, all together.
 _ABOVE = 3
 
@@ -52,12 +50,14 @@ class Rounding:
       in_blocks: what it changes in its block.
       joined: in the sums above blocks, and in what is added one after the other.
       own: in what is rounded of its own summand, and of the entries that it adds to.
+      by_terms: whether what is joined are terms, f S ≤ M C, and not whole summands, f n ≤ C.
     """
 
     length: int = 0
     in_blocks: float = 0.0
     joined: float = 0.0
     own: float = 0.0
+    by_terms: bool = False
 
 
 def together(roundings: Iterable[Rounding]) -> float:
@@ -65,17 +65,17 @@ def together(roundings: Iterable[Rounding]) -> float:
 
     Of blocks of one length, what is lost in all is at most γ Σ_i f_i S_i, with S_i that of the
     whole gradient (Minkowski), so that the largest counts. Those of different lengths are of
-    different coordinates: the root of the sum of squares. Above blocks, parameters of one part
-    count by their norm and others by terms of M times it, each at most C of an example: √(1 + M²)
-    both together.
+    different coordinates: the root of the sum of squares. So are, above blocks, those that count by
+    their norms and those that count by their terms: an example may have C of either.
     """
     by_length: dict[int, float] = {}
-    joined = own = 0.0
+    joined = {False: 0.0, True: 0.0}
+    own = 0.0
     for each in roundings:
         by_length[each.length] = max(each.in_blocks, by_length.get(each.length, 0.0))
-        joined = max(joined, each.joined)
+        joined[each.by_terms] = max(each.joined, joined[each.by_terms])
         own += each.own
-    return math.hypot(*by_length.values()) + _BOTH * joined + own
+    return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
 
 
 class Whole(NamedTuple):
@@ -335,7 +335,7 @@ def _by_scatter(terms: int, examples: int, ratio: float) -> Rounding | None:
     if terms * examples * UNIT >= 0.5:
         return None
     change = rounding_in_blocks(examples, examples, terms=terms, ratio=ratio).in_blocks
-    return Rounding(joined=change) if change <= MOST else None
+    return Rounding(joined=change, by_terms=True) if change <= MOST else None
 
 
 def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
