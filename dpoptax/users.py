@@ -24,9 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dpoptax._clips.trained_rows import TrainedRows
 from dpoptax._privacy.checks import integer
 from dpoptax._trees import PyTree
 from dpoptax.sampling import Sampler
+
+_SELECTED = (
+    "rows of a table were selected by the lookups of users. The places of records that a "
+    "user does not have hold records of others, which were counted as the user's. Select a "
+    "vocabulary once with dpoptax.tables.select_rows, whose lookups are (users, …)"
+)
 
 
 class UserSample(NamedTuple):
@@ -202,7 +209,8 @@ def per_user_loss(
 
     Raises:
       ValueError: an unknown `reduction`; at the call, records or a mask of other shapes.
-      TypeError: at the call, a mask that is not bool, or a `loss_fn` that is not scalar.
+      TypeError: at the call, a mask that is not bool, a `loss_fn` that is not scalar, or a table
+        whose rows `dpoptax.tables.selected_grad` selects.
 
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -220,6 +228,8 @@ def per_user_loss(
         params: PyTree, user: tuple[PyTree, ArrayLike], key: jax.Array | None = None
     ) -> PyTree:
         records, mask = _checked_user(user)
+        if any(isinstance(leaf, TrainedRows) for leaf in jax.tree.leaves(params)):
+            raise TypeError(_SELECTED)
         # Padding becomes the user's own first record. Its weight is zero either way, but zero times
         # the infinite derivative of what stood there would be NaN: data of others, often, and the
         # user's contribution would depend on it.
@@ -240,7 +250,6 @@ def per_user_loss(
             total = total / jnp.maximum(jnp.sum(mask), 1)
         return (total, aux) if has_aux else total
 
-    setattr(loss, "per_user", True)  # noqa: B010  # for whoever must not take records for examples
     return loss
 
 

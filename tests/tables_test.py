@@ -41,6 +41,11 @@ def loss_fn(params, example):
 GRAD_FN = tables.selected_grad(loss_fn, CLIP, where=table_of)
 
 
+def of_user(params, user):
+    """The loss of a user, as one of its own."""
+    return dpoptax.users.per_user_loss(loss_fn)(params, user)
+
+
 def some_params(seed=0):
     rng = np.random.default_rng(seed)
     return {
@@ -481,8 +486,9 @@ def test_other_parameters_may_have_any_optimizer():
             dpoptax.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError, "select_rows"),
         (lambda: tables.selected_grad(loss_fn, dpoptax.l2_clip(1.0), where=table_of),
          TypeError, "row_selecting_clip"),
-        (lambda: tables.selected_grad(
-            dpoptax.users.per_user_loss(loss_fn), CLIP, where=table_of), TypeError, "records"),
+        (lambda: tables.selected_grad(of_user, CLIP, where=table_of)(
+            noise().init(None), as_arrays(some_params()),
+            (jnp.zeros((B, L), int), jnp.ones((B, L), bool))), TypeError, "hold records of others"),
         (lambda: noise(noise_multiplier=50.0), ValueError, "Raise the threshold"),
         (lambda: noise(dpoptax.l2_clip(1.0)), TypeError, "row_selecting_clip"),
         (lambda: GRAD_FN((), as_arrays(some_params()), (jnp.zeros((B, L), int), jnp.zeros(B))),

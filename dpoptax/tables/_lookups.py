@@ -1,7 +1,7 @@
 """Rows of a table: looked up by a loss, taken from the table, and put back."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +9,11 @@ import optax
 from jax.typing import ArrayLike
 
 from dpoptax._clips.row_selection import table_rows
+from dpoptax._clips.trained_rows import OTHER_USE, TrainedRows
 from dpoptax._trees import PyTree
 
 # Every number that stands for a row.
 _ALL = 2**31 - 1
-_OTHER_USE = (
-    "the loss uses a table of which some rows were selected other than by "
-    "dpoptax.tables.look_up(table, lookups). A table that is used a second time, such as tied "
-    "weights of a softmax, a norm of the whole table, or ids from elsewhere, has a gradient by all "
-    "of its rows: train it whole with dpoptax.clipped_grad, give the second use parameters of its "
-    "own, or select a vocabulary once with dpoptax.tables.select_rows, whose rows are all there"
-)
 
 
 class Located(NamedTuple):
@@ -32,33 +26,6 @@ class Located(NamedTuple):
 
     slots: jax.Array
     frozen: jax.Array | None
-
-
-class _Named(type):
-    """Shows the way in JAX's errors about what is no array, which print the class."""
-
-    def __repr__(cls) -> str:
-        return f"<class '{cls.__module__}.{cls.__qualname__}': {_OTHER_USE}>"
-
-
-class TrainedRows(metaclass=_Named):
-    """What stands in the place of a table in the loss of `selected_grad`: for `look_up` alone."""
-
-    def __init__(self, values: jax.Array) -> None:
-        self.values = values
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(_OTHER_USE)
-
-    __getitem__ = __len__ = __iter__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __matmul__ = __rmatmul__ = __pow__ = __truediv__ = __neg__ = _refuse
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Attributes of arrays, which it has none of."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse()
 
 
 def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
@@ -78,7 +45,7 @@ def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
     """
     if not isinstance(lookups, Located):
         if isinstance(table, TrainedRows):
-            raise TypeError(_OTHER_USE)
+            raise TypeError(OTHER_USE)
         table = jnp.asarray(table)
         return take_rows(table, table_rows(jnp.asarray(lookups), table.shape[0]))
     values = table.values if isinstance(table, TrainedRows) else jnp.asarray(table)

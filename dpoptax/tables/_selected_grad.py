@@ -12,6 +12,7 @@ from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clips.clipped_sum import ClippedSum, as_made
 from dpoptax._clips.per_example import check_mask
 from dpoptax._clips.row_selection import RowSelectingClip
+from dpoptax._clips.trained_rows import TrainedRows
 from dpoptax._maps import LinearMapState
 from dpoptax._noise.selecting import (
     RowSelectingNoiseState,
@@ -21,7 +22,7 @@ from dpoptax._noise.selecting import (
 )
 from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
 from dpoptax._trees import PyTree, find_state
-from dpoptax.tables._lookups import TrainedRows, locate, place_of, take_rows
+from dpoptax.tables._lookups import locate, place_of, take_rows
 
 
 class SelectedGrad(NamedTuple):
@@ -69,8 +70,8 @@ def selected_grad(
       looks up, and anything else, leaves (B, …). The others are as for `clipped_grad`.
 
     Raises:
-      TypeError: a `clip` that is no `row_selecting_clip`, a loss that uses the table in another
-        way, a loss by `dpoptax.users.per_user_loss`.
+      TypeError: a `clip` that is no `row_selecting_clip`; at the call, a loss that uses the table
+        in another way, or one by `dpoptax.users.per_user_loss`.
       ValueError: a state without `row_selecting_noise`; methods and optimizers that remember the
         table from step to step, whose rows are others in each.
 
@@ -96,12 +97,6 @@ def selected_grad(
     """
     if not isinstance(clip, RowSelectingClip):
         raise TypeError(f"clip={clip!r}: want a dpoptax.tables.row_selecting_clip(...)")
-    if getattr(loss_fn, "per_user", False):
-        raise TypeError(
-            "loss_fn is by dpoptax.users.per_user_loss: the places of records that a user has not "
-            "hold records of others, which would be counted as the user's lookups. Select a "
-            "vocabulary once with dpoptax.tables.select_rows, whose lookups are (users, …)"
-        )
     size = clip.selection.table_size
 
     @jax.jit
