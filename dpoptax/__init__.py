@@ -15,10 +15,10 @@ from dpoptax._clipped_grad.augmentation import augmented as augmented
 from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
 from dpoptax._clipped_grad.microbatches import in_microbatches as in_microbatches
 from dpoptax._clipped_grad.tuning import tune_microbatch_size as tune_microbatch_size
+from dpoptax._clips.accumulate import accumulate as accumulate
 from dpoptax._clips.base import Clip as Clip
 from dpoptax._clips.base import l2_clip as l2_clip
 from dpoptax._clips.clipped_sum import ClippedSum as ClippedSum
-from dpoptax._clips.clipped_sum import accumulate as accumulate
 from dpoptax._clips.clipped_sum import assert_clipped as assert_clipped
 from dpoptax._clips.curves import automatic_clip as automatic_clip
 from dpoptax._clips.curves import normalized_clip as normalized_clip

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clips.clipped_sum import checksum, is_intact
+from dpoptax._clips.checksum import checksum
+from dpoptax._clips.clipped_sum import is_intact
 from tests import helpers
 
 pytestmark = pytest.mark.optimized

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from dpoptax._clips.clipped_sum import mixed
+from dpoptax._clips.checksum import mixed
 from dpoptax._noise.keys import fold_in, two_words
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
