@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
 
 
+# How many times Z the noise of a step may be. Float32 rounds 2⁻²⁴ of the latter off: so some 10⁻⁵
+# of Z at most. Optimal strategies come to 2.
+_MOST_NOISE = 2.0**6
+
+
 class Strategy(abc.ABC):
     """A lower-triangular Toeplitz matrix C whose columns have l2 norm 1 at most.
 
@@ -69,7 +74,9 @@ class BandedToeplitz(Strategy):
         float32 toward zero: the noise is made with the numbers that are priced.
 
     Raises:
-      ValueError: no or non-finite coefficients, c_0 not positive, or a C whose inverse is unstable.
+      ValueError: no or non-finite coefficients, c_0 not positive, or a C whose inverse is unstable,
+        or so nearly that the noise of a step comes to more than 64 times Z: float32 would round Z
+        off, and with it what hides an example.
 
     >>> BandedToeplitz((2.0,)).coefficients
     (1.0,)
@@ -83,16 +90,24 @@ class BandedToeplitz(Strategy):
             raise ValueError(
                 f"coefficients={self.coefficients}: want finite numbers, the first positive"
             )
-        if c.size > 1 and np.abs(np.roots(c)).max(initial=0.0) > 1.0:
-            raise ValueError(
-                f"coefficients={self.coefficients}: 1/C(z) has a pole outside the unit circle, so "
-                "the noise would grow without bound"
-            )
-        c /= np.linalg.norm(c)
+        c = c / np.linalg.norm(c)
         rounded = c.astype(np.float32)
         rounded = np.where(
             np.abs(rounded) > np.abs(c), np.nextafter(rounded, np.float32(0)), rounded
         )
+        noise = _settled_noise(rounded.astype(float))
+        if noise > _MOST_NOISE:
+            grows = (
+                "has, in float32, a pole on or outside the unit circle, so the noise would grow "
+                "without bound"
+                if noise == np.inf
+                else f"makes the noise of a step up to {noise:.3g} times that which hides an "
+                "example, and float32 would round off the latter"
+            )
+            raise ValueError(
+                f"coefficients={self.coefficients}: 1/C(z) {grows}; want at most "
+                f"{_MOST_NOISE:g} times, from poles further inside the unit circle"
+            )
         object.__setattr__(self, "coefficients", tuple(rounded.tolist()))
 
     @property
@@ -262,6 +277,27 @@ def optimal_buffered_toeplitz(
             max_buffers=max_buffers,
         )
         return BufferedToeplitz(_floats(found.buf_decay), _floats(found.output_scale), steps)
+
+
+def _settled_noise(coefficients: np.ndarray) -> float:
+    """The standard deviation of (C⁻¹Z)_t as t grows: ‖h‖ of 1/Σ c_i zⁱ = Σ h_t z^t.
+
+        ‖h‖⁻² = c_0² Π_m (1 − k_m²)
+
+    with k_m the last coefficient of the m-th polynomial, c_0 = 1, that is left as the recursion of
+    Levinson and Durbin is run backwards. Infinite where one |k_m| is 1 or more: that is so for a
+    pole on or outside the unit circle, and for no other C (Schur and Cohn).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):  # c_0 that float32 has as 0
+        left = coefficients / coefficients[0]
+        noise = float(1 / coefficients[0])
+        while left.size > 1:
+            last = left[-1]
+            if not abs(last) < 1.0:
+                return float("inf")
+            noise /= float(np.sqrt((1 - last) * (1 + last)))
+            left = (left[:-1] - last * left[:0:-1]) / ((1 - last) * (1 + last))
+    return noise
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

@@ -476,6 +476,11 @@ class TestEdges:
         # What it costs goes with the points of the grid, about epsilon over the interval.
         assert found / min(intervals) < 2e6
 
+    def test_so_many_steps_that_nothing_is_hidden(self):
+        run = {"noise_multiplier": 0.01, "sampling_probability": 1.0, "delta": DELTA}
+        assert accounting.epsilon(**run, steps=10**7) == math.inf
+        assert accounting.epsilon(**run, steps=99) < 1e6
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

@@ -235,7 +235,7 @@ def test_buffers_that_were_cast_are_refused():
         tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), cast)
 
 
-@pytest.mark.parametrize("coefficients", [(1.0, -1.0), (1.0, -1.99, 0.9905)])
+@pytest.mark.parametrize("coefficients", [(1.0, -0.999), (1.0, 0.9995)])
 def test_noise_that_may_leave_the_integers_is_refused(coefficients):
     tx = noise(matrix.BandedToeplitz(coefficients))
     total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
