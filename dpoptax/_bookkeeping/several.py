@@ -6,7 +6,7 @@ same at all points, they are written with the first point's factors and differen
 
     Σ_j r_j ⊗ c_j = r_0 ⊗ Σ_j c_j + Σ_j (r_j − r_0) ⊗ c_j,
 
-and terms, b_j ⊙ β_j, alike.
+and terms, V_j ⊙ w_j, alike.
 """
 
 import dataclasses
