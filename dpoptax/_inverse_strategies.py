@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpoptax._jax_privacy import jax_privacy_module
-from dpoptax._strategies import Strategy
+from dpoptax._strategies import Strategy, checked_coefficients
 
 if TYPE_CHECKING:
     import jax
@@ -47,11 +47,7 @@ class BandedInverseToeplitz(Strategy):
     steps: int
 
     def __post_init__(self) -> None:
-        d = np.asarray(self.coefficients, float).ravel()
-        if not (d.size and np.isfinite(d).all() and d[0] > 0):
-            raise ValueError(
-                f"coefficients={self.coefficients}: want finite numbers, the first positive"
-            )
+        d = checked_coefficients(self.coefficients)
         if self.steps < 1:
             raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
         object.__setattr__(self, "coefficients", tuple((d / d[0]).tolist()))

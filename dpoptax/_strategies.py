@@ -85,11 +85,7 @@ class BandedToeplitz(Strategy):
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        c = np.asarray(self.coefficients, float).ravel()
-        if not (c.size and np.isfinite(c).all() and c[0] > 0):
-            raise ValueError(
-                f"coefficients={self.coefficients}: want finite numbers, the first positive"
-            )
+        c = checked_coefficients(self.coefficients)
         c = c / np.linalg.norm(c)
         rounded = c.astype(np.float32)
         rounded = np.where(
@@ -277,6 +273,14 @@ def optimal_buffered_toeplitz(
             max_buffers=max_buffers,
         )
         return BufferedToeplitz(_floats(found.buf_decay), _floats(found.output_scale), steps)
+
+
+def checked_coefficients(coefficients: Sequence[float]) -> np.ndarray:
+    """The coefficients of a strategy; raises unless they are finite and the first is positive."""
+    found = np.asarray(coefficients, float).ravel()
+    if not (found.size and np.isfinite(found).all() and found[0] > 0):
+        raise ValueError(f"coefficients={coefficients}: want finite numbers, the first positive")
+    return found
 
 
 def _settled_noise(coefficients: np.ndarray) -> float:

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
 from dpoptax._clips.clipped_sum import check_released
+from dpoptax._methods.low_pass import mean_share
 from dpoptax._trees import PyTree, check_decays, check_stddev
 
 
@@ -169,9 +170,7 @@ def adaptive_kalman(
         """Kalman's gain from the mean square of the innovation of groups of `sizes` coordinates."""
         drift = decay * drift + (1.0 - decay) * (power - noise - variance)
         forgotten = jnp.power(decay, jnp.maximum(count, 1))
-        # The inverse of the number of samples that a mean with these weights is worth.
-        share = (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
-        error = jnp.sqrt(2.0 * share / sizes) * (noise + variance)
+        error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + variance)
         predicted = variance + _mean_above_zero(drift / (1.0 - forgotten), error)
         first = count == 0
         gain = jnp.where(first, 1.0, predicted / (predicted + noise))

@@ -27,6 +27,14 @@ class LowPassState(NamedTuple):
     correction: jax.Array
 
 
+def mean_share(decay: float, forgotten: jax.Array) -> jax.Array:
+    """Σ w_i² = (1 − β)/(1 + β) · (1 + β^n)/(1 − β^n) of a running mean of n steps, w_i ∝ β^i.
+
+    What it leaves of the variance of independent noise; β^n is `forgotten`.
+    """
+    return (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)
+
+
 def low_pass(
     b: Sequence[float],
     a: Sequence[float] = (),

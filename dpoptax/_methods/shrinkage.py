@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._coefficients import Filter
 from dpoptax._maps import matrix_shape
-from dpoptax._methods.low_pass import LowPassState, low_pass
+from dpoptax._methods.low_pass import LowPassState, low_pass, mean_share
 from dpoptax._methods.singular_values import (
     cosines,
     is_kernel,
@@ -181,8 +181,7 @@ def _of_mean(
     ) -> tuple[PyTree, LowPassState]:
         del params
         forgotten = jnp.power(jnp.float32(decay), state.count + 1)
-        left = (1.0 - decay) / (1.0 + decay) * (1.0 + forgotten) / (1.0 - forgotten)  # Σ w²
         mean, state = averaging.update(updates, state)
-        return shrink(mean, stddev * jnp.sqrt(left)), state
+        return shrink(mean, stddev * jnp.sqrt(mean_share(decay, forgotten))), state
 
     return optax.GradientTransformation(averaging.init, update_fn)

@@ -176,18 +176,18 @@ _read_refusals = jax.jit(_refusals)
 
 def after_release(state: State, refused: jax.Array) -> State:
     """The state after a release, counted, refused or not."""
-    count = optax.safe_increment(state.count)
-    imprint = imprint_of(state)
-    signed = _signed(count, imprint.values, imprint.key, refused)
-    return dataclasses.replace(state, count=count, imprint=signed)
+    return _counted(state, optax.safe_increment(state.count), refused)
 
 
 def after_releases(state: State, count: int, refused: int) -> State:
     """A new state as it is after so many releases, for whoever replays a run apart."""
+    return _counted(state, jnp.int32(count), jnp.uint32(refused))
+
+
+def _counted(state: State, count: jax.Array, refused: jax.Array) -> State:
     imprint = imprint_of(state)
-    total, bits = jnp.int32(count), jnp.uint32(refused)
-    signed = _signed(total, imprint.values, imprint.key, bits)
-    return dataclasses.replace(state, count=total, imprint=signed)
+    signed = _signed(count, imprint.values, imprint.key, refused)
+    return dataclasses.replace(state, count=count, imprint=signed)
 
 
 def is_ledger(x: object) -> TypeGuard[LedgerState]:

@@ -31,10 +31,6 @@ _REASONS = {
     EDITED: "its integers do not belong together: it was averaged with another, or edited",
     TOO_MANY: "it counts at most 2³¹ − 1 releases, and more would have had the noise of the last",
 }
-_RESTART = (
-    "take the last state before that, with the chain that made it, or start anew with tx.init and "
-    "count both runs"
-)
 
 
 class Ledger(NamedTuple):
@@ -128,5 +124,6 @@ def _raise_refusals(state: LedgerState) -> None:
         )
     raise ValueError(
         f"no epsilon holds for this noise state: {'; '.join(reasons)}. From then on its releases "
-        f"are NaN; {_RESTART}"
+        "are NaN; take the last state before that, with the chain that made it, or start anew with "
+        "tx.init and count both runs"
     )

@@ -20,6 +20,7 @@ from dpoptax.papers.images import shrink
 from dpoptax.papers.published import PUBLISHED
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
+from dpoptax.training.run.plots import signed
 from dpoptax.training.search import lines
 from dpoptax.training.search.lines import Line
 
@@ -142,7 +143,7 @@ def _interval(entry: Entry, other: Entry | None) -> str:
         return ""
     d = difference(entry, other)
     half = "" if math.isinf(d.half) else f" ± {d.half:.2f}"
-    return f"{d.mean:+.2f}{half}".replace("-", "−")
+    return signed(d.mean, 2) + half
 
 
 def _recipes(alone: Groups) -> str:

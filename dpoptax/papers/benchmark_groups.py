@@ -73,15 +73,10 @@ class Entry:
         return statistics.fmean(self.accuracies.values())
 
     @property
-    def spread(self) -> float:
-        """Standard deviation over the seeds; NaN for one."""
-        values = list(self.accuracies.values())
-        return statistics.stdev(values) if len(values) > 1 else math.nan
-
-    @property
     def accuracy(self) -> str:
-        """Mean and spread in %, for tables."""
-        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.2f}"
+        """Mean and standard deviation over the seeds in %, for tables."""
+        values = list(self.accuracies.values())
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
         return f"{self.mean:.2f}{spread}"
 
     @property
@@ -101,12 +96,10 @@ class Difference:
     Attributes:
         mean: Mean over the seeds that both have.
         half: Student's t times the standard error; infinite for one seed.
-        seeds: Number of these seeds.
     """
 
     mean: float
     half: float
-    seeds: int
 
     @property
     def verdict(self) -> int:
@@ -119,10 +112,10 @@ def difference(entry: Entry, other: Entry) -> Difference:
     seeds = sorted(entry.accuracies.keys() & other.accuracies.keys())
     values = [entry.accuracies[seed] - other.accuracies[seed] for seed in seeds]
     if len(values) < 2:
-        return Difference(values[0] if values else math.nan, math.inf, len(values))
+        return Difference(values[0] if values else math.nan, math.inf)
     quantile = float(stats.t.ppf(0.975, len(values) - 1))
     half = quantile * statistics.stdev(values) / math.sqrt(len(values))
-    return Difference(statistics.fmean(values), half, len(values))
+    return Difference(statistics.fmean(values), half)
 
 
 def grouped(lines: Iterable[Line]) -> Groups:

@@ -133,12 +133,13 @@ def _text(
         "## Studies",
     ]
     for name, found in findings.items():
+        made = study.STUDIES[name]
         parts += [
-            f"### {study.STUDIES[name].title}",
-            f"{study.STUDIES[name].source[0].upper()}{study.STUDIES[name].source[1:]}; "
-            f"`dpoptax study {name}{' --data-dir DIR' if study.STUDIES[name].dataset else ''}`.",
+            f"### {made.title}",
+            f"{made.source[0].upper()}{made.source[1:]}; "
+            f"`dpoptax study {name}{' --data-dir DIR' if made.dataset else ''}`.",
             study.findings_table(found),
-            f"![{study.STUDIES[name].title}](reproduction/{name}.png)",
+            f"![{made.title}](reproduction/{name}.png)",
         ]
     parts += [
         "## Training: a slice that runs on any machine",

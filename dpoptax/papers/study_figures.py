@@ -75,7 +75,7 @@ def _error_panels(figure: Figure, panels: Any, rows: list[Row]) -> None:
     for index, (panel, axes) in enumerate(
         zip(sorted(set(pick(rows, "panel"))), panels, strict=True)
     ):
-        varies, fixed = rows_of(rows, panel)
+        varies, fixed = (str(pick(rows, name, panel=panel)[0]) for name in ("varies", "fixed"))
         for name, (text, colour, line) in _ERRORS.items():
             x, errors = over(rows, "x", name, panel=panel)
             band(axes, x, errors, {"color": colour, "linestyle": line, "label": text})
@@ -90,11 +90,6 @@ def _error_panels(figure: Figure, panels: Any, rows: list[Row]) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=4)
     figure.suptitle(f"Noise as published, C = 0.1, ‖ḡ‖ = 0.01 C; {_spread(rows)}", fontsize="large")
-
-
-def rows_of(rows: list[Row], panel: str) -> tuple[str, str]:
-    """What varies in a panel, and what does not."""
-    return str(pick(rows, "varies", panel=panel)[0]), str(pick(rows, "fixed", panel=panel)[0])
 
 
 def geodp_mnist(rows: list[Row]) -> Figure:

@@ -1,4 +1,4 @@
-"""Training runs on dpoptax's public API: configs, data, models, the loop and the command line."""
+"""Training runs on dpoptax's public API: configs, data, models and the loop."""
 
 from dpoptax.training.data import folders as folders  # they register their data sets
 from dpoptax.training.data import images as images

@@ -204,12 +204,12 @@ def train_together(
             half = (len(group) + 1) // 2
             waiting += [group[half:], group[:half]]
         else:
-            yield from _results(ready, _advanced(ready))
+            yield from _results(ready)
 
 
 def _train(run: Run, dataset: Dataset, around: Surroundings) -> RunResult:
     ready = set_up((run,), dataset, around)
-    (result,) = _results(ready, _advanced(ready))
+    (result,) = _results(ready)
     return result
 
 
@@ -267,10 +267,10 @@ class _Pace:
         self._steps, self._queued, self._since = max(1, int(_AHEAD / each)), 0, now
 
 
-def _results(ready: Ready, states: States) -> list[RunResult]:
-    """What each run has come to in its last state."""
-    runs = ready.course.runs
-    return [_result(ready, run, state) for run, state in zip(runs, states, strict=True)]
+def _results(ready: Ready) -> list[RunResult]:
+    """What each run comes to at its end."""
+    ended = zip(ready.course.runs, _advanced(ready), strict=True)
+    return [_result(ready, run, state) for run, state in ended]
 
 
 def _result(ready: Ready, run: Run, state: State) -> RunResult:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpoptax.training.data.dataset import Dataset, FileDataset, register_file_dataset
-from dpoptax.training.data.formats import damaged, find, missing
+from dpoptax.training.data.formats import damaged, find, missing, scaled_colours
 from dpoptax.training.errors import ConfigError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -20,8 +20,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 class ImageFolder:
     """Images by number, in the order of class and name; each is decoded when it is asked for.
 
-    The shorter side is scaled to 8/7 of `size`, the middle is cut out, and colours go to [-2, 2] by
-    (x/255 - 0.5)/0.25: constants, no statistic of the data.
+    The shorter side is scaled to 8/7 of `size`, the middle is cut out, and colours go to [-2, 2].
 
     Attributes:
         paths: The files.
@@ -55,7 +54,7 @@ class ImageFolder:
             raise damaged(path, f"it is no image ({error})") from error
         left, top = ((side - self.size) // 2 for side in scaled.size)
         middle = scaled.crop((left, top, left + self.size, top + self.size))
-        inputs = (np.asarray(middle, np.float32) / 255 - 0.5) / 0.25
+        inputs = scaled_colours(np.asarray(middle))
         return {"inputs": inputs, "labels": np.int32(self.labels[index])}
 
 

@@ -111,6 +111,11 @@ def read_cifar_binary(
     return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
 
 
+def scaled_colours(values: np.ndarray) -> np.ndarray:
+    """From 0, ..., 255 to [-2, 2], float32: (x/255 - 0.5)/0.25, constants and no statistic."""
+    return (values.astype(np.float32) / 255 - 0.5) / 0.25
+
+
 def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
     """The files called `names` in a folder, or in a .tar.gz or .zip archive in any folder of it.
 

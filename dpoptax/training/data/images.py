@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the files in which they are published.
 
-Grey values go to [0, 1]; colours to [-2, 2] by (x/255 - 0.5)/0.25. Both maps are constants of the
-format: no statistic of the private data enters, so nothing has to be paid for it.
+Grey values go to [0, 1], colours to [-2, 2]. Both maps are constants of the format: no statistic of
+the private data enters, so nothing has to be paid for it.
 """
 
 import functools
@@ -71,7 +71,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
                 part = formats.read_cifar_python(content, source / file, label)
             parts.append(part)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-        inputs = (images.astype(np.float32) / 255 - 0.5) / 0.25
+        inputs = formats.scaled_colours(images)
         splits.append(_split(inputs, labels, num_classes, files[0], name))
     return Dataset(name, splits[0], splits[1], num_classes)
 

@@ -69,17 +69,11 @@ class Tokens:
         Raises:
             ConfigError: No tokenizer, or one without an end of text.
         """
-        tokenizer = self.tokenizer()
-        tokenizer.post_processor = None
-        tokenizer.no_truncation()
         end = self.end
         inputs = np.full((len(sources), self.length), end, np.int32)
         labels = np.full_like(inputs, NO_LABEL)
-        pairs = zip(
-            _encode(tokenizer, sources),
-            _encode(tokenizer, [" " + target for target in targets]),
-            strict=True,
-        )
+        spaced = [" " + target for target in targets]
+        pairs = zip(self._whole(sources), self._whole(spaced), strict=True)
         for row, (source, target) in enumerate(pairs):
             source = source[: max(self.length // 2, self.length - len(target) - 1)]
             start = min(len(source), self.length - 1)
@@ -99,11 +93,8 @@ class Tokens:
         Raises:
             ConfigError: No tokenizer, or one without an end of text.
         """
-        tokenizer = self.tokenizer()
-        tokenizer.post_processor = None
-        tokenizer.no_truncation()
         end = self.end
-        whole = [[*ids[: self.length - 1], end] for ids in _encode(tokenizer, sources)]
+        whole = [[*ids[: self.length - 1], end] for ids in self._whole(sources)]
         lengths = np.array([len(row) for row in whole], np.int32)
         rows = np.full((len(whole), max(lengths)), end, np.int32)
         for row, tokens in zip(rows, whole, strict=True):
@@ -132,6 +123,13 @@ class Tokens:
                 "directory of a published model with tokenizer.json, or vocab.json and merges.txt"
             )
         return _load(self.folder)
+
+    def _whole(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """The tokens of each text, none of them cut or added."""
+        tokenizer = self.tokenizer()
+        tokenizer.post_processor = None
+        tokenizer.no_truncation()
+        return _encode(tokenizer, texts)
 
     def _special(self, name: str) -> int:
         number = self.tokenizer().token_to_id(name)

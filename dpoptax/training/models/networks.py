@@ -126,9 +126,7 @@ class StandardisedConv(nn.Module):
         )[0]
 
 
-def _conv(channels: int, size: int, stride: int, standardised: bool) -> nn.Module:
-    if standardised:
-        return StandardisedConv(channels, size, stride)
+def _conv(channels: int, size: int, stride: int = 1) -> nn.Module:
     return nn.Conv(channels, (size, size), strides=(stride, stride), use_bias=False)
 
 
@@ -158,15 +156,15 @@ class _ResidualBlock(nn.Module):
         if self.preactivated:
             hidden = nn.relu(group_norm(hidden, self.groups))
             if changes:
-                shortcut = _conv(self.channels, 1, self.stride, True)(hidden)
-            hidden = _conv(self.channels, 3, self.stride, True)(hidden)
+                shortcut = StandardisedConv(self.channels, 1, self.stride)(hidden)
+            hidden = StandardisedConv(self.channels, 3, self.stride)(hidden)
             hidden = nn.relu(group_norm(hidden, self.groups))
-            return shortcut + _conv(self.channels, 3, 1, True)(hidden)
-        hidden = _conv(self.channels, 3, self.stride, False)(hidden)
+            return shortcut + StandardisedConv(self.channels)(hidden)
+        hidden = _conv(self.channels, 3, self.stride)(hidden)
         hidden = nn.relu(group_norm(hidden, self.groups))
-        hidden = group_norm(_conv(self.channels, 3, 1, False)(hidden), self.groups)
+        hidden = group_norm(_conv(self.channels, 3)(hidden), self.groups)
         if changes:
-            shortcut = _conv(self.channels, 1, self.stride, False)(inputs)
+            shortcut = _conv(self.channels, 1, self.stride)(inputs)
             shortcut = group_norm(shortcut, self.groups)
         return nn.relu(shortcut + hidden) if self.relu_after_sum else shortcut + hidden
 
@@ -190,7 +188,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits (num_classes,) of one image."""
-        hidden = nn.relu(group_norm(_conv(self.channels[0], 3, 1, False)(inputs), 16))
+        hidden = nn.relu(group_norm(_conv(self.channels[0], 3)(inputs), 16))
         for stage, channels in enumerate(self.channels):
             for block in range(self.blocks):
                 stride = 2 if stage and not block else 1

@@ -18,9 +18,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.models.published import FORMATS, Format
 from dpoptax.training.models.transformer import ACTIVATIONS
 
-Params = Any
-
-
 _OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
 _STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Axes of a kernel from (out, in, ...) to (..., in, out), and back."""

@@ -9,7 +9,6 @@ A run that goes on from any of its checkpoints repeats its steps bit for bit: ba
 of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
 """
 
-import json
 import shutil
 import time
 import warnings
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from dpoptax.training.run import devices
-from dpoptax.training.run.records import to_json
+from dpoptax.training.run.records import plain
 
 FORMAT = 2
 
@@ -110,7 +109,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(arrays),
-                    record=ocp.args.JsonSave(json.loads(to_json(whole))),
+                    record=ocp.args.JsonSave(plain(whole)),
                 ),
                 force=True,
             )

@@ -47,9 +47,8 @@ def metrics_file(path: Path | None, shown: int = 0) -> Iterator[Callable[[Record
 
 def write(result: "RunResult", workdir: Path) -> None:
     """Everything that a finished run leaves next to its metrics, but for the summary."""
-    from dpoptax.training.run import (
-        plots,  # with matplotlib, which the first step need not wait for
-    )
+    # With matplotlib, which the first step need not wait for.
+    from dpoptax.training.run import plots
 
     records.save_params(workdir / "params.msgpack", result.params)
     plots.plot_run(result.summary, result.history, workdir / "training.png")

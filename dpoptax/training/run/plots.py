@@ -50,9 +50,9 @@ def scientific(value: float) -> str:
     return rf"${factor}10^{{{int(exponent)}}}$"
 
 
-def signed(value: float) -> str:
-    """`value` with its sign, and one digit behind the point."""
-    return f"{value:+.1f}".replace("-", "−")
+def signed(value: float, decimals: int = 1) -> str:
+    """`value` with its sign."""
+    return f"{value:+.{decimals}f}".replace("-", "−")
 
 
 def label(axes: Axes, x: str, y: str) -> None:

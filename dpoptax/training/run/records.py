@@ -21,19 +21,20 @@ from dpoptax.training.errors import ConfigError
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON, of dataclasses too: numbers that it cannot write (NaN, infinities) are null."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    """Strict JSON of `plain` values."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What is read of the JSON of a value, dataclasses too; None for NaN and infinities."""
     if dataclasses.is_dataclass(value):
         return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Path):

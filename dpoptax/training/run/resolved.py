@@ -96,8 +96,7 @@ def resolve(
 def _keys(seed: int) -> tuple[jax.Array, jax.Array]:
     """Keys of parameters and of noise, from all bits of a seed below 2**64."""
     words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    init_key, own_key = _split(words)
-    return init_key, own_key
+    return _split(words)
 
 
 @jax.jit

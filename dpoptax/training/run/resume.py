@@ -65,7 +65,7 @@ def as_shown(
 
     def checked(record: dict[str, Any]) -> object:
         before = earlier.get(record["step"], {})
-        now = json.loads(records.to_json(record))
+        now = records.plain(record)
         names = now.keys() & before.keys() - {"seconds", "epsilon"}
         if any(now[name] != before[name] for name in names):
             raise ConfigError(
@@ -92,7 +92,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
         )
     new = _identity(run)
     # A field that the record has not came later: its default is what was done before.
-    defaults = _json(TrainConfig().to_dict())
+    defaults = records.plain(TrainConfig().to_dict())
     old = {name: defaults[name] for name in new if name in defaults} | record["run"]
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
@@ -236,7 +236,7 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
     """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
-        stored = _json(_defaults(ledger.mechanism)) | stored
+        stored = records.plain(_defaults(ledger.mechanism)) | stored
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
                 f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
@@ -250,7 +250,7 @@ def _identity(run: Run) -> dict[str, Any]:
     sampler = dataclasses.asdict(plan.sampler)
     del sampler["seed"]
     fields = config.to_dict()
-    return _json(
+    return records.plain(
         {
             "dataset_size": sampler.pop("dataset_size"),
             "sampling": config.sampling,
@@ -277,15 +277,9 @@ def _made_for_its_steps(run: Run) -> bool:
 
 
 def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:
-    return _json({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
+    return records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
 
 
 def _defaults(mechanism: Any) -> dict[str, Any]:
     fields = dataclasses.fields(mechanism)
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _json(item) for name, item in value.items()}
-    return [_json(item) for item in value] if isinstance(value, list | tuple) else value

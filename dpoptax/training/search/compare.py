@@ -55,7 +55,7 @@ class Comparison:
     l2_clip_norm: float | None = None
     """Clip norm of every private config."""
     optimizer: str | None = None
-    """Optimizer of every config: sgd, momentum or adam."""
+    """Optimizer of every config: sgd, momentum, adam or adamw."""
     schedule: str | None = None
     """Course of the learning rate of every config."""
     model: str | None = None

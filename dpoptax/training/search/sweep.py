@@ -163,13 +163,14 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes", "seed")
     }
-    identity = {
-        "sweep": given,
-        "configs": {name: config.to_dict() for name, config in configs.items()},
-    }
+    identity = records.plain(
+        {
+            "sweep": given,
+            "configs": {name: config.to_dict() for name, config in configs.items()},
+        }
+    )
     path = sweep.workdir / "sweep.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    identity = json.loads(records.to_json(identity))
     same = begun is not None and all(begun[name] == identity[name] for name in identity)
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(

@@ -184,8 +184,8 @@ def _run(
 
 def _recorded(result: RunResult, trial: Trial, path: Path) -> dict[str, Any]:
     """Writes what a trial came to, and returns it."""
-    # Through JSON: what a later start reads is what the first one saw.
-    record = json.loads(records.to_json({**result.summary, "history": result.history}))
+    # What a later start reads is what the first one saw.
+    record = records.plain({**result.summary, "history": result.history})
     if trial.keep_params:
         records.save_params(path.with_suffix(".msgpack"), result.params)
     records.write_json(path, record)
