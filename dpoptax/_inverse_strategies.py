@@ -20,11 +20,11 @@ class BandedInverseToeplitz(Strategy):
 
     `correlated_noise` draws Z_{t−1}, …, Z_{t−b+1} again from their keys, so that its state holds no
     copy of the parameters, however many bands; a step draws b times. (1, −λ) is DP-λCGD, whose
-    noise takes back a share λ of the last step's. C itself has all diagonals, so that under random
-    participation nothing is known: it wants a sampler whose examples take part in fixed, distant
-    steps, a `CyclicPoissonSampler` with cycle · batch_size = dataset_size, and any other is
-    refused. C is normalised so that its first column has l2 norm 1 over `steps` steps; a longer run
-    is not accounted for.
+    noise takes back a share λ of the last step's. C itself has all diagonals, so that Poisson
+    sampling does not amplify it: it wants a sampler whose examples take part in fixed, distant
+    steps, a `CyclicPoissonSampler` with cycle · batch_size = dataset_size; a
+    `RandomAllocationSampler` or a `MinSeparationSampler`; and any other is refused. C is normalised
+    so that its first column has l2 norm 1 over `steps` steps; a longer run is not accounted for.
 
     Attributes:
       coefficients: d_0, d_1, …, d_{b−1}, with d_0 > 0; only their ratios matter.

@@ -38,7 +38,8 @@ def _check_array(key: jax.Array | np.ndarray) -> jax.Array:
             pass
     raise TypeError(
         f"{what}: want one key, as from dpoptax.random_key_from_os() or jax.random.key(seed); "
-        "from the data of another generator's, jax.random.wrap_key_data(data, impl=...)"
+        "from the data of another generator's, jax.random.wrap_key_data(data, impl=...); a key of "
+        "ChaCha20 is for the noise stages that random_key_from_os names"
     )
 
 

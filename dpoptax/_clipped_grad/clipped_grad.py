@@ -55,8 +55,8 @@ def clipped_grad(
     Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
     data and the others'; an example whose gradient is not finite, or that `mask` leaves out, adds
     exactly zero. This holds for the numbers as the machine computes them, with all rounding of the
-    sum: examples are clipped at C/(1 + τ), with τ, some thousandths, from public shapes
-    (docs/bound.md). The others have to keep their places in the batch, as those of a
+    sum: examples are clipped at C/(1 + τ), with τ, a hundredth for batches of hundreds, from public
+    shapes (docs/bound.md). The others have to keep their places in the batch, as those of a
     `dpoptax.sampling` draw do, where one is taken out by the mask.
     The sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary
     outputs, which nothing here protects.

@@ -37,8 +37,8 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
       good as independent to whoever cannot break it, also to who knows all data and sees all
       releases, and so all noise so far. For `gaussian_noise`, `adaptive_gaussian_noise`,
       `correlated_noise` and `clip_and_noise`, in float32 or fixed point; a number takes
-      three to four times as long, as one of `jax.random.normal` in floating point, and each
-      shape of parameters a second to compile.
+      some four times as long, a little more than one of `jax.random.normal` in floating point, and
+      each shape of parameters a second to compile.
 
     Args:
       generator: "threefry" or "chacha20".

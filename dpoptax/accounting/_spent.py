@@ -33,9 +33,10 @@ def epsilon_spent(
     tells it. Ledgers of several noise stages are taken to have released noisy sums of the *same*
     batches, as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch
     are one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
-    epsilon. Where a sampler's steps depend on each other, as turns of groups do, s_i is the least
-    multiplier for all stages: so it also holds where they take turns, of which a record may meet
-    one alone.
+    epsilon. Of stages that took turns on draws of their own it is the other way round for delta of
+    the order of B/N: take the larger of both prices there. Where a sampler's steps depend on each
+    other, as turns of groups do, s_i is the least multiplier for all stages: so it also holds, with
+    the same exception, where they take turns, of which a record may meet one alone.
 
     Args:
       opt_state: holds at least one noise stage's state; a restored checkpoint will do, or an

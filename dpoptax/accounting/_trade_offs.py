@@ -113,6 +113,9 @@ def trade_off_spent(
 ) -> TradeOff:
     """What a run lets any attack do: `trade_off` of the ledgers in its optimizer state.
 
+    Of several noise stages that were updated on the same batches: the curve has all delta, and of
+    stages that took turns it would be too good at large ones; see `epsilon_spent`.
+
     Args:
       opt_state: as for `epsilon_spent`.
       sampler: as for `epsilon_spent`.

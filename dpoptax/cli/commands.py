@@ -118,7 +118,12 @@ def _sweep(arguments: list[str]) -> int:
     from dpoptax.training.search.price import Sweep, notes
 
     fields = _names(TrainConfig) - _names(SweepArguments, Sweep)
-    _check_fields("sweep", arguments, fields, "one value of it for all trials is --grid {0}=VALUE")
+    _check_fields(
+        "sweep",
+        arguments,
+        fields,
+        "one value of it for all trials is --grid {0}=VALUE, or the configs' own",
+    )
     given = tyro.cli(
         SweepArguments,
         args=arguments,
