@@ -13,7 +13,7 @@ from flax import nnx
 from jax.experimental import checkify
 
 import dpoptax
-from dpoptax import information_flow, matrix, tables
+from dpoptax import _marks, information_flow, matrix, tables
 from dpoptax.training.config import load_configs
 from dpoptax.training.run import planning
 from dpoptax.training.run.step import build_step
@@ -294,6 +294,14 @@ def test_noise_that_is_drawn_twice_is_seen(step):
     flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
     assert flow.private
     assert flow.redrawn
+
+
+def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
+    def step(batch):
+        keys = [_marks.mark(KEY, _marks.NOISE) for _ in range(2)]
+        return [jax.random.normal(key) + batch.sum() for key in keys]
+
+    assert information_flow(step, BATCH, private_argnums=0).redrawn
 
 
 def several_turns(params, state, batch, mask, *, loop, kept):

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from dpoptax._bookkeeping.explain import in_columns
-from dpoptax._information_flow.following import Follower, in_short, where
+from dpoptax._information_flow.following import Follower
 from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
+from dpoptax._information_flow.lines import in_short, where
 from dpoptax._information_flow.rows import LEADING
 from dpoptax._trees import PyTree, nnx_kinds
 

@@ -2,14 +2,11 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import optax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.source_info_util import summarize
 
 from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
@@ -17,6 +14,7 @@ from dpoptax._bookkeeping.separation import CALLS, HIDDEN
 from dpoptax._information_flow import operations, rows
 from dpoptax._information_flow.indices import entries, name_each_once
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
+from dpoptax._information_flow.lines import in_short, line
 from dpoptax._information_flow.repeats import Repeats
 from dpoptax._marks import CLIPPED, EXAMPLES, NOISE, RELEASE
 from dpoptax._privacy.checks import is_hashable
@@ -31,9 +29,6 @@ _SAME = {
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
 _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# What a user's own line is not in.
-_PACKAGES = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
-_FRAMES = 100
 # What makes of all devices' values one that is the same on each.
 _ALIKE = {
     *("psum", "psum_invariant", "pmax", "pmin"),
@@ -162,7 +157,8 @@ class Follower:
         apart = label.apart | {"jax.vmap"} if mapped else label.apart
         if name == NOISE:
             self._keys[clip] = apart
-            places = self._draws.setdefault(label.number, set()) if label.number else set()
+            # What has no number may be any other.
+            places = set() if label.number is None else self._draws.setdefault(label.number, set())
             again = any(self._both_run(here, other) for other in places)
             places.add(here)
         elif name == RELEASE and label.has_data:  # many with the noise of one
@@ -196,7 +192,8 @@ class Follower:
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
-        together = dataclasses.replace(either(read), apart=_apart(eqn, read))
+        together = either(read)
+        together = dataclasses.replace(together, apart=_apart(eqn, together.apart))
         if not together.has_data:
             what = self._computed(eqn, numbers)
             of_each = entries(eqn, [label.entries for label in read], numbers, self._what)
@@ -344,9 +341,8 @@ def _manual(eqn: JaxprEqn) -> frozenset[Hashable]:
     return eqn.params["newly_manual_axes"] if before is None else before
 
 
-def _apart(eqn: JaxprEqn, read: Sequence[Label]) -> frozenset[Hashable]:
-    """The axes of a mesh along which devices may have other results of an operation."""
-    before = either(read).apart
+def _apart(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:
+    """The axes of a mesh along which devices may have other results; `before`, other operands."""
     over = rows.names(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
     if eqn.primitive.name == "axis_index":
         return before.union(over)
@@ -377,27 +373,3 @@ def _alike(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Labe
 def is_reference(atom: Var | Literal) -> bool:
     """Whether it is a `jax.Ref`."""
     return hasattr(atom.aval, "inner_aval")
-
-
-def in_short(atom: Any) -> str:
-    """Its shape and dtype, in short."""
-    return atom.aval.str_short()
-
-
-def where(jaxpr: Jaxpr, atom: Var | Literal) -> str:
-    """The line that computed a result, in the function that the step called for it."""
-    for eqn in jaxpr.eqns:
-        for index, out in enumerate(eqn.outvars):
-            if atom is out:
-                inner = inside(eqn.params)
-                same = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
-                own = same and where(inner[0], inner[0].outvars[index])
-                return own or line(eqn) or line(eqn, inner=True)
-    return ""
-
-
-def line(eqn: JaxprEqn, *, inner: bool = False) -> str:
-    """File, line and function that an operation is from, the user's own unless the `inner`most."""
-    lines = reversed(summarize(eqn.source_info, _FRAMES).splitlines())
-    found = (each for each in lines if inner or not each.startswith(_PACKAGES))
-    return pathlib.PurePath(next(found, "")).name
