@@ -36,6 +36,7 @@ def checksum(
 
 
 def of_leaves(tree: PyTree, salt: int) -> jax.Array:
+    """A uint32 that depends on every bit of a tree's arrays, on their places and on `salt`."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     labels = [
         zlib.crc32(f"{i} {leaf.dtype}{leaf.shape}".encode(), salt) for i, leaf in enumerate(leaves)

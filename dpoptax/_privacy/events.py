@@ -95,15 +95,22 @@ class CutDpEvent(dpa.DpEvent):
     overflow: float
 
 
+def gaussian_event(noise_multiplier: float) -> Event:
+    """One release with Gaussian noise, as far from the ends as dp_accounting wants it."""
+    if noise_multiplier < MULTIPLIERS[0]:
+        return dpa.NonPrivateDpEvent()
+    return dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
+
+
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
     """The event of `steps` noisy clipped sums; `sampled` wraps one Gaussian in its sampling."""
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
-    if noise_multiplier < MULTIPLIERS[0]:
-        return dpa.NonPrivateDpEvent()
-    gaussian = dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
+    gaussian = gaussian_event(noise_multiplier)
+    if isinstance(gaussian, dpa.NonPrivateDpEvent):
+        return gaussian
     return dpa.SelfComposedDpEvent(sampled(gaussian), steps)
 
 
@@ -165,7 +172,7 @@ def allocation_event(
     def part(released: int) -> Event:
         if block == 1 or noise_multiplier < lowest:
             # One sum, whichever it is: what a full batch leaves out does not depend on the data.
-            event: Event = dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
+            event = gaussian_event(noise_multiplier)
         else:
             event = RandomAllocationDpEvent(
                 noise_multiplier=min(float(noise_multiplier), highest),

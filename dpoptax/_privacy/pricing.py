@@ -28,12 +28,12 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from dpoptax._privacy import allocation, composition, importance, monte_carlo, one_step, renyi
 from dpoptax._privacy.checks import is_hashable
 from dpoptax._privacy.events import (
-    MULTIPLIERS,
     ParticipationDpEvent,
     RandomAllocationDpEvent,
     WorstOfDpEvent,
     allocation_as_poisson,
     bounded,
+    gaussian_event,
     overflows,
     rewrite,
     without_truncation,
@@ -250,9 +250,7 @@ class _PldAccountant(pld.PLDAccountant):
         interval = self._value_discretization_interval
         if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
             # Several are one with less noise.
-            event, count = dpa.GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), 1
-            if event.noise_multiplier < MULTIPLIERS[0]:
-                event = dpa.NonPrivateDpEvent()
+            event, count = gaussian_event(event.noise_multiplier / math.sqrt(count)), 1
         if not isinstance(event, RandomAllocationDpEvent):
             if not (do_compose and one_step.is_gaussian(event)):
                 return super()._maybe_compose(event, count, do_compose)
