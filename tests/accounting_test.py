@@ -1,5 +1,6 @@
 """Accounting against published values, closed forms and numerical integration."""
 
+import functools
 import math
 import warnings
 from types import SimpleNamespace
@@ -12,9 +13,13 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import dpoptax
-from dpoptax import accounting
+from dpoptax import accounting, matrix
 from dpoptax._privacy import events, one_step, pricing, renyi
-from dpoptax.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
+from dpoptax.sampling import (
+    FixedSizeSampler,
+    PoissonSampler,
+    ShuffledSampler,
+)
 
 DELTA = 1e-5
 
@@ -736,6 +741,27 @@ class TestEpsilonSpent:
         )
         assert found == expected
         assert self.spent(1.2, 7) < found < self.spent(joint, 7)
+
+    def test_ledgers_that_took_turns_are_composed(self):
+        states = (self.state(7, 1.2), self.state(3, 2.0, key=1))
+        found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
+        apart = [self.sampler.dp_event(1.2, 7), self.sampler.dp_event(2.0, 3)]
+        assert found == accounting.event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
+        # Groups that take turns may meet the first stage alone, in as many steps as both have.
+        groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
+        found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
+        assert found == accounting.event_epsilon(groups.dp_event(1.2, 10), DELTA)
+        with pytest.raises(ValueError, match="different numbers of releases"):
+            accounting.epsilon_spent(states, groups, DELTA)
+
+    def test_turns_show_more_than_the_same_batches_where_delta_is_large(self):
+        sampler = PoissonSampler(10, 1, seed=0)
+        states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
+        price = functools.partial(accounting.epsilon_spent, states, sampler, 0.099)
+        assert price() < 0.01 < 0.1 < price(same_batches=False)
+        together = accounting.trade_off_spent(states, sampler)
+        apart = accounting.trade_off_spent(states, sampler, same_batches=False)
+        assert apart(0.2) < together(0.2) - 0.01
 
     def test_no_noise_is_no_privacy(self):
         assert accounting.epsilon_spent(self.state(1, 0.0), self.sampler, DELTA) == math.inf

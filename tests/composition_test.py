@@ -1,6 +1,7 @@
 """Composition of privacy losses: against sums in closed form, at any delta and number of steps."""
 
 import math
+from types import SimpleNamespace
 
 import dp_accounting as dpa
 import numpy as np
@@ -89,3 +90,16 @@ def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(d
     run = {"noise_multiplier": sigma, "sampling_probability": q, "steps": steps, "delta": delta}
     found = accounting.epsilon(**run)
     assert least + steps * math.log(q) < found < accounting.epsilon(**run, accountant="rdp")
+
+
+def test_the_least_epsilon_is_found_where_delta_hardly_changes():
+    # A rounding above δ up to 0.9, where the logarithms of both are one.
+    calls = []
+
+    def delta(epsilon):
+        calls.append(epsilon)
+        assert len(calls) < 1000
+        return math.nextafter(0.02, 1.0) if epsilon < 0.9 else 0.01
+
+    epsilon = composition._least(SimpleNamespace(delta=delta), 0.02, 1.0)
+    assert 0.9 <= epsilon <= 1.0

@@ -204,20 +204,24 @@ def _least(composed: _Tilted, delta: float, most: float) -> float:
     log_delta = math.log(delta)
 
     @functools.cache
+    def proved(epsilon: float) -> float:
+        return composed.delta(epsilon)
+
     def above(epsilon: float) -> float:
         """In logarithms it is all but a parabola."""
-        return math.log(max(composed.delta(epsilon), _TINY)) - log_delta
+        return math.log(max(proved(epsilon), _TINY)) - log_delta
 
-    if above(most) > 0:
+    if proved(most) > delta:
         return math.inf
     least = 0.5 * most  # most often too small already
-    if above(least) <= 0:
+    if proved(least) <= delta:
         least = 0.0
-        if above(least) <= 0:
+        if proved(least) <= delta:
             return 0.0
-    epsilon = optimize.brentq(above, least, most, xtol=_STEP * most)
-    while composed.delta(epsilon) > delta:
-        epsilon += _STEP * most
+    step = _STEP * most
+    epsilon = optimize.brentq(above, least, most, xtol=step)
+    while proved(epsilon) > delta:  # for long where δ is all but the same for many ε
+        epsilon, step = min(epsilon + step, most), 2 * step
     return float(epsilon)
 
 

@@ -23,6 +23,7 @@ def epsilon_spent(
     sampler: "Sampler",
     delta: float,
     *,
+    same_batches: bool = True,
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
@@ -30,19 +31,20 @@ def epsilon_spent(
 
     The releases of a ledger are taken to be of a draw each, `sampler.sample(t)` for t = 0, 1, ...:
     k of one draw cost what one with multiplier s / sqrt(k) costs, which is more, and no ledger
-    tells it. Ledgers of several noise stages are taken to have released noisy sums of the *same*
-    batches, as the stages of one optimizer do: releases with multipliers s_1, s_2, ... on one batch
-    are one release with (sum s_i^-2)^(-1/2). To price them as if on fresh batches would understate
-    epsilon. Of stages that took turns on draws of their own it is the other way round for delta of
-    the order of B/N: take the larger of both prices there. Where a sampler's steps depend on each
-    other, as turns of groups do, s_i is the least multiplier for all stages: so it also holds, with
-    the same exception, where they take turns, of which a record may meet one alone.
+    tells it. Releases of several noise stages on the *same* batches, as those of one optimizer are,
+    with multipliers s_1, s_2, ..., are one release with (sum s_i^-2)^(-1/2) a batch. To price them
+    as if on fresh batches would understate epsilon. Of stages that took turns on draws of their own
+    it is the other way round for delta of the order of B/N.
 
     Args:
       opt_state: holds at least one noise stage's state; a restored checkpoint will do, or an
         `nnx.Optimizer`.
       sampler: the one that drew the batches; its batch size must be the ledgers'.
       delta: in (0, 1).
+      same_batches: of several noise stages, whether all were updated on the same draws, step by
+        step. Otherwise they took turns: every draw `sampler.sample(t)` was released by one of them.
+        Where a sampler's steps depend on each other, as turns of groups do, all are priced with the
+        least of the multipliers, as a record may meet one stage alone.
       accountant: "pld", "rdp" or "monte_carlo".
       also: what else was released of the same data, such as a vocabulary that
         `dpoptax.tables.select_rows` selected; composed with the run.
@@ -53,18 +55,21 @@ def epsilon_spent(
         size; a sampler that has no event, or none with a mechanism's correlated noise (in fixed
         point any but a `CyclicPoissonSampler` whose cycle is as long as the noise's bands), or a
         strategy under a sampler in its place; correlated noise next to another noise stage; noise
-        stages with different numbers of releases whose batches were drawn together.
+        stages with different numbers of releases whose same batches were drawn together.
     """
-    event = with_others(spent_event(opt_state, sampler), also)
+    event = with_others(spent_event(opt_state, sampler, same_batches=same_batches), also)
     return _epsilon(event, sampler, delta, accountant)
 
 
-def spent_event(opt_state: "PyTree", sampler: "Sampler", *, noise: float = 1.0) -> dpa.DpEvent:
+def spent_event(
+    opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool, noise: float = 1.0
+) -> dpa.DpEvent:
     """What the releases of a run reveal, as `epsilon_spent` prices them.
 
     Args:
       opt_state: as for `epsilon_spent`.
       sampler: as for `epsilon_spent`.
+      same_batches: as for `epsilon_spent`.
       noise: a factor on all noise multipliers, for what the run would reveal with other noise.
     """
     from dpoptax._noise.reading import ledgers
@@ -75,7 +80,7 @@ def spent_event(opt_state: "PyTree", sampler: "Sampler", *, noise: float = 1.0) 
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
             "of a chain that starts with gaussian_noise or clip_and_noise"
         )
-    return _joint_event(found, sampler, noise)
+    return _event(found, sampler, same_batches=same_batches, noise=noise)
 
 
 def ensemble_epsilon_spent(
@@ -98,7 +103,8 @@ def ensemble_epsilon_spent(
       delta: in (0, 1).
       same_batches: whether the runs shared their batches, in every step. Then releases with
         multiplier s in n runs are one with s / sqrt(n), as in `epsilon_spent`. Otherwise each run
-        drew batches of its own, with a seed of its own, and the runs are composed.
+        drew batches of its own, with a seed of its own, and the runs are composed. The noise stages
+        of one run are taken to have shared theirs.
       accountant: "pld", "rdp" or "monte_carlo".
       also: as for `epsilon_spent`, once for all runs.
 
@@ -111,9 +117,9 @@ def ensemble_epsilon_spent(
     ledgers(runs)  # raises where two runs have one key
     found = [ledgers(run) for run in runs]
     if same_batches:
-        event = _joint_event([ledger for run in found for ledger in run], sampler)
+        event = _event([ledger for run in found for ledger in run], sampler, same_batches=True)
     else:
-        event = dpa.ComposedDpEvent([_joint_event(run, sampler) for run in found])
+        event = dpa.ComposedDpEvent([_event(run, sampler, same_batches=True) for run in found])
     return _epsilon(with_others(event, also), sampler, delta, accountant)
 
 
@@ -124,8 +130,10 @@ def _epsilon(event: dpa.DpEvent, sampler: "Sampler", delta: float, accountant: A
     )
 
 
-def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1.0) -> dpa.DpEvent:
-    """What the releases of several ledgers on the same batches reveal."""
+def _event(
+    found: "Sequence[Ledger]", sampler: "Sampler", *, same_batches: bool, noise: float = 1.0
+) -> dpa.DpEvent:
+    """What the releases of several ledgers reveal."""
     check_sampler(sampler)
     if isinstance(sampler, Participation):
         raise ValueError(
@@ -153,6 +161,11 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
     if isinstance(sampling, Participation) and found[0].mechanism.fixed_point:
         sampling.check_fixed_point()
     releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
+    least = min(multiplier for _, multiplier in releases)
+    if not same_batches:
+        if sampler.independent_steps:
+            return _composed([sampling.dp_event(noise * m, count) for count, m in releases])
+        return sampling.dp_event(noise * least, sum(count for count, _ in releases))
     if not sampler.independent_steps:
         if len({count for count, _ in releases}) > 1:
             raise ValueError(
@@ -160,15 +173,18 @@ def _joint_event(found: "Sequence[Ledger]", sampler: "Sampler", noise: float = 1
                 f"a {type(sampler).__name__} cannot be priced apart: no epsilon is known; use one "
                 "noise stage, update all of them in every step, or draw with PoissonSampler"
             )
-        # Ledgers do not say whether stages took turns: so many releases then, but those of a record
-        # may be of one stage alone, which may be the one with the least noise.
-        least = min(multiplier for _, multiplier in releases)
+        # Should the stages have taken turns in spite of what the caller says, a record may have met
+        # one stage alone, the one with the least noise.
         releases = [(count, least) for count, _ in releases]
     events, before = [], 0
     for last in sorted({count for count, _ in releases}):
         active = [multiplier for count, multiplier in releases if count >= last]
         events.append(sampling.dp_event(noise * _joint_multiplier(active), last - before))
         before = last
+    return _composed(events)
+
+
+def _composed(events: list[dpa.DpEvent]) -> dpa.DpEvent:
     return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
 
 

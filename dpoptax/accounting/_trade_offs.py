@@ -109,16 +109,18 @@ def gdp(
 
 
 def trade_off_spent(
-    opt_state: "PyTree", sampler: "Sampler", *, also: Sequence[dpa.DpEvent] = ()
+    opt_state: "PyTree",
+    sampler: "Sampler",
+    *,
+    same_batches: bool = True,
+    also: Sequence[dpa.DpEvent] = (),
 ) -> TradeOff:
     """What a run lets any attack do: `trade_off` of the ledgers in its optimizer state.
-
-    Of several noise stages that were updated on the same batches: the curve has all delta, and of
-    stages that took turns it would be too good at large ones; see `epsilon_spent`.
 
     Args:
       opt_state: as for `epsilon_spent`.
       sampler: as for `epsilon_spent`.
+      same_batches: as for `epsilon_spent`.
       also: as for `epsilon_spent`.
 
     Raises:
@@ -133,7 +135,7 @@ def trade_off_spent(
     >>> trade_off_spent(state, sampler)([0.01, 0.1]).round(3)
     array([0.966, 0.783])
     """
-    event = with_others(spent_event(opt_state, sampler), also)
+    event = with_others(spent_event(opt_state, sampler, same_batches=same_batches), also)
     return approximate_trade_off(*profile(event, sampler.neighbouring_relation))
 
 
@@ -142,6 +144,7 @@ def gdp_spent(
     sampler: "Sampler",
     delta: float,
     *,
+    same_batches: bool = True,
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
     """The least μ for which a run is proved μ-Gaussian DP, but for delta: `gdp` of its ledgers.
@@ -150,13 +153,14 @@ def gdp_spent(
       opt_state: as for `epsilon_spent`.
       sampler: as for `epsilon_spent`.
       delta: as for `gdp`.
+      same_batches: as for `epsilon_spent`.
       also: as for `epsilon_spent`.
 
     Raises:
       ValueError: as `epsilon_spent` by "pld", and as `gdp`.
     """
     check_delta(delta, sampler.dataset_size)
-    event = with_others(spent_event(opt_state, sampler), also)
+    event = with_others(spent_event(opt_state, sampler, same_batches=same_batches), also)
     return _least_mu(event, sampler.neighbouring_relation, delta)
 
 

@@ -102,7 +102,7 @@ def approximate_family(delta: float) -> Family:
     return Family("nothing", lambda eps: approximate_trade_off(eps, delta), epsilon)
 
 
-def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
+def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool = True) -> Family:
     """What a run's ledgers and its sampler claim, as it is and with other noise.
 
     The parameter is how many times *less* the noise is than the ledgers say: 1 is the claim. Its
@@ -112,6 +112,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     Args:
       opt_state: holds at least one noise stage's state.
       sampler: the one that drew the batches.
+      same_batches: as for `accounting.epsilon_spent`.
 
     Raises:
       ValueError: as `accounting.epsilon_spent`.
@@ -126,11 +127,11 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     array([0.78, 0.31])
     """
     relation = relation_named(sampler.neighbouring_relation)
-    spent_event(opt_state, sampler)
+    spent_event(opt_state, sampler, same_batches=same_batches)
 
     @functools.cache
     def priced(less: float) -> TradeOff:
-        event = spent_event(opt_state, sampler, noise=1 / less)
+        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
         return approximate_trade_off(*profile(event, sampler.neighbouring_relation))
 
     def trade_off(less: float) -> TradeOff:
@@ -141,7 +142,7 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler") -> Family:
     def epsilon(less: float, delta: float) -> float:
         if not less:
             return 0.0
-        event = spent_event(opt_state, sampler, noise=1 / less)
+        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
         return pricing.epsilon_of(event, delta, "pld", relation)
 
     return Family("the claimed mechanism, with other noise", trade_off, epsilon, 1e-2, 16.0)
