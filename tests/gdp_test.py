@@ -49,7 +49,7 @@ def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
     state = after_steps(sampler, 1.0, 30)
     mu = accounting.gdp_spent(state, sampler, delta)
     deltas = np.geomspace(2e-5, 0.1, 8)
-    event = spent_event(state, sampler)
+    event = spent_event(state, sampler, same_batches=True)
     epsilons = np.array([accounting.event_epsilon(event, d) for d in deltas.tolist()])
     # At these ε the run spends these δ, which the Gaussian and delta have to cover.
     assert np.all(deltas * (1 - 1e-6) <= _trade_offs._gaussian_deltas(mu, epsilons)[0] + delta)
