@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clips.bounds import Size, gamma, upper_square
+from dpoptax._clips.bounds import ROOT, Size, gamma, upper_square
 from dpoptax._trees import float32_at_least, widen
 
 # What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
@@ -187,7 +187,8 @@ def _absolute(
     groups, rows, columns = sizes
     positions = _positions(segments)
     # Norms are roots: half the roundings of their squares.
-    room = 1.0 + gamma(0.5 * (_summands(segments) + groups) + positions + len(segments) + 8)
+    summed = 0.5 * (_summands(segments) + groups) + positions + len(segments)
+    room = 1.0 + gamma(summed + 3 * ROOT + 3)
     lost = LOST * positions * math.sqrt(groups * rows * columns)
     return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 

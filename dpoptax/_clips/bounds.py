@@ -41,8 +41,11 @@ UNIT = 2.0**-24
 # Of factors and gradients that were divided by their largest entry, squares lose at most so much of
 # a norm, for each entry: half the exponents of the smallest normal number, with room for sums.
 _LOST = 2.0**-58
-# Twice the roundings of a norm's root, of a geometry's factor, and of the coefficient made of it.
-_FEW = 24
+# Roundings that a quotient or a root counts for: a GPU's are off by two units in the last place.
+ROOT = 4
+# Twice the roundings of the roots and quotients, and of all else, in a norm over S/M, a geometry's
+# factor, and the coefficient made of them.
+_FEW = 2 * (5 * ROOT + 7)
 # Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
 # as they are anyway, or as long.
 _EXPONENTS = (-126, 60)
