@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
 from dpoptax.papers.benchmark_groups import (
@@ -130,12 +131,14 @@ def _published(axes: Axes, dataset: str) -> None:
         axes.plot(x, y, linestyle="none", marker="x", markersize=5, color="#222222", zorder=4)
         axes.annotate(
             ", ".join(str(number) for number, _ in members),
-            (x[0], max(y)),
-            xytext=(0, 5),
+            (x[0], sum(y) / len(y)),
+            xytext=(9, 0),  # beside a recipe's star at the same place
             textcoords="offset points",
-            ha="center",
+            va="center",
             fontsize=8,
             color="#222222",
+            zorder=5,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )
     label = "published, by number in the table"
     axes.plot([], [], linestyle="none", marker="x", color="#222222", label=label)
