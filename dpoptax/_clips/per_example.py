@@ -104,7 +104,8 @@ def sum_clipped(
         if grid is None:
             return sums.weighted(coefficient, unit)
         clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
-        return jnp.sum(jnp.rint(clipped / grid).astype(jnp.int32), axis=0)
+        steps = clipped * (1.0 / grid)  # exact, as a quotient by itself is not on GPU
+        return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
     rounding = 0.0 if grid else sums.tau(whole or sums.Whole(batch_axis(grads)))

@@ -138,9 +138,10 @@ def steps_of(stddev: float, step: float) -> float:
 
 def on_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
     """g · (round(leaf/g) + noise), or g · (leaf + noise) of a leaf that counts g."""
-    # Division by a power of two is exact, and so is everything from here to the last line.
+    # A power of two times a number is exact, and so is everything from here to the last line; a
+    # quotient, by itself, would not be on GPU.
     dtype = float32_at_least(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.integer):
-        leaf = jnp.rint(leaf.astype(dtype) / step)
+        leaf = jnp.rint(leaf.astype(dtype) * (1.0 / step))
     total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
     return step * total.astype(dtype)
