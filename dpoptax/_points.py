@@ -208,7 +208,11 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     if state is None:
         return GradientPoints((params,), (1.0,), reference=reference, linear_map=linear_map)
     iterates = (params, *state.iterates)
-    points = tuple(_combine(row, iterates) for row in state.rows)
+    try:
+        points = tuple(_combine(row, iterates) for row in state.rows)
+    except (TypeError, ValueError) as error:
+        error.add_note("opt_state holds earlier parameters of other shapes or names than params")
+        raise
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)

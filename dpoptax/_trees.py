@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -42,6 +43,11 @@ def is_variable(x: object) -> bool:
 def nnx_kinds(x: object) -> set[str]:
     """The names of the classes of flax.nnx that `x` is of."""
     return {k.__name__ for k in type(x).__mro__ if k.__module__.startswith("flax.nnx.")}
+
+
+def kind_of(x: object) -> str:
+    """What `x` is, for errors, which call arrays so whether traced or not."""
+    return "an array" if isinstance(x, jax.Array | np.ndarray) else f"a {type(x).__name__}"
 
 
 def without_variables(tree: PyTree) -> PyTree:

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from dpoptax._clips.trained_rows import TrainedRows
 from dpoptax._privacy.checks import integer
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, kind_of
 from dpoptax.sampling import Sampler
 
 _SELECTED = (
@@ -257,7 +257,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
     """The owners as an array of numbers or of texts, one for each record."""
     if not isinstance(owners, Iterable) or isinstance(owners, str | Mapping | Set):
         raise TypeError(
-            f"owners are a {type(owners).__name__}: want the owner of each record, in the order of "
+            f"owners are {kind_of(owners)}: want the owner of each record, in the order of "
             "the data set, as a list or an array"
         )
     # As objects: NumPy would make the text "nan" of what is missing among texts.
@@ -298,7 +298,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
 def _checked_user(user: tuple[PyTree, ArrayLike]) -> tuple[PyTree, jax.Array]:
     """Records and mask of one user, as the loss of a user takes them."""
     if not isinstance(user, tuple) or len(user) != 2:
-        raise ValueError(f"a user is a {type(user).__name__}: want a pair (records, mask)")
+        raise ValueError(f"a user is {kind_of(user)}: want a pair (records, mask)")
     records, mask = user[0], jnp.asarray(user[1])
     if mask.ndim != 1:
         raise ValueError(f"a user's mask has shape {mask.shape}: want (R,), one for each record")

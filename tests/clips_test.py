@@ -306,3 +306,18 @@ def test_the_geometry_meant_by_a_bound_of_zero_is_the_limit_of_small_ones():
 def test_a_traced_bound_is_refused_as_such():
     with pytest.raises(TypeError, match="l2_clip_norm is a traced array"):
         jax.jit(lambda bound: dpoptax.l2_clip(bound).sensitivity)(0.0)
+
+
+def test_a_loss_over_a_bound_has_the_sum_over_it_and_clips_there():
+    """What docs/guides/clip.md makes of a bound that follows a schedule."""
+    batch = jnp.array([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
+    points = dpoptax.gradient_points((), jnp.zeros(2))
+
+    @jax.jit
+    def scaled(bound):
+        grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.vdot(w, x) / bound, dpoptax.l2_clip(1.0))
+        return bound * grad_fn(points, batch).sum
+
+    for bound in (0.25, 0.7, 10.0):
+        want = dpoptax.clipped_grad(jnp.vdot, dpoptax.l2_clip(bound))(points, batch).sum
+        np.testing.assert_allclose(scaled(bound), want, rtol=1e-5)

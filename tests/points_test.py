@@ -67,6 +67,14 @@ def test_masked_parameters_stay_where_they_are():
     chex.assert_trees_all_close(point, {"train": jnp.full(2, 5.0), "frozen": {"a": jnp.ones(3)}})
 
 
+@pytest.mark.parametrize("other", [{"params": jnp.ones(2)}, jnp.ones(3)])
+def test_a_state_of_other_parameters_says_so(other):
+    state = dpoptax.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
+    with pytest.raises((TypeError, ValueError)) as caught:
+        dpoptax.gradient_points(state, other)
+    assert "earlier parameters of other shapes" in " ".join(caught.value.__notes__)
+
+
 def test_two_trackers_are_refused_by_name():
     tx = optax.chain(
         dpoptax.track_iterates([(1.0,)], [1.0]), dpoptax.track_iterates([(1.0,)], [1.0])

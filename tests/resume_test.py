@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import types
 import warnings
@@ -423,3 +425,21 @@ def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_
     with Checkpoints(tmp_path / "killed") as checkpoints:
         checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
     assert not left.exists()
+
+
+def test_two_processes_do_not_train_in_one_workdir(tmp_path):
+    workdir = tmp_path / "run"
+    hold = (
+        "import sys; from pathlib import Path\n"
+        "from dpoptax.training.run.checkpoints import Checkpoints\n"
+        "with Checkpoints(Path(sys.argv[1])): print('held', flush=True), input()\n"
+    )
+    command = [sys.executable, "-c", hold, str(workdir / "checkpoints")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match="another process trains in .*run.*workdir"):
+            run(workdir)
+        assert [path.name for path in workdir.rglob("*")] == ["checkpoints"]
+        other.kill()
+    assert run(workdir).summary["steps"] == CONFIG.steps

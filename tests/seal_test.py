@@ -115,6 +115,27 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda s: s / 50,
+        lambda s: 0.02 * s,
+        lambda s: s + s,
+        lambda s: optax.apply_updates(jnp.zeros(3), s),
+        lambda s: np.ones(3) - s,
+    ],
+)
+def test_arithmetic_with_the_sum_says_where_it_belongs(wrong):
+    with pytest.raises(TypeError, match=r"until the noise stage.*straight to.*accumulate"):
+        wrong(clipped_sum())
+
+
+def test_what_is_no_sum_is_named_as_users_name_it():
+    for wrong, name in ((jnp.ones(3), "an array"), ({"w": 1.0}, "a dict")):
+        with pytest.raises(TypeError, match=f"got {name}, not a ClippedSum"):
+            jax.eval_shape(lambda u: noise().update(u, noise().init(PARAMS), PARAMS), wrong)
+
+
 @pytest.mark.parametrize("make", [optax.clip_by_global_norm, optax.clip, optax.clip_by_block_rms])
 def test_a_clip_of_the_sum_in_front_is_refused(make):
     """Of optax's own, by an error of optax's (docs/faq.md) or of the noise stage's."""

@@ -28,7 +28,7 @@ from dpoptax._clips.sums import Whole
 from dpoptax._keys import check_key
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, kind_of
 
 
 def clipped_grad(
@@ -192,8 +192,7 @@ def clipped_grad(
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
         if not isinstance(points, GradientPoints):
             raise TypeError(
-                f"points is a {type(points).__name__}: want "
-                "dpoptax.gradient_points(opt_state, params)"
+                f"points is {kind_of(points)}: want dpoptax.gradient_points(opt_state, params)"
             )
         check_parameters(points.points[0])
         for point in points.points:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.checksum import checksum
 from dpoptax._maps import LinearMap
 from dpoptax._marks import CLIPPED, VOUCHED, mark
-from dpoptax._trees import PyTree, held, is_masked, nnx_kinds
+from dpoptax._trees import PyTree, held, is_masked, kind_of, nnx_kinds
 
 _ARRAYS = "_arrays"
 _REMEDY = (
@@ -70,6 +71,16 @@ class ClippedSum(metaclass=_Named):
     def __contains__(self, key: str) -> bool:
         """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
         return isinstance(self.sum, dict) and key in self.sum
+
+    def __add__(self, other: object) -> NoReturn:
+        """Raises: Python's own error would not say where the sum belongs."""
+        raise TypeError(
+            "a ClippedSum takes no arithmetic: it is private until the noise stage, such as "
+            "dpoptax.gaussian_noise at the head of the chain, adds noise and divides by the batch "
+            f"size; {_REMEDY}"
+        )
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
 
 
 def assert_clipped(
@@ -141,7 +152,7 @@ def check_clipped_sum(updates: object) -> ClippedSum:
                 "clipped per example cannot be made private: take them with dpoptax.clipped_grad"
             )
         raise TypeError(
-            f"the noise stage got a {type(updates).__name__}, not a ClippedSum: gradients that "
+            f"the noise stage got {kind_of(updates)}, not a ClippedSum: gradients that "
             "were not clipped per example cannot be made private. Take them with "
             "dpoptax.clipped_grad, or give per-example gradients to dpoptax.clip_and_noise. "
             f"Where a ClippedSum was changed on the way, {_REMEDY}"

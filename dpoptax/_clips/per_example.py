@@ -206,7 +206,7 @@ def batch_axis(tree: PyTree) -> int:
         shown = [f"{name or 'leaf'}: {size}" for name, size in sizes.items()]
         raise ValueError(
             "every leaf must have the examples as its leading axis, of one length; got "
-            + ", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN))
+            + (", ".join(shown[:_SHOWN] + ["…"] * (len(shown) > _SHOWN)) or "no leaf")
             + "; a list of examples is made one array by np.stack" * isinstance(tree, list)
         )
     return next(iter(sizes.values()))[0]

@@ -78,7 +78,8 @@ def spent_event(
     if not found:
         raise ValueError(
             "opt_state holds no noise ledger, so nothing is known to be private; pass the state "
-            "of a chain that starts with gaussian_noise or clip_and_noise"
+            "of a chain that starts with gaussian_noise or clip_and_noise. A checkpoint has one "
+            "where it is restored into tx.init(params), which says what its arrays are"
         )
     return _event(found, sampler, same_batches=same_batches, noise=noise)
 

@@ -21,7 +21,7 @@ from dpoptax._noise.selecting import (
     rows_of_release,
 )
 from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
-from dpoptax._trees import PyTree, find_state
+from dpoptax._trees import PyTree, find_state, kind_of
 from dpoptax.tables._lookups import locate, place_of, take_rows
 
 
@@ -160,7 +160,7 @@ def selected_grad(
 def _checked(batch: object) -> tuple[jax.Array, PyTree]:
     if not isinstance(batch, tuple) or len(batch) != 2:
         raise TypeError(
-            f"batch is a {type(batch).__name__}: want a pair (lookups, rest), integers (B, …) and "
+            f"batch is {kind_of(batch)}: want a pair (lookups, rest), integers (B, …) and "
             "what else the loss reads"
         )
     lookups = jnp.asarray(batch[0])

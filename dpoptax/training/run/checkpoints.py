@@ -9,11 +9,13 @@ A run that goes on from any of its checkpoints repeats its steps bit for bit: ba
 of (seed, step) and noise of (key, step), so that nothing is released that was not released before.
 """
 
+import os
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +55,8 @@ class Checkpoints:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
+        self._open = ExitStack()
+        _let_no_other_in(self.directory, self._open)
         policies = ocp.checkpoint_managers.preservation_policy
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -77,7 +81,7 @@ class Checkpoints:
     ) -> None:
         """Waits for the last save. Its failure does not hide an error that ended the run."""
         try:
-            with self._clear_errors():
+            with self._open, self._clear_errors():
                 self._manager.close()
         except CheckpointError:
             if error is None:
@@ -262,6 +266,32 @@ class Interim:
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(self._directory, keep=2)
         return self._checkpoints
+
+
+def _let_no_other_in(directory: Path, stack: ExitStack) -> None:
+    """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
+
+    Two fresh starts side by side would draw two seeds and show the steps of two runs as one.
+
+    Raises:
+        CheckpointError: Another one has it.
+    """
+    if sys.platform == "win32" or jax.process_count() > 1:
+        return  # no such lock; hosts of one run share the directory
+    import fcntl
+
+    handle = os.open(directory, os.O_RDONLY)
+    stack.callback(os.close, handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stack.close()
+        raise CheckpointError(
+            f"another process trains in workdir={str(directory.parent)!r}: let it end, or give "
+            "another workdir for a run of its own"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
 
 
 def _arrays(state: Any) -> dict[str, jax.Array]:

@@ -149,7 +149,7 @@ def _candidate(name: str, config: TrainConfig, changes: dict[str, Any]) -> Candi
         inner = field.removeprefix("method.")
         target, holder = (config.method, of_method) if inner != field else (config, own)
         if field not in known:
-            raise unknown_name(f"setting of {name}", field, known)
+            raise unknown_name(f"{name}: setting", field, known)
         shown[field] = holder[inner] = _value(value, getattr(target, inner))
         if field in ("pretrained", "owners") and isinstance(holder[field], str):
             holder[field] = Path(holder[field])
