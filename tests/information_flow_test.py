@@ -365,14 +365,21 @@ def test_keys_of_an_array_are_different_where_that_is_known(run):
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 
-def test_a_state_begun_in_the_step_is_used_in_a_step_and_in_a_loop():
-    def step(params, batch, mask):
-        state = dpoptax.gaussian_noise(**NOISE).init(params)
-        given = batch, mask
-        return twice(params, state, *given)[0], in_loops(params, state, *given)[0]
+def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
+    """Its count is a number in the program, of one type in one place and converted in another."""
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
 
-    flow = information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2))
-    assert flow.redrawn
+    def step(params, batch, mask):
+        state = tx.init(params)
+
+        def release(batch):
+            points = dpoptax.gradient_points(state, params)
+            return tx.update(grad_fn(points, batch, mask), state, params)[0]
+
+        other = jax.lax.cond(params[0] > 0, release, lambda rows: jnp.zeros(3), 2 * batch)
+        return release(batch), other
+
+    assert information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2)).redrawn
 
 
 def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
