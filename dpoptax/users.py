@@ -170,7 +170,8 @@ class UserTable:
             return owned
         # By the label, and not by the user's number, which depends on who else is there. For the
         # same reason places among the user's own records are drawn, and not in the data set.
-        label = hashlib.blake2b(str(self._labels[user]).encode(), digest_size=16).digest()
+        text = str(self._labels[user]).encode(errors="surrogatepass")  # such as of a file's name
+        label = hashlib.blake2b(text, digest_size=16).digest()
         words = (int(word) for word in np.frombuffer(label, np.uint32))
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(*words, step)))
         size = self.records_per_user
@@ -260,8 +261,12 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
             f"owners are {kind_of(owners)}: want the owner of each record, in the order of "
             "the data set, as a list or an array"
         )
+    if isinstance(owners, np.ma.MaskedArray) and np.ma.is_masked(owners):
+        nobody = np.flatnonzero(owners.mask)[0]
+        raise ValueError(f"owners[{nobody}] is masked: leave out records that nobody owns")
+    array = isinstance(owners, np.ndarray | jax.Array)
     # As objects: NumPy would make the text "nan" of what is missing among texts.
-    labels = owners if isinstance(owners, np.ndarray) else np.array(list(owners), object)
+    labels = np.asarray(owners) if array else np.array(list(owners), object)
     plural = [n for n, label in enumerate(labels) if isinstance(label, list | tuple | set)]
     if labels.ndim != 1 or plural:
         raise ValueError(
@@ -282,7 +287,12 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
                 )
             if texts and label.endswith("\0"):  # NumPy would take it for the label without
                 raise ValueError(f"owners[{place}] is {label!r}: want texts that end in no NUL")
-        labels = labels.astype(str if texts else np.int64)
+        try:
+            labels = labels.astype(str if texts else np.int64)
+        except OverflowError:
+            raise ValueError(
+                "owners have numbers of more than 63 bits: give them as texts"
+            ) from None
     if labels.dtype.kind not in "iuU":
         raise TypeError(f"owners are {labels.dtype}: want whole numbers from 0, or texts")
     nobody = np.flatnonzero(labels == "" if labels.dtype.kind == "U" else labels < 0)

@@ -487,6 +487,16 @@ class TestEdges:
         assert accounting.epsilon(**run, steps=99) < 1e6
 
     @pytest.mark.parametrize(
+        ("noise_multiplier", "steps", "q"),
+        [(0.001, 1000, 0.999), (0.05, 10**9, 0.01), (50, 10**15, 0.01)],
+    )
+    def test_of_a_run_that_hides_nothing_is_infinity(self, noise_multiplier, steps, q):
+        """And no error: the grid of losses cannot span so many."""
+        run = {"noise_multiplier": noise_multiplier, "steps": steps, "sampling_probability": q}
+        assert accounting.epsilon(**run, delta=DELTA) == math.inf
+        assert accounting.epsilon(**run, delta=DELTA, accountant="rdp") > 1e6
+
+    @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 must be at least 0"),

@@ -261,6 +261,15 @@ def side_by_side(params, state, batch, mask):
     return jax.vmap(release)(jnp.stack([params, 2 * params]))
 
 
+def groups_side_by_side(params, state, batch, mask):
+    """A key for each group of points: the noise is the same within each."""
+
+    def group(key):
+        return side_by_side(params, dataclasses.replace(state, key=key), batch, mask)
+
+    return jax.vmap(group)(jax.random.split(state.key, 2))
+
+
 def chosen_state(state):
     other = dataclasses.replace(state, count=2 * state.count)
     return jax.lax.cond(state.count > 0, lambda: state, lambda: other)
@@ -283,17 +292,94 @@ def test_of_two_branches_one_draws():
 @pytest.mark.parametrize(
     "step",
     [
-        *(in_loops, side_by_side),
+        *(in_loops, side_by_side, groups_side_by_side),
         functools.partial(twice, then=lambda state: jax.tree.map(jnp.array, state)),
         lambda params, state, *data: twice(params, chosen_state(state), *data),
     ],
-    ids=["in loops", "side by side", "copied", "chosen"],
+    ids=["in loops", "side by side", "groups side by side", "copied", "chosen"],
 )
 def test_noise_that_is_drawn_twice_is_seen(step):
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
     flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
     assert flow.private
     assert flow.redrawn
+
+
+def with_keys(params, key, batch, mask, *, run):
+    """What `run` makes of a function from a key to a release, whose noise is of that key."""
+
+    def release(key):
+        tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
+        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+        return tx.update(grad_fn(dpoptax.gradient_points((), params), batch, mask), tx.init(params))
+
+    return run(lambda key: release(key)[0], key)
+
+
+def in_turns(release, keys):
+    return jax.lax.scan(lambda _, key: (None, release(key)), None, keys)[1]
+
+
+def by_number(release, key, numbers):
+    return in_turns(lambda number: release(jax.random.fold_in(key, number)), numbers)
+
+
+def indexed(release, keys):
+    return jax.lax.fori_loop(0, 4, lambda t, total: total + release(keys[t]), jnp.zeros(3))
+
+
+SPLIT = functools.partial(jax.random.split, num=4)
+RUNS_OF_KEYS = {
+    "one of all, in turns": (lambda r, k: in_turns(r, jnp.broadcast_to(k, (4,))), True),
+    "stacked, in turns": (lambda r, k: jax.lax.map(r, jnp.stack([k, k])), True),
+    "joined, in turns": (lambda r, k: in_turns(r, jnp.concatenate([k[None], k[None]])), True),
+    "one of all, side by side": (lambda r, k: jax.vmap(r)(jnp.stack([k, k])), True),
+    "one of all, by index": (lambda r, k: indexed(r, jnp.broadcast_to(k, (4,))), True),
+    "one of all, two": (lambda r, k: [r(key) for key in jnp.stack([k, k])], True),
+    "one and one of all": (lambda r, k: (r(k), r(jnp.broadcast_to(k, (4,))[2])), True),
+    "cloned": (lambda r, k: (r(k), r(jax.random.clone(k))), True),
+    "by equal numbers": (lambda r, k: by_number(r, k, jnp.zeros(4, int)), True),
+    "chosen twice": (lambda r, k: in_turns(r, SPLIT(k)[jnp.arange(4) // 2]), True),
+    "split, in turns": (lambda r, k: in_turns(r, SPLIT(k)), False),
+    "split, side by side": (lambda r, k: jax.vmap(r)(SPLIT(k)), False),
+    "split, by index": (lambda r, k: indexed(r, SPLIT(k)), False),
+    "split, stacked": (lambda r, k: in_turns(r, jnp.stack([*SPLIT(k)])), False),
+    "split in two, a half": (lambda r, k: in_turns(r, jax.random.split(k, (4, 2))[:, 0]), False),
+    "permuted": (lambda r, k: in_turns(r, SPLIT(k)[jax.random.permutation(k, 4)]), False),
+    "by numbers": (lambda r, k: by_number(r, k, 5 + jnp.arange(4)), False),
+    "by numbers, side by side": (
+        lambda r, k: jax.vmap(lambda n: r(jax.random.fold_in(k, n)))(jnp.arange(4)),
+        False,
+    ),
+    "by seeds": (lambda r, k: jax.vmap(lambda n: r(jax.random.key(n)))(jnp.arange(4)), False),
+}
+
+
+@pytest.mark.parametrize("run", RUNS_OF_KEYS)
+def test_keys_of_an_array_are_different_where_that_is_known(run):
+    run, again = RUNS_OF_KEYS[run]
+    step = functools.partial(with_keys, run=run)
+    flow = information_flow(
+        step, PARAMS, KEY, BATCH, MASK, private_argnums=(2, 3), secret_argnums=1
+    )
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
+def test_a_state_begun_in_the_step_is_used_in_it_and_in_a_branch():
+    """Its count is a number in the program, of one type in one place and converted in another."""
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def step(params, batch, mask):
+        state = tx.init(params)
+
+        def release(batch):
+            points = dpoptax.gradient_points(state, params)
+            return tx.update(grad_fn(points, batch, mask), state, params)[0]
+
+        other = jax.lax.cond(params[0] > 0, release, lambda rows: jnp.zeros(3), 2 * batch)
+        return release(batch), other
+
+    assert information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2)).redrawn
 
 
 def test_noise_of_a_key_that_is_the_first_value_of_a_program_is_seen():
@@ -584,6 +670,43 @@ DRAWS = {
     "from the end": lambda x, t, indices: jnp.take(x, indices - 40, axis=0),
     "a permutation": lambda x, t, indices: x[jax.random.permutation(KEY, 40)[:8]],
 }
+
+
+PADDED = {
+    "zeros below": lambda x: jnp.concatenate([x, jnp.zeros((4, *x.shape[1:]), x.dtype)]),
+    "zeros above": lambda x: jnp.concatenate([jnp.zeros((2, *x.shape[1:]), x.dtype), x]),
+    "padded": lambda x: jnp.pad(x, ((0, 4), *[(0, 0)] * (x.ndim - 1))),
+    "padded, then cut": lambda x: jnp.pad(x, ((2, 4), *[(0, 0)] * (x.ndim - 1)))[1:],
+    "columns stacked": lambda x: jnp.stack([x, x], -1).sum(-1),
+    "stacked in front": lambda x: jnp.stack([x, x]).sum(0),
+    "columns apart": lambda x: jnp.stack(jnp.unstack(x[..., None], axis=-1), -1)[..., 0],
+    "repeated in columns": lambda x: jnp.tile(x[:, None], (1, 3, *[1] * (x.ndim - 1)))[:, 0],
+}
+
+
+def padded(make, of_mask):
+    def grads(points, batch, mask):
+        return dpoptax.clipped_grad(loss_fn, CLIP)(points, make(batch), of_mask(mask))
+
+    return flow_of(grads=grads)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_rows_beside_which_there_are_public_ones(name):
+    flow = padded(PADDED[name], lambda mask: PADDED[name](mask).astype(bool))
+    assert (flow.private, flow.joined) == ((), ())
+
+
+def test_rows_that_are_padded_each_in_another_way():
+    assert padded(PADDED["padded"], lambda mask: jnp.pad(mask, (4, 0))).joined
+    filled = padded(
+        lambda x: jnp.pad(x, ((0, 4), (0, 0)), constant_values=x[0, 0]), PADDED["padded"]
+    )
+    assert filled.joined
+    assert padded(lambda x: jnp.tile(x, (2, 1)), lambda mask: jnp.tile(mask, 2)).joined
+    assert padded(
+        lambda x: jnp.stack(jnp.unstack(x)), lambda mask: jnp.stack(jnp.unstack(mask))
+    ).joined
 
 
 @pytest.mark.parametrize("name", DRAWS)

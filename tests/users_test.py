@@ -229,6 +229,14 @@ def test_no_user_changes_which_records_another_gives():
                 assert [kept[place] for place in mine[number]] == expected
 
 
+@pytest.mark.parametrize("owners", [["b", "\udc80", "\udc80"], jnp.array([0, 7, 7])])
+def test_owners_of_any_texts_and_arrays(owners):
+    """A name of a file that is no UTF-8 has lone surrogates."""
+    table = UserTable(owners, 1, seed=0)
+    drawn = table.sample(PoissonSampler(dataset_size=2, batch_size=2, seed=0), 0)
+    assert drawn.records_mask.sum() == drawn.mask.sum() == 2
+
+
 def test_a_table_draws_by_its_seed_and_the_step():
     def records(seed, step):
         table = UserTable(np.zeros(100, np.int64), 5, seed=seed)
@@ -252,6 +260,8 @@ def test_a_table_draws_by_its_seed_and_the_step():
         (np.array([0.0, 1.0]), TypeError, "owners are float64"),
         ([3, -1], ValueError, r"owners\[1\]=-1 is nobody's label"),
         (["ada", ""], ValueError, r"owners\[1\]='' is nobody's label"),
+        (np.ma.array([1, 2, 2], mask=[0, 1, 0]), ValueError, r"owners\[1\] is masked"),
+        ([2**127, 1], ValueError, "more than 63 bits: give them as texts"),
         (["ada", "ada\0"], ValueError, r"owners\[1\] is 'ada\\x00': want texts that end in no NUL"),
         ([], ValueError, "owners are empty"),
         (None, TypeError, "owners are a NoneType: want the owner of each record"),

@@ -12,7 +12,14 @@ from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._bookkeeping.separation import CALLS, HIDDEN
 from dpoptax._information_flow import operations, rows
-from dpoptax._information_flow.indices import entries, name_each_once
+from dpoptax._information_flow.indices import (
+    EQUAL,
+    entries,
+    is_integer,
+    may_repeat,
+    name_each_once,
+    one_value,
+)
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.lines import in_short, line
 from dpoptax._information_flow.repeats import Repeats
@@ -24,7 +31,7 @@ _CALLS = {*CALLS, "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr"}
 # Operations that return what they get.
 _SAME = {
     *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
-    *("pvary", "reshard", "sharding_constraint"),
+    *("pvary", "random_clone", "reshard", "sharding_constraint"),
 }
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
@@ -59,7 +66,7 @@ class Follower:
         self._numbers: dict[Hashable, int] = {}
         self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
         # Of a key's number the places where it is used; of a release what has keys of its own: the
-        # points of a jax.vmap, by its name, and devices, by the axes of their mesh.
+        # points of a jax.vmap, by its axis, and devices, by the axes of their mesh.
         self._draws: dict[Hashable, set[tuple[int, ...]]] = {}
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
         # The operation that is followed, behind those around it and the branches that these took.
@@ -97,7 +104,8 @@ class Follower:
         def label(atom: Var | Literal) -> Label:
             if not isinstance(atom, Literal):
                 return labels[atom]
-            return Label(number=self.number("literal", str(atom.aval), str(atom.val)))
+            kind = "integer" if is_integer(atom) else str(atom.aval)
+            return Label(number=self.number("literal", kind, str(atom.val)))
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
@@ -145,7 +153,7 @@ class Follower:
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")
-        mapped = axes.isdigit() and int(axes) != len(type_of(eqn.invars[0]).shape)
+        mapped = range(len(type_of(eqn.invars[0]).shape) - int(axes)) if axes.isdigit() else ()
         if name == EXAMPLES and mapped:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
         *around, _ = here = self._here()
@@ -154,7 +162,9 @@ class Follower:
         if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
             self.joined[label.joined or _OTHERWISE[name]] = None
         again = False
-        apart = label.apart | {"jax.vmap"} if mapped else label.apart
+        apart = label.apart
+        if name == RELEASE or label.entries.distinct:
+            apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
             # What has no number may be any other.
@@ -195,8 +205,13 @@ class Follower:
         together = either(read)
         together = dataclasses.replace(together, apart=_apart(eqn, together.apart))
         if not together.has_data:
-            what = self._computed(eqn, numbers)
-            of_each = entries(eqn, [label.entries for label in read], numbers, self._what)
+            what, of = self._computed(eqn, numbers), [label.entries for label in read]
+            one = one_value(eqn, of, numbers, self._what)
+            if one is not None:
+                shape = type_of(eqn.outvars[0]).shape
+                number = self.number("all of", one, shape) if shape else one
+                return [dataclasses.replace(together, number=number, entries=EQUAL)]
+            of_each = entries(eqn, of, numbers, self._what)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(of_each)
@@ -245,8 +260,10 @@ class Follower:
             """The labels behind a turn: of its results, and of what the loop reads."""
             carry = turns.other(now[first:last]) if other else now[first:last]
             slices = [
-                turns.inner(label, rows.scanned, i, other=other)
-                for i, label in enumerate(now[last:])
+                turns.inner(
+                    label, rows.scanned, i, other=other and not may_repeat(atom, label.entries)
+                )
+                for i, (atom, label) in enumerate(zip(eqn.invars[last:], now[last:], strict=True))
             ]
             given = [*now[:first], *carry, *slices]
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)

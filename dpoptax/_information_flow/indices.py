@@ -1,4 +1,7 @@
-"""Whether indices name no example twice: it would be in two rows, each of them clipped alone."""
+"""Whether indices name no example twice, and keys of noise no noise.
+
+An example would be in two rows, each of them clipped alone; noise would hide two releases.
+"""
 
 import dataclasses
 import math
@@ -36,6 +39,8 @@ GIVEN = Entries(distinct=True)
 
 # Some or all entries of the first operand, each once.
 _SELECTING = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose"}
+_PUT_TOGETHER = {"concatenate", "stack"}
+_REARRANGING = {*_SELECTING, *_PUT_TOGETHER, "broadcast_in_dim", "gather"}
 _ENTRY_BY_ENTRY = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
 
 What = Callable[[Hashable], tuple[Hashable, ...]]
@@ -55,6 +60,8 @@ def entries(
         found = Entries(distinct=True, among=size)
     elif name in _SELECTING or _is_kept(eqn):
         found = given[0]
+    elif name.startswith("random_") or (name in _PUT_TOGETHER and is_key(eqn.outvars[0])):
+        found = _of_keys(eqn, given, numbers)
     elif name in {"broadcast_in_dim", *_ENTRY_BY_ENTRY} and set(given) == {EQUAL}:
         found = EQUAL
     elif name in ("add", "sub") and EQUAL in given and _is_wide(eqn.outvars[0]):
@@ -69,6 +76,49 @@ def entries(
         if alone and name_each_once(eqn, given[1]) and _inside(eqn, given[1]):
             found = given[0]
     return [found] * len(eqn.outvars)
+
+
+def _of_keys(eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable]) -> Entries:
+    """Of keys, which are taken to be different where they are derived in different ways."""
+    name, distinct = eqn.primitive.name, any(each.distinct for each in given)
+    if name in _PUT_TOGETHER:
+        ways = len({*numbers}) if {*given} == {EQUAL} else 0
+        return EQUAL if ways == 1 else Entries(distinct=ways == len(numbers))
+    if name == "random_split" and _size(eqn.invars[0]) == 1:
+        return Entries(distinct=True)
+    if name == "random_fold_in" and given[0] != EQUAL:
+        return Entries(distinct=given[0].distinct)
+    return Entries(distinct=distinct and name != "random_bits")
+
+
+def may_repeat(atom: Var | Literal, given: Entries) -> bool:
+    """Whether a slice of an array may be as another one, of keys, or is, of anything else."""
+    return given == EQUAL or (is_key(atom) and not given.distinct)
+
+
+def one_value(
+    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], what: What
+) -> Hashable:
+    """The number of the value that is all entries of a result, of keys and literals; or None."""
+    name, of = eqn.primitive.name, what(numbers[0]) if numbers else ()
+    if name == "convert_element_type":
+        return numbers[0] if of[:2] == ("literal", "integer") and _is_kept(eqn) else None
+    if name not in _REARRANGING or not is_key(eqn.outvars[0]):
+        return None
+    several = len({*numbers}) > 1 if name in _PUT_TOGETHER else _size(eqn.invars[0]) > 1
+    if several and (name in _PUT_TOGETHER or given[0] != EQUAL):
+        return None
+    return of[1] if of[:1] == ("all of",) else numbers[0]
+
+
+def is_integer(atom: Var | Literal) -> bool:
+    """Whether it is of whole numbers."""
+    return jnp.issubdtype(type_of(atom).dtype, jnp.integer)
+
+
+def is_key(atom: Var | Literal) -> bool:
+    """Whether it is of random keys."""
+    return jnp.issubdtype(type_of(atom).dtype, jax.dtypes.prng_key)
 
 
 def name_each_once(eqn: JaxprEqn, given: Entries) -> bool:
@@ -109,7 +159,7 @@ def _is_kept(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "convert_element_type":
         return False
     before, after = (type_of(v).dtype for v in (eqn.invars[0], eqn.outvars[0]))
-    whole = all(jnp.issubdtype(dtype, jnp.integer) for dtype in (before, after))
+    whole = is_integer(eqn.invars[0]) and is_integer(eqn.outvars[0])
     return whole and after.itemsize >= min(4, before.itemsize)
 
 

@@ -109,12 +109,12 @@ def _fits(
 def _chosen(
     eqn: JaxprEqn, operand: int, rows: Rows, numbers: Sequence[Hashable | None]
 ) -> Rows | None:
-    """Where public indices choose among the rows; None where they do not."""
-    if operand or len(rows.along) > 1 or rows.along[0].run > 1:
+    """Where public indices choose among the rows, or set them among public ones; else None."""
+    name, params, along = eqn.primitive.name, eqn.params, list(rows.along)
+    if len(along) > 1 or along[0].run > 1 or (operand and name != "concatenate"):
         return None
     (axis,) = (digit.axis for digit in rows.along)
-    length = _shape(eqn.invars[0])[axis]
-    name, params, along = eqn.primitive.name, eqn.params, list(rows.along)
+    length = _shape(eqn.invars[operand])[axis]
     by: tuple[Hashable, ...] = ()
     if name == "slice" and not _whole(eqn, axis):
         strides = params["strides"]
@@ -128,6 +128,13 @@ def _chosen(
         if not whole and numbers[1] is not None:
             by = numbers[1], numbering.start_index_map.index(axis)
             along = [Along(out) for out in _batch_axes(eqn)]
+    elif name == "pad":
+        by = params["padding_config"][axis]
+    elif name == "concatenate" and params["dimension"] == axis:
+        before = sum(_shape(each)[axis] for each in eqn.invars[:operand])
+        by = before, _shape(eqn.outvars[0])[axis] - before - length, 0
+        name = "pad"
+    by = () if (name, by) == ("pad", (0, 0, 0)) else by
     laid_out = rows.laid_out(along)
     if not by or laid_out is None:
         return None
@@ -207,6 +214,21 @@ def _broadcast(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
 
 def _pad(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     return digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
+
+
+def _stack(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+    return dataclasses.replace(digit, axis=digit.axis + (digit.axis >= eqn.params["axis"]))
+
+
+def _unstack(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    axis = eqn.params["axis"]
+    if digit.axis == axis:
+        return None
+    return dataclasses.replace(digit, axis=digit.axis - (digit.axis > axis))
+
+
+def _tile(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    return digit if eqn.params["reps"][digit.axis] == 1 else None
 
 
 def _whole(eqn: JaxprEqn, axis: int) -> bool:
@@ -350,6 +372,9 @@ _RULES: dict[str, Rule] = {
     "rev": _but("dimensions"),
     "slice": _slice,
     "squeeze": _without("dimensions"),
+    "stack": _stack,
+    "tile": _tile,
     "top_k": _top_k,
     "transpose": _transpose,
+    "unstack": _unstack,
 }

@@ -42,6 +42,9 @@ from dpoptax._privacy.events import (
 AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 
 DISCRETIZATION = 1e-4
+# Of a larger epsilon PLD states infinity: the interval that its grid would take is a loss of many
+# units, of which it can neither form the exponential nor compose the steps of a long run.
+LARGEST = 1e6
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -306,7 +309,9 @@ def _pld_accountant(
         rough = guessed_epsilon(event, delta, relation)
     except ValueError:
         rough = 0.0
-    if 2000 < rough < math.inf:
+    if rough > LARGEST:
+        event = dpa.NonPrivateDpEvent()
+    elif rough > 2000:
         interval = max(interval, 1e-6 * rough)
     return _compose(_PldAccountant(relation, interval), event)
 
