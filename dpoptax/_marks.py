@@ -27,6 +27,9 @@ NOISE = "dpoptax.noise"
 RELEASE = "dpoptax.release"
 """On what has the guarantee of a noise stage."""
 
+FOLDED = "dpoptax_folded_key"
+"""The function that makes another key of a key and a number, where JAX has no primitive for it."""
+
 
 def mark(tree: PyTree, name: str) -> PyTree:
     """The same arrays, marked, each with how many axes it has: `jax.vmap` gives it more."""

@@ -224,7 +224,7 @@ def test_noise_that_is_drawn_twice_hides_nothing(compiled):
     }
     assert paths(found[True].private) == {"[1]"}
     assert len(found[True].redrawn) == 1
-    assert "drawn a second time" in str(found[True])
+    assert "may be drawn a second time" in str(found[True])
     assert (found[False].private, found[False].redrawn) == ((), ())
 
 
@@ -324,10 +324,77 @@ def by_number(release, key, numbers):
     return in_turns(lambda number: release(jax.random.fold_in(key, number)), numbers)
 
 
-def indexed(release, keys):
-    return jax.lax.fori_loop(0, 4, lambda t, total: total + release(keys[t]), jnp.zeros(3))
+def indexed(release, keys, turns=4):
+    return jax.lax.fori_loop(0, turns, lambda t, total: total + release(keys[t]), jnp.zeros(3))
 
 
+def swapped(release, key):
+    """Two keys that change places."""
+    keys = tuple(jax.random.split(key))
+    return jax.lax.scan(lambda k, _: (k[::-1], release(k[0])), keys, length=3)[1]
+
+
+def split_on(release, key, *, used=lambda key, sub: sub):
+    """A key that is split in each turn, in two loops and behind them."""
+
+    def turn(key, _):
+        key, sub = jax.random.split(key)
+        return key, release(used(key, sub))
+
+    key, first = jax.lax.scan(turn, key, length=3)
+    key, second = jax.lax.while_loop(
+        lambda carry: carry[1][0] < 1.0, lambda carry: turn(carry[0], None), (key, first[0])
+    )
+    return first, second, turn(key, None)[1]
+
+
+def used_and_split(release, key):
+    turn = lambda key, _: (jax.random.split(key)[0], release(key))  # noqa: E731
+    return jax.lax.scan(turn, key, length=3)[1]
+
+
+def one_of_two(key):
+    first, second = jax.random.split(key)
+    return jax.lax.select(jax.random.bernoulli(key), first, second)
+
+
+def two_of_three(release, key):
+    return release(jax.random.split(key, 3)[1]), release(jax.random.split(key, 2)[1])
+
+
+def from_to(release, key, *ends):
+    """Loops over numbers that are folded in."""
+    add = lambda t, total: total + release(jax.random.fold_in(key, t))  # noqa: E731
+    return [jax.lax.fori_loop(*end, add, jnp.zeros(3)) for end in ends]
+
+
+def begun_anew(release, key):
+    """A count that begins anew after some turns."""
+
+    def turn(t, _):
+        return jnp.where(t == 2, 0, t + 1), release(jax.random.fold_in(key, t))
+
+    return jax.lax.scan(turn, 0, length=9)[1]
+
+
+def kept_by_chance(release, key):
+    """A key that is split on in some turns."""
+
+    def turn(key, _):
+        after, sub = jax.random.split(key)
+        return jnp.where(jax.random.bernoulli(sub), after, key), release(sub)
+
+    return jax.lax.scan(turn, key, length=9)[1]
+
+
+def counted_by(release, key, *, by):
+    def turn(t, _):
+        return t + by, release(jax.random.fold_in(key, t))
+
+    return jax.lax.scan(turn, 9, length=3)[1]
+
+
+FOLDED = jax.vmap(jax.random.fold_in)
 SPLIT = functools.partial(jax.random.split, num=4)
 RUNS_OF_KEYS = {
     "one of all, in turns": (lambda r, k: in_turns(r, jnp.broadcast_to(k, (4,))), True),
@@ -340,6 +407,35 @@ RUNS_OF_KEYS = {
     "cloned": (lambda r, k: (r(k), r(jax.random.clone(k))), True),
     "by equal numbers": (lambda r, k: by_number(r, k, jnp.zeros(4, int)), True),
     "chosen twice": (lambda r, k: in_turns(r, SPLIT(k)[jnp.arange(4) // 2]), True),
+    "one of two": (lambda r, k: (r(SPLIT(k)[0]), r(one_of_two(k))), True),
+    "one of two by a number": (
+        lambda r, k: (r(SPLIT(k)[0]), r(SPLIT(k)[jax.random.bits(k) % 4])),
+        True,
+    ),
+    "changing places": (swapped, True),
+    "used before": (lambda r, k: (r(k), used_and_split(r, k)), True),
+    "used and split on": (used_and_split, False),
+    "used and split": (functools.partial(split_on, used=lambda key, _: key), False),
+    "used, then kept": (lambda r, k: (r(k), split_on(r, k, used=lambda *keys: keys[0])), False),
+    "split, and the same again": (lambda r, k: (split_on(r, k), r(jax.random.split(k)[1])), True),
+    "split in two and in three": (two_of_three, True),
+    "split and folded in": (lambda r, k: (r(SPLIT(k)[1]), r(jax.random.fold_in(k, 1))), True),
+    "unpacked, and by index": (lambda r, k: (*map(r, SPLIT(k)), r(SPLIT(k)[2])), True),
+    "in turns, twice": (lambda r, k: (in_turns(r, SPLIT(k)), in_turns(r, SPLIT(k))), True),
+    "in turns, and by index": (lambda r, k: (in_turns(r, SPLIT(k)), r(SPLIT(k)[2])), True),
+    "by index, past the end": (lambda r, k: indexed(r, SPLIT(k), turns=5), True),
+    "by remainders": (lambda r, k: by_number(r, k, jnp.arange(4) % 2), True),
+    "by products": (lambda r, k: by_number(r, k, 0 * jnp.arange(4)), True),
+    "by numbers that come again": (lambda r, k: from_to(r, k, (0, 4), (3, 6)), True),
+    "by numbers, and split": (lambda r, k: (from_to(r, k, (0, 4)), in_turns(r, SPLIT(k))), True),
+    "begun anew": (begun_anew, True),
+    "kept by chance": (kept_by_chance, True),
+    "by numbers from where others end": (lambda r, k: from_to(r, k, (0, 3), (3, 6)), False),
+    "by one number": (functools.partial(counted_by, by=0), True),
+    "by numbers down": (functools.partial(counted_by, by=-1), True),
+    "by numbers up": (functools.partial(counted_by, by=2), False),
+    "split on": (split_on, False),
+    "unpacked": (lambda r, k: [*map(r, SPLIT(k))], False),
     "split, in turns": (lambda r, k: in_turns(r, SPLIT(k)), False),
     "split, side by side": (lambda r, k: jax.vmap(r)(SPLIT(k)), False),
     "split, by index": (lambda r, k: indexed(r, SPLIT(k)), False),
@@ -411,6 +507,20 @@ def counted(turn, carry):
     return jax.lax.fori_loop(0, 3, lambda _, carry: turn(carry), carry)
 
 
+def now_and_then(turn, carry):
+    """Not in each turn, by a choice that looks at the parameters."""
+    return scanned(lambda c: jax.lax.cond(c[0][0] < 1.0, turn, lambda c: c, c), carry)
+
+
+def again_now_and_then(turn, carry):
+    """From the first state, then."""
+
+    def step(now):
+        return jax.lax.cond(now[0][0] < 1.0, turn, lambda now: (now[0], carry[1]), now)
+
+    return scanned(step, carry)
+
+
 def until(turn, carry):
     return jax.lax.while_loop(lambda c: c[0][0] < 1.0, turn, carry)
 
@@ -424,7 +534,8 @@ def in_epochs(turn, carry):
     ("loop", "kept", "again"),
     [
         *((loop, "first", True) for loop in (scanned, counted, until)),
-        *((loop, "last", False) for loop in (scanned, counted, until)),
+        *((loop, "last", False) for loop in (scanned, counted, until, now_and_then)),
+        (again_now_and_then, "last", True),
         (lambda *loop: scanned(lambda carry: scanned(*loop[:1], carry), loop[1]), "last", False),
         (in_epochs, "last", True),
         (functools.partial(scanned, turns=1), "first", False),
@@ -435,6 +546,72 @@ def test_noise_of_one_state_in_several_turns_of_a_loop_is_seen(loop, kept, again
     state = dpoptax.gaussian_noise(**NOISE).init(PARAMS)
     step = functools.partial(several_turns, loop=loop, kept=keep)
     flow = information_flow(step, PARAMS, state, BATCH, MASK, private_argnums=(2, 3))
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_two_stages_begun_in_a_step_have_keys_of_their_own(again):
+    keys = KEY, jax.random.key(0 if again else 9)
+    chains = [dpoptax.gaussian_noise(**NOISE | {"key": key}) for key in keys]
+
+    def step(params, batch, mask):
+        grads = dpoptax.clipped_grad(loss_fn, CLIP)(
+            dpoptax.gradient_points((), params), batch, mask
+        )
+        return [tx.update(grads, tx.init(params))[0] for tx in chains]
+
+    flow = information_flow(step, PARAMS, BATCH, MASK, private_argnums=(1, 2))
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
+@pytest.mark.parametrize(
+    ("folded", "again"),
+    [
+        (lambda keys, runs: (keys, keys), True),
+        (lambda keys, runs: jax.vmap(lambda key: tuple(jax.random.split(key)))(keys), False),
+        (lambda keys, runs: [FOLDED(keys, runs + i) for i in (0, 1)], False),
+        (lambda keys, runs: [FOLDED(jnp.stack([keys[0]] * 3), runs + i) for i in (0, 1)], True),
+        (lambda keys, runs: (keys, keys[::-1]), True),
+    ],
+)
+def test_runs_side_by_side_have_keys_of_their_own(folded, again):
+    """Where each run draws twice; of one key, those of one may be those of the next."""
+
+    def step(params, keys, runs, batch, mask):
+        def release(key):
+            tx = dpoptax.gaussian_noise(**NOISE | {"key": key})
+            grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
+            grads = grad_fn(dpoptax.gradient_points((), params), batch, mask)
+            return tx.update(grads, tx.init(params))[0]
+
+        return [jax.vmap(release)(each) for each in folded(keys, runs)]
+
+    keys, runs = jax.random.split(KEY, 3), jnp.arange(3)
+    given = PARAMS, keys, runs, BATCH, MASK
+    flow = information_flow(step, *given, private_argnums=(3, 4))
+    assert bool(flow.private) == bool(flow.redrawn) == again
+
+
+@pytest.mark.parametrize("generator", ["threefry", "chacha20"])
+@pytest.mark.parametrize("again", [False, True])
+def test_steps_after_loops_of_steps_go_on_from_their_state(generator, again):
+    key = dpoptax.random_key_from_os(generator)
+    tx, grad_fn = (
+        dpoptax.gaussian_noise(**NOISE | {"key": key}),
+        dpoptax.clipped_grad(loss_fn, CLIP),
+    )
+
+    def step(params, begun, batch, mask):
+        def turn(state, _):
+            grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+            return tx.update(grads, state)[::-1]
+
+        state, first = turn(begun, None)
+        state, second = jax.lax.scan(turn, state, length=3)
+        state, third = jax.lax.scan(turn, begun if again else state, length=3)
+        return first, second, third, turn(state, None)[1]
+
+    flow = information_flow(step, PARAMS, tx.init(PARAMS), BATCH, MASK, private_argnums=(2, 3))
     assert bool(flow.private) == bool(flow.redrawn) == again
 
 

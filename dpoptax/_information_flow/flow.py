@@ -1,14 +1,16 @@
 """Which results of a step depend on private data, and whether all of it went through the noise."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpoptax._bookkeeping.explain import in_columns
-from dpoptax._information_flow.following import Follower
+from dpoptax._information_flow.following import LARGE, Follower
 from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.lines import in_short, where
@@ -46,9 +48,9 @@ class InformationFlow:
         and not as arguments; they were taken for public.
       joined: the operations, with their lines, that made a row of a batch of several examples
         before it was clipped, or may have: what one example does is then bounded by no clip.
-      redrawn: the lines that draw the noise of one state a second time, as `update` does twice from
-        one state, in each turn of a loop, or on each device of a `jax.shard_map`: the difference of
-        two such releases has none.
+      redrawn: the lines that draw noise by a key that is not known to be another than all that
+        noise is drawn by elsewhere, as `update` does twice from one state, in each turn of a loop,
+        or on each device of a `jax.shard_map`: the difference of two such releases has none.
     """
 
     shown: tuple[Shown, ...]
@@ -75,7 +77,7 @@ class InformationFlow:
         if self.joined:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
-            table += f"\nnoise is drawn a second time: {', '.join(self.redrawn)}"
+            table += f"\nnoise may be drawn a second time: {', '.join(self.redrawn)}"
         if self.closed_over:
             table += f"\nclosed over, taken for public: {', '.join(self.closed_over)}"
         return table
@@ -157,12 +159,14 @@ def information_flow(
             of_arguments[number] |= holds
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+    closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
+    few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE) < LARGE}
+    follower = Follower({var: _bits(x) for var, x in few.items()})
     given = [
         label
         for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
-        for label in _labels(arg, number, holds)
+        for label in _labels(arg, functools.partial(follower.number, "argument", number), holds)
     ]
-    follower = Follower()
     results, after = follower.follow(traced.jaxpr, given)
     for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
         if label.holds != begun.holds:
@@ -177,7 +181,12 @@ def information_flow(
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 
-def _labels(arg: PyTree, number: int, holds: Holds) -> list[Label]:
+def _bits(x: jax.Array) -> bytes:
+    is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
+
+
+def _labels(arg: PyTree, numbered: Callable[..., int], holds: Holds) -> list[Label]:
     """Of each leaf of an argument: that of the argument, and secrets of the noise stages in it.
 
     A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
@@ -193,8 +202,7 @@ def _labels(arg: PyTree, number: int, holds: Holds) -> list[Label]:
         if Holds.PRIVATE in own:
             labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
         else:
-            named = "argument", number, place
-            labels.append(Label(own, number=named, entries=GIVEN))
+            labels.append(Label(own, number=numbered(place, jnp.shape(leaf)), entries=GIVEN))
     return labels
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,18 +13,12 @@ from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._bookkeeping.separation import CALLS, HIDDEN
 from dpoptax._information_flow import operations, rows
-from dpoptax._information_flow.indices import (
-    EQUAL,
-    entries,
-    is_integer,
-    may_repeat,
-    name_each_once,
-    one_value,
-)
+from dpoptax._information_flow.derivations import Derivations
+from dpoptax._information_flow.indices import UNKNOWN, entries, is_integer, name_each_once
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.lines import in_short, line
 from dpoptax._information_flow.repeats import Repeats
-from dpoptax._marks import CLIPPED, EXAMPLES, NOISE, RELEASE
+from dpoptax._marks import CLIPPED, EXAMPLES, FOLDED, NOISE, RELEASE
 from dpoptax._privacy.checks import is_hashable
 
 # Primitives that call a program with their operands, in order, and return its results.
@@ -44,7 +39,7 @@ _ALIKE = {
 _OTHER_TURN = "another turn of a loop"
 _Turn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
-_LARGE = 100
+LARGE = 100
 """Numbers from which an array that a function closes over is worth a word: it may be data."""
 
 
@@ -55,19 +50,23 @@ class Follower:
       seen: what is shown other than as a result, by name and line.
       closed_over: types of large arrays among the constants, each once, in order.
       joined: operations that joined examples in front of a clip, with their lines, likewise.
-      redrawn: the lines where noise is drawn that an earlier line drew, likewise.
+      redrawn: the lines where noise may be drawn that another line drew, likewise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[Var, bytes]) -> None:
+        """Begins with the bits of what the program closes over, where these are few."""
+        self._constants = constants
         self.seen: dict[tuple[str, str], Holds] = {}
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
         self.redrawn: dict[str, None] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._whats: dict[Hashable, tuple[Hashable, ...]] = {}
-        # Of a key's number the places where it is used; of a release what has keys of its own: the
-        # points of a jax.vmap, by its axis, and devices, by the axes of their mesh.
-        self._draws: dict[Hashable, set[tuple[int, ...]]] = {}
+        self._derivations = Derivations()
+        self.number = self._derivations.number
+        # Of keys that noise is drawn by the number, where, and whether it is a key alone; and of a
+        # release what has keys of its own: the points of a jax.vmap, by its axis, and devices, by
+        # the axes of their mesh.
+        self._draws: list[tuple[Hashable, tuple[int, ...], bool]] = []
+        self._judges = True  # whether two draws may be of one key
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
         # The operation that is followed, behind those around it and the branches that these took.
         self._within: list[JaxprEqn | Jaxpr | str] = []
@@ -77,12 +76,6 @@ class Follower:
     def note(self, name: str, where: str, holds: Holds) -> None:
         """That something is shown other than as a result."""
         self.seen[name, where] = self.seen.get((name, where), holds) | holds
-
-    def number(self, *what: Hashable) -> int:
-        """The same for the same."""
-        number = self._numbers.setdefault(what, len(self._numbers))
-        self._whats[number] = what
-        return number
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
@@ -96,16 +89,20 @@ class Follower:
           given: the labels of its arguments.
           around: that of what decides whether it runs.
         """
-        labels = {var: Label(number=self.number("constant", var)) for var in jaxpr.constvars}
-        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= _LARGE]
+        labels = {
+            var: Label(number=self.number("constant", self._constants.get(var, var)))
+            for var in jaxpr.constvars
+        }
+        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE]
         self.closed_over |= {in_short(var): None for var in large}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
         def label(atom: Var | Literal) -> Label:
             if not isinstance(atom, Literal):
                 return labels[atom]
-            kind = "integer" if is_integer(atom) else str(atom.aval)
-            return Label(number=self.number("literal", kind, str(atom.val)))
+            whole = is_integer(atom)
+            kind, value = ("integer", int(atom.val)) if whole else (str(atom.aval), atom.val)
+            return Label(number=self.number("literal", kind, str(value)))
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
@@ -138,6 +135,8 @@ class Follower:
             return self._cond(eqn, read, around)
         if name == "shard_map":
             return self._shard_map(eqn, read, around)
+        if eqn.params.get("name") == FOLDED:
+            return [self._folded(read)], read
         inner = [self._expanded(eqn)] if name == HIDDEN else inside(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
         if name in {HIDDEN, *_CALLS} and called:
@@ -147,9 +146,18 @@ class Follower:
         results = self._applied(eqn, read)
         # Also of references, into which each turn of a loop may have written rows of its own.
         together = dataclasses.replace(either(read), rows=None, number=None)
-        for each in inner:  # a program that is called otherwise may read all, and tell all
-            self.follow(each, [together] * len(each.invars), around)
+        for each in inner:  # what is called otherwise may read all, tell all, and run many times
+            for turn in ("a turn", _OTHER_TURN):
+                self._within.append(turn)
+                self.follow(each, [together] * len(each.invars), around)
+                self._within.pop()
         return results, [together] * len(read)
+
+    def _folded(self, read: list[Label]) -> Label:
+        """That of a key that was made of a key and a number."""
+        numbers = tuple(label.number for label in read)
+        folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
+        return dataclasses.replace(either(read), number=folded, entries=UNKNOWN)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")
@@ -167,16 +175,27 @@ class Follower:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
-            # What has no number may be any other.
-            places = set() if label.number is None else self._draws.setdefault(label.number, set())
-            again = any(self._both_run(here, other) for other in places)
-            places.add(here)
+            again = self._draws_again(label.number, here, single=not mapped)
         elif name == RELEASE and label.has_data:  # many with the noise of one
             again = not apart <= self._keys.get(clip, apart)
         if again:
             self.redrawn[self._line()] = None
             after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
+
+    def _draws_again(self, key: Hashable, here: tuple[int, ...], *, single: bool) -> bool:
+        """Whether a key may be one that noise was drawn by already, elsewhere."""
+        if not self._judges:
+            return False
+        again = any(
+            self._both_run(here, there)
+            and not self._derivations.differ(
+                key, other, single=single and alone, drawn=(here, there)
+            )
+            for other, there, alone in self._draws
+        )
+        self._draws.append((key, here, single))
+        return again
 
     def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
         """A result of an operation, with a number if it has none."""
@@ -206,12 +225,7 @@ class Follower:
         together = dataclasses.replace(together, apart=_apart(eqn, together.apart))
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
-            one = one_value(eqn, of, numbers, self._what)
-            if one is not None:
-                shape = type_of(eqn.outvars[0]).shape
-                number = self.number("all of", one, shape) if shape else one
-                return [dataclasses.replace(together, number=number, entries=EQUAL)]
-            of_each = entries(eqn, of, numbers, self._what)
+            of_each = entries(eqn, of, numbers, self._derivations)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(of_each)
@@ -226,29 +240,37 @@ class Follower:
 
     def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
         """What an operation computes: equal for equal results; None where nothing says so."""
-        what = eqn.primitive.name, tuple(sorted(eqn.params.items())), tuple(numbers)
-        drawn = eqn.effects or eqn.primitive.name == "rng_uniform"
+        name, parameters = eqn.primitive.name, sorted(eqn.params.items())
+        if name == "random_split":  # behind the axes of keys
+            parameters.append(("axes", len(type_of(eqn.invars[0]).shape)))
+        what = name, tuple(parameters), tuple(numbers)
+        drawn = eqn.effects or name == "rng_uniform"
         return None if drawn or None in numbers or not is_hashable(what) else what
-
-    def _what(self, number: Hashable) -> tuple[Hashable, ...]:
-        return self._whats.get(number, ())
 
     def _cond(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
         decides, *operands = read
         inner = decided(around, decides)
-        branches = []
-        for each in inside(eqn.params):
+        branches, programs = [], inside(eqn.params)
+        for each in programs:
             self._branches.add(id(each))
             self._within.append(each)
             branches.append(self.follow(each, operands, inner))
             self._within.pop()
         results, written = (
-            [either(labels) for labels in zip(*each, strict=True)]
+            [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
         )
         return [decided(each, decides) for each in results], [decides, *written]
+
+    def _chosen(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
+        """That of what one of the branches of a choice made."""
+        found, numbers = either(labels), [label.number for label in labels]
+        if found.has_data or found.number is not None or None in numbers:
+            return found
+        made = zip(map(id, branches), numbers, strict=True)
+        return dataclasses.replace(found, number=self.number("either", self._here(), *made))
 
     def _scan(
         self, eqn: JaxprEqn, read: list[Label], around: Label
@@ -260,13 +282,12 @@ class Follower:
             """The labels behind a turn: of its results, and of what the loop reads."""
             carry = turns.other(now[first:last]) if other else now[first:last]
             slices = [
-                turns.inner(
-                    label, rows.scanned, i, other=other and not may_repeat(atom, label.entries)
-                )
-                for i, (atom, label) in enumerate(zip(eqn.invars[last:], now[last:], strict=True))
+                turns.inner(label, rows.scanned, i, other=other)
+                for i, label in enumerate(now[last:])
             ]
             given = [*now[:first], *carry, *slices]
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
+            turns.followed(written[first:last], results[:number], eqn.params["length"])
             carried = turns.carried(turns.one(written[first:last]), turns.one(results[:number]))
             behind = _written(eqn.invars[last:], now[last:], written[last:])
             return [*carried, *results[number:]], [*written[:first], *carried, *behind]
@@ -289,6 +310,7 @@ class Follower:
             (decides,), _ = self.follow(test, [*tested, *carry], around)
             results, written = self.follow(body, [*used, *carry], decided(around, decides))
             results = [decided(each, decides) for each in results]
+            turns.followed(written[second:], results, math.inf)
             carried = turns.carried(turns.one(written[second:]), turns.one(results))
             return carried, _alike(eqn.invars, [*tested, *written[:second], *carried])
 
@@ -300,19 +322,31 @@ class Follower:
     ) -> tuple[list[Label], list[Label]]:
         """What holds behind any turn of a loop: with what one makes, it makes no more.
 
-        Where there are `several`, another is followed, too, behind which what no turn changes is
-        what it was, so that noise of one key is drawn twice.
+        What it carries has to be known before it can be told whether two turns draw one noise. So
+        turns are followed without that at first. Where there are `several`, another is followed
+        with the last one, with other names for what turns change.
         """
-        now = read
-        while True:
+        judges, self._judges = self._judges, False
+        now, (results, after) = read, turn(read, False)
+        while after != now:
+            now, (results, after) = after, turn(after, False)
+        self._judges = judges
+        drawn = len(self._draws)
+        while judges:
+            del self._draws[drawn:]
             results, after = turn(now, False)
             if after == now and several:
                 self._within.append(_OTHER_TURN)
-                results, after = turn(now, True)
+                others, after = turn(now, True)
                 self._within.pop()
+                results = [
+                    dataclasses.replace(one, holds=one.holds | other.holds)
+                    for one, other in zip(results, others, strict=True)
+                ]
             if after == now:
-                return results, now
+                break
             now = after
+        return results, now
 
     def _shard_map(
         self, eqn: JaxprEqn, read: list[Label], around: Label
@@ -332,7 +366,7 @@ class Follower:
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
         name = f"{eqn.primitive.name} in {self._line()}"
-        return Repeats(eqn, read, name, functools.partial(self.number, self._run(eqn, read)))
+        return Repeats(eqn, read, name, self._derivations, self._run(eqn, read))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
         """The program of an operation; one for each, as places in loops go by what stands there."""

@@ -6,12 +6,14 @@ An example would be in two rows, each of them clipped alone; noise would hide tw
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._bookkeeping.program import type_of
+from dpoptax._information_flow.derivations import Derivations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +40,13 @@ GIVEN = Entries(distinct=True)
 """Of arguments: taken to be different indices of whatever they are indices of."""
 
 # Some or all entries of the first operand, each once.
-_SELECTING = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose"}
+_SELECTING = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"}
 _PUT_TOGETHER = {"concatenate", "stack"}
-_REARRANGING = {*_SELECTING, *_PUT_TOGETHER, "broadcast_in_dim", "gather"}
 _ENTRY_BY_ENTRY = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
-
-What = Callable[[Hashable], tuple[Hashable, ...]]
-"""Of a number of a value the operation, with its parameters and the numbers of its operands."""
 
 
 def entries(
-    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], what: What
+    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], of: Derivations
 ) -> list[Entries]:
     """Of each result of an operation, by those of its operands, and by their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
@@ -61,14 +59,14 @@ def entries(
     elif name in _SELECTING or _is_kept(eqn):
         found = given[0]
     elif name.startswith("random_") or (name in _PUT_TOGETHER and is_key(eqn.outvars[0])):
-        found = _of_keys(eqn, given, numbers)
+        found = _of_keys(eqn, given, numbers, of)
     elif name in {"broadcast_in_dim", *_ENTRY_BY_ENTRY} and set(given) == {EQUAL}:
         found = EQUAL
     elif name in ("add", "sub") and EQUAL in given and _is_wide(eqn.outvars[0]):
         (other,) = [each for each in given if each != EQUAL]
         found = dataclasses.replace(other, moved=other.distinct)
     elif name == "select_n" and given[1].distinct:
-        length = _from_the_end(numbers, what)
+        length = _from_the_end(numbers, of.what)
         if length is not None and given[1].among <= length:
             found = dataclasses.replace(given[1], of=min(length, given[1].of))
     elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
@@ -78,37 +76,20 @@ def entries(
     return [found] * len(eqn.outvars)
 
 
-def _of_keys(eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable]) -> Entries:
-    """Of keys, which are taken to be different where they are derived in different ways."""
+def _of_keys(
+    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], of: Derivations
+) -> Entries:
     name, distinct = eqn.primitive.name, any(each.distinct for each in given)
     if name in _PUT_TOGETHER:
-        ways = len({*numbers}) if {*given} == {EQUAL} else 0
-        return EQUAL if ways == 1 else Entries(distinct=ways == len(numbers))
+        single = all(_size(v) == 1 for v in eqn.invars)
+        alone = single or all(each.distinct for each in given)
+        pairs = combinations(numbers, 2)
+        return Entries(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return Entries(distinct=True)
     if name == "random_fold_in" and given[0] != EQUAL:
         return Entries(distinct=given[0].distinct)
     return Entries(distinct=distinct and name != "random_bits")
-
-
-def may_repeat(atom: Var | Literal, given: Entries) -> bool:
-    """Whether a slice of an array may be as another one, of keys, or is, of anything else."""
-    return given == EQUAL or (is_key(atom) and not given.distinct)
-
-
-def one_value(
-    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], what: What
-) -> Hashable:
-    """The number of the value that is all entries of a result, of keys and literals; or None."""
-    name, of = eqn.primitive.name, what(numbers[0]) if numbers else ()
-    if name == "convert_element_type":
-        return numbers[0] if of[:2] == ("literal", "integer") and _is_kept(eqn) else None
-    if name not in _REARRANGING or not is_key(eqn.outvars[0]):
-        return None
-    several = len({*numbers}) > 1 if name in _PUT_TOGETHER else _size(eqn.invars[0]) > 1
-    if several and (name in _PUT_TOGETHER or given[0] != EQUAL):
-        return None
-    return of[1] if of[:1] == ("all of",) else numbers[0]
 
 
 def is_integer(atom: Var | Literal) -> bool:
@@ -142,7 +123,9 @@ def _lengths(eqn: JaxprEqn) -> list[int]:
     return [shape[axis] for axis in eqn.params["dimension_numbers"].start_index_map] or [0]
 
 
-def _from_the_end(numbers: Sequence[Hashable], what: What) -> int | None:
+def _from_the_end(
+    numbers: Sequence[Hashable], what: Callable[[Hashable], tuple[Hashable, ...]]
+) -> int | None:
     """What a `select_n` adds to the negative ones of indices; None where it is another."""
     match [what(number) for number in numbers]:
         case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:

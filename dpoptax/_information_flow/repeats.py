@@ -1,10 +1,11 @@
 """What is known of values where a program runs several times: in turns of a loop, or on devices."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from jax.extend.core import JaxprEqn
 
+from dpoptax._information_flow.derivations import Derivations, Loop
 from dpoptax._information_flow.indices import UNKNOWN
 from dpoptax._information_flow.labels import Label, either
 from dpoptax._information_flow.rows import Rows, Turn
@@ -21,17 +22,26 @@ class Repeats:
     """
 
     def __init__(
-        self, eqn: JaxprEqn, read: Sequence[Label], name: str, numbered: Callable[..., int]
+        self,
+        eqn: JaxprEqn,
+        read: Sequence[Label],
+        name: str,
+        derivations: Derivations,
+        run: tuple[Hashable, ...],
     ) -> None:
-        self._turn, self._name, self._numbered = Turn(id(eqn)), name, numbered
+        self._turn, self._name = Turn(id(eqn)), name
+        self._derivations, self._run = derivations, run
+        self._first: dict[int, Hashable] = {}
         self._drawn = {(), *(label.rows.drawn for label in read if label.rows)}
 
     def inner(self, label: Label, moving: Moving, place: int, *, other: bool = False) -> Label:
         """Of what one turn gets, or an `other` one, of a value from outside."""
         if label.has_data:
             return self._with_rows(label, label.rows and moving(label.rows, self._turn))
-        part = self._numbered("other part" if other else "part", place, label.number)
-        return dataclasses.replace(label, number=part)
+        parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
+        if label.entries.distinct:
+            self._derivations.add_unlike(*parts)
+        return dataclasses.replace(label, number=parts[other])
 
     def outer(self, label: Label, moving: Moving, place: int) -> Label:
         """Of a value outside, of what all turns made."""
@@ -40,6 +50,20 @@ class Repeats:
             return self._with_rows(label, moved if self._lasts(moved) else None)
         number = self._numbered("whole", place)
         return dataclasses.replace(label, number=number, entries=UNKNOWN)
+
+    def followed(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
+        """What a turn made of what it got, in a loop of so many."""
+        for place, (old, new) in enumerate(zip(before, after, strict=True)):
+            carried, later, last = (
+                self._numbered(name, place) for name in ("carried", "carried on", "last")
+            )
+            if old.number == later:
+                self._derivations.add_later(later, new.number)
+            elif old.number == carried:
+                loop = Loop(carried, later, last, self._first.get(place), new.number, turns)
+                self._derivations.add_loop(loop)
+            else:
+                self._first[place] = old.number
 
     def carried(self, before: Sequence[Label], after: Sequence[Label]) -> list[Label]:
         """Of what a turn gets from the one before, or from outside."""
@@ -72,6 +96,9 @@ class Repeats:
             else label
             for place, label in enumerate(carry)
         ]
+
+    def _numbered(self, *what: Hashable) -> int:
+        return self._derivations.number(self._run, *what)
 
     def _lasts(self, rows: Rows | None) -> bool:
         """Whether rows mean the same in all turns."""

@@ -51,7 +51,12 @@ def noise_words(key: jax.Array, counters: jax.Array, stream: int, count: int) ->
 
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """A key of its own for each uint32 number, as `jax.random.fold_in`."""
-    number = lax.convert_element_type(number, jnp.uint32)
+    return dpoptax_folded_key(key, lax.convert_element_type(number, jnp.uint32))
+
+
+@jax.jit
+def dpoptax_folded_key(key: jax.Array, number: jax.Array) -> jax.Array:
+    """A function of its own, by whose name `dpoptax.information_flow` knows it (`_marks`)."""
     return jnp.stack(chacha20(key, number, (_FOLDED, 0, 0), looped=True)[:KEY_WORDS])
 
 

@@ -1,0 +1,328 @@
+"""What values are computed from, by number, and whether keys of noise can be one key."""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+# Of one operand, and all or some of its entries in another shape or type.
+_REARRANGING = {
+    *("broadcast_in_dim", "copy", "random_unwrap", "random_wrap", "reshape", "rev", "squeeze"),
+    "transpose",
+}
+_SELECTING = {"dynamic_slice", "gather", "slice", "unstack"}
+Place: TypeAlias = tuple[int, ...]
+_Chosen: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
+_ROOTS = {("argument",), ("constant",), ("random_seed",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """What a loop carries in one place, by number.
+
+    Attributes:
+      carried: what any turn gets.
+      later: what a turn behind that one gets.
+      last: what the last one leaves.
+      first: what the first one gets.
+      result: what the turn makes of `carried`.
+      turns: how many there are; infinity where it is not known.
+      later_result: what a turn behind it makes of `later`; `None` where none was followed.
+    """
+
+    carried: Hashable
+    later: Hashable
+    last: Hashable
+    first: Hashable
+    result: Hashable
+    turns: float
+    later_result: Hashable = None
+
+    def before(self, number: Hashable) -> tuple[Hashable, ...]:
+        """What each value is, or is derived from, or is not below, if each turn's result is."""
+        before = {self.carried: (self.first,), self.later: (self.result,)}
+        found = before.get(number, (self.first, self.result, self.later_result))
+        return tuple(each for each in found if each is not None)
+
+
+class Derivations:
+    """The operation of each number, and what follows for two keys.
+
+    Keys are different if that follows from this: arguments are keys that were drawn apart, and so
+    is each entry of one; `fold_in` and `split` are hashes, by which no two pairs of a key and a
+    number have one key, and nothing is derived from itself; and counters do not overflow.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._whats: dict[Hashable, tuple[Any, ...]] = {}
+        self._loops: dict[Hashable, Loop] = {}
+        self._unlike: set[frozenset[Hashable]] = set()
+        self._asked: list[Loop] = []
+        self._drawn: tuple[Place, ...] = ()
+
+    def number(self, *what: Hashable) -> int:
+        """The same for the same."""
+        number = self._numbers.setdefault(what, len(self._numbers))
+        self._whats[number] = what
+        return number
+
+    def what(self, number: Hashable) -> tuple[Any, ...]:
+        """Of an operation its name, parameters, the numbers of its operands, and which result."""
+        return self._whats.get(number, ())
+
+    def add_loop(self, loop: Loop) -> None:
+        """What is carried through the turns of a loop."""
+        self._loops |= dict.fromkeys((loop.carried, loop.later, loop.last), loop)
+
+    def add_later(self, later: Hashable, result: Hashable) -> None:
+        """What a later turn made of what it got."""
+        if later in self._loops:
+            self.add_loop(dataclasses.replace(self._loops[later], later_result=result))
+
+    def add_unlike(self, one: Hashable, other: Hashable) -> None:
+        """Of parts of an array without two equal entries."""
+        self._unlike.add(frozenset((one, other)))
+
+    def differ(
+        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[Place, ...] = ()
+    ) -> bool:
+        """Whether keys are different; of arrays of keys, all of one from all of the other.
+
+        Args:
+          one: the number of a key, or of an array of keys.
+          other: likewise.
+          single: whether both are of a key alone.
+          drawn: where noise is drawn by them, so that branches on the way there were taken.
+        """
+        self._drawn = drawn
+        return self._differ(one, other, single)
+
+    def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
+        if one is None or other is None:
+            return False
+        one, other = self._rearranged(one), self._rearranged(other)
+        if one == other:
+            return False
+        if frozenset((one, other)) in self._unlike:
+            return True
+        ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
+        root, of_other = (next(filter(self._is_root, x), None) for x in (ancestors, others))
+        if None not in (root, of_other) and self._drawn_apart(root, of_other):
+            return True
+        # Of arrays that are not of keys drawn apart, one entry may be derived from another.
+        if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
+            return True
+        (key, index, _), (of, place, _) = self._derived(one), self._derived(other)
+        if key is None or of is None:
+            return False
+        if self._unequal(index, place):
+            # Of arrays entry by entry: all of them differ where they are of keys drawn apart.
+            literal = self._sum(index)[0] is self._sum(place)[0] is None
+            if single or literal or (key == of and self._is_argument(key)):
+                return True
+        return self._differ(key, of, single)
+
+    def _is_root(self, number: Hashable) -> bool:
+        return self.what(number)[:1] in _ROOTS
+
+    def _is_argument(self, number: Hashable) -> bool:
+        return self.what(number)[:1] == ("argument",)
+
+    def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
+        """Of roots."""
+        (kind, *of), (other_kind, *of_other) = self.what(one), self.what(other)
+        if "argument" in (kind, other_kind):
+            return one != other
+        if kind == other_kind == "random_seed":
+            return self._unequal(of[1][0], of_other[1][0])
+        known = kind == other_kind and all(isinstance(x, bytes) for x in (*of, *of_other))
+        return known and one != other
+
+    def _rearranged(self, number: Hashable) -> Hashable:
+        """What an array is a rearrangement of."""
+        while True:
+            match self.what(number):
+                case (str(name), _, (before,), _) if name in _REARRANGING:
+                    number = before
+                case ("either", *_) if len(taken := self._taken(number)) == 1:
+                    number = taken[0]
+                case _:
+                    return number
+
+    def _taken(self, number: Hashable) -> list[Hashable]:
+        """What a value may be of what the branches of a choice made; of others, nothing."""
+        match self.what(number):
+            case ("either", choice, *branches):
+                known = [
+                    made
+                    for branch, made in branches
+                    if any(place[: len(choice) + 1] == (*choice, branch) for place in self._drawn)
+                ]
+                return known or [made for _, made in branches]
+        return []
+
+    def _derived(self, number: Hashable) -> tuple[Hashable, Hashable, bool]:
+        """The key that one is derived from, by which number, and whether it is another."""
+        match self.what(number):
+            case ("random_fold_in", _, (key, index), _):
+                return self._rearranged(key), index, True
+            case ("random_split", _, (key,), _):
+                return self._rearranged(key), None, True
+            case (_, "part" | "other part", _, array):
+                return self._entry(array, None)
+            case (str(name), parameters, (array, *indices), place) if name in _SELECTING:
+                return self._entry(array, (name, dict(parameters), indices, place))
+        return None, None, False
+
+    def _entry(self, array: Hashable, chosen: _Chosen | None) -> tuple[Hashable, Hashable, bool]:
+        match self.what(array):
+            case ("random_split", parameters, (key,), _):
+                of = dict(parameters)
+                index = chosen and self._index(of["shape"], of["axes"], *chosen)
+                return self._rearranged(key), index, True
+            case ("argument", *_, (length,)):
+                return array, chosen and self._index((length,), 0, *chosen), False
+        return self._rearranged(array), None, False
+
+    def _index(
+        self,
+        shape: tuple[int, ...],
+        axes: int,
+        name: str,
+        parameters: dict[str, Any],
+        indices: Sequence[Hashable],
+        place: int,
+    ) -> Hashable:
+        """The number of the one entry of `shape`, behind so many axes, that is selected."""
+        if name == "slice":
+            starts, limits = (parameters[f"{of}_indices"][axes:] for of in ("start", "limit"))
+            alone = all(limit == start + 1 for start, limit in zip(starts, limits, strict=True))
+            return self._literal(int(np.ravel_multi_index(starts, shape))) if alone else None
+        if len(shape) > 1:
+            return None
+        if name == "unstack" and parameters["axis"] == axes:
+            return self._literal(place)
+        if name == "dynamic_slice" and parameters["slice_sizes"] == (1,):
+            low, high = self._range(indices[0])
+            return indices[0] if low >= 0 and high < shape[0] else None
+        return None
+
+    def _literal(self, value: int) -> int:
+        return self.number("literal", "integer", str(value))
+
+    def _ancestors(self, number: Hashable) -> Iterator[tuple[Hashable, bool]]:
+        """What a key is or is derived from, and whether it is surely another."""
+        waiting, seen = [(number, False)], set()
+        while waiting:
+            now, another = waiting.pop(0)
+            now = self._rearranged(now)
+            if now in seen:
+                continue
+            seen.add(now)
+            yield now, another
+            key, _, strict = self._derived(now)
+            if key is not None:
+                waiting.append((key, another or strict))
+            waiting += [(before, another) for before in self._before(now)]
+
+    def _before(self, number: Hashable) -> tuple[Hashable, ...]:
+        loop = self._loops.get(number)
+        return loop.before(number) if loop and self._goes_on(loop) else ()
+
+    def _goes_on(self, loop: Loop) -> bool:
+        """Whether the result of each turn is, or is derived from, what it got, or not below it."""
+        if loop in self._asked:  # a loop within it asks
+            return False
+        self._asked.append(loop)
+        drawn, self._drawn = self._drawn, ()  # it has to be so in all turns
+        derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
+        above = any(base == loop.carried and n >= 0 for base, n in self._least(loop.result))
+        self._asked.pop()
+        self._drawn = drawn
+        return derived or above
+
+    def _unequal(self, one: Hashable, other: Hashable) -> bool:
+        """Whether whole numbers are."""
+        if one is None or other is None:
+            return False
+        (base, added), (of, more) = self._sum(one), self._sum(other)
+        if base == of:
+            return (added - more) % 2**32 != 0
+        if added == more and frozenset((base, of)) in self._unlike:
+            return True
+        (low, high), (lowest, highest) = self._range(one), self._range(other)
+        if high < lowest or highest < low:
+            return True
+        above = any(below == base and n > added for below, n in self._least(other))
+        return above or any(below == of and n > more for below, n in self._least(one))
+
+    def _least(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
+        """Sums of a number and a literal that a whole number is not below."""
+        waiting, seen = [self._sum(number)], set()
+        while waiting:
+            base, added = waiting.pop(0)
+            if base in seen:
+                continue
+            seen.add(base)
+            yield base, added
+            of_each = [dict(self._least(made)) for made in self._taken(base)]
+            for below in set.intersection(*map(set, of_each)) if of_each else ():
+                yield below, added + min(found[below] for found in of_each)
+            for before in self._before(base):
+                below, more = self._sum(before)
+                waiting.append((below, added + more))
+
+    def _range(self, number: Hashable) -> tuple[float, float]:
+        """What a whole number is not below, and not above."""
+        base, added = self._sum(number)
+        if base is None:
+            return added, added
+        low = max((n for below, n in self._least(number) if below is None), default=-math.inf)
+        loop = self._loops.get(base)
+        if loop is None or base == loop.last or None in (loop.first, loop.result):
+            return low, math.inf
+        (start, first), (before, step) = self._sum(loop.first), self._sum(loop.result)
+        known = start is None and before == loop.carried and step >= 0
+        return low, first + step * (loop.turns - 1) + added if known else math.inf
+
+    def _sum(self, number: Hashable) -> tuple[Hashable, int]:
+        """A number, or None for none, and the literal that is added to it."""
+        match self.what(number):
+            case ("literal", "integer", str(value)):
+                return None, int(value)
+            case ("either", *_) if len(taken := self._taken(number)) == 1:
+                return self._sum(taken[0])
+            case ("broadcast_in_dim" | "copy" | "squeeze", _, (before,), _):
+                return self._sum(before)
+            case ("convert_element_type", parameters, (before,), _):
+                dtype = jnp.dtype(dict(parameters)["new_dtype"])
+                if jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4:
+                    return self._sum(before)
+            case ("add" | "sub" as name, _, (one, other), _):
+                (base, added), (of, more) = self._sum(one), self._sum(other)
+                if of is None:
+                    return base, added + (more if name == "add" else -more)
+                if base is None and name == "add":
+                    return of, added + more
+            case ("select_n", _, (chosen, one, other), _):
+                return self._selected(number, chosen, one, other)
+        return number, 0
+
+    def _selected(
+        self, number: Hashable, chosen: Hashable, one: Hashable, other: Hashable
+    ) -> tuple[Hashable, int]:
+        """Of an index that is counted from the end if negative, and of a count that saturates."""
+        match self.what(chosen):
+            case ("lt", _, (index, limit), _):
+                before, most = self._sum(index), self._sum(limit)
+                if most == (None, 0) and self._sum(one) == before and self._range(index)[0] >= 0:
+                    return before
+                if most[0] is None and most[1] >= 2**31 - 1 and self._sum(one) == most:
+                    base, added = self._sum(other)
+                    if (base, added - 1) == before:
+                        return base, added
+        return number, 0
