@@ -210,6 +210,8 @@ def test_bad_arguments():
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=0)
     with pytest.raises(ValueError, match="microbatch_size='8': want a whole number"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size="8")
+    with pytest.raises(TypeError, match=r"mesh is a list: want.*jax\.make_mesh"):
+        dpoptax.clipped_grad(helpers.mlp_loss, CLIP, mesh=jax.devices())
     with pytest.raises(ValueError, match="method='fast'"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, method="fast")
     grad_fn = dpoptax.clipped_grad(helpers.mlp_loss, CLIP)

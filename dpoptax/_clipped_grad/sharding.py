@@ -73,6 +73,11 @@ def make_layout(
         if param_specs is not None:
             raise ValueError(f"param_specs={param_specs} without a mesh: give mesh too")
         return None
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise TypeError(
+            f"mesh is a {type(mesh).__name__}: want a mesh of devices, such as "
+            'jax.make_mesh((jax.device_count(),), ("data",))'
+        )
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     unknown = [axis for axis in axes if axis not in mesh.axis_names]
     if unknown or not axes or len(set(axes)) < len(axes):
