@@ -133,14 +133,13 @@ class Derivations:
         return self.what(number)[:1] == ("argument",)
 
     def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
-        """Of roots."""
+        """Of roots; a constant, or the key of a seed, may be that which an argument is."""
         (kind, *of), (other_kind, *of_other) = self.what(one), self.what(other)
-        if "argument" in (kind, other_kind):
-            return one != other
-        if kind == other_kind == "random_seed":
+        if one == other or kind != other_kind:
+            return False
+        if kind == "random_seed":
             return self._unequal(of[1][0], of_other[1][0])
-        known = kind == other_kind and all(isinstance(x, bytes) for x in (*of, *of_other))
-        return known and one != other
+        return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *of_other))
 
     def _rearranged(self, number: Hashable) -> Hashable:
         """What an array is a rearrangement of."""
