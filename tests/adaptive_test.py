@@ -67,7 +67,7 @@ def _oracle(problem, **arguments):
 
 def _same(got, want):
     assert np.abs(np.diff(want, axis=0)).max() > 1e-2
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["none", "momentum", "doppler-second-order"])

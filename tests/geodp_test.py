@@ -8,7 +8,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._clips import per_example
+from dpoptax._clips import bounds, per_example
 from dpoptax._noise import box_muller
 from dpoptax._noise.ledger import with_key
 from tests import helpers
@@ -267,7 +267,8 @@ def test_encoding_equals_the_formula(name, follow):
         magnitude = min(np.linalg.norm(g), clip.l2_clip_norm) / clip.l2_clip_norm
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
     actual = sum_clipped(clip, helpers.floats(grads), None, reference)
-    np.testing.assert_allclose(actual, expected, atol=2e-5)
+    # Clipped a little shorter, for the roundings of norms and factors.
+    np.testing.assert_allclose(actual, expected, rtol=bounds.gamma(bounds._FEW), atol=2e-5)
 
 
 def test_one_example_within_the_bounds_comes_back():

@@ -37,7 +37,7 @@ def labels_of(fn, *given, public=()):
         Label(number=("argument", i), entries=GIVEN) for i in range(len(jax.tree.leaves(public)))
     ]
     labels += [Label(Holds.PRIVATE, LEADING) for _ in jax.tree.leaves(given)]
-    return Follower().follow(traced.jaxpr, labels)[0]
+    return Follower({}).follow(traced.jaxpr, labels)[0]
 
 
 def convolved(x, kernel, **options):
@@ -267,7 +267,7 @@ OF_SEVERAL = {
         lambda y: jnp.sum(y) > 1.0, lambda y: y / 2, x
     ),
     "a decision": lambda w, x, *_: lax.cond(jnp.sum(x) > 0, lambda: x, lambda: 2 * x),
-    "padding between": lambda w, x, *_: jnp.pad(x, ((1, 0), (0, 0), (0, 0)))[:ROWS],
+    "padding in front": lambda w, x, *_: x + jnp.pad(x, ((1, 0), (0, 0), (0, 0)))[:ROWS],
     "a Fourier transform over rows": lambda w, x, *_: jnp.fft.fft(x[:, 0], axis=0).real,
     "updates by rows": lambda w, x, label, *_: x.at[label].add(1.0 + x),
     "an operation by a host": lambda w, x, *_: jax.pure_callback(lambda y: y, x, x),

@@ -44,7 +44,7 @@ AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 DISCRETIZATION = 1e-4
 # Of a larger epsilon PLD states infinity: the interval that its grid would take is a loss of many
 # units, of which it can neither form the exponential nor compose the steps of a long run.
-LARGEST = 1e6
+LARGEST = 1e7
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
