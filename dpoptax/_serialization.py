@@ -64,6 +64,11 @@ def _stored(x: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(x) if not f.metadata.get("static")]
 
 
+def as_data(x: Any) -> Any:
+    """A key as its data, and all else as it is."""
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
 def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
@@ -71,11 +76,8 @@ def _is_key(x: Any) -> bool:
 def _to_state_dict(state: Any) -> dict[str, Any]:
     from flax import serialization
 
-    def stored(x: Any) -> Any:
-        return jax.random.key_data(x) if _is_key(x) else x
-
     return {
-        name: serialization.to_state_dict(jax.tree.map(stored, getattr(state, name)))
+        name: serialization.to_state_dict(jax.tree.map(as_data, getattr(state, name)))
         for name in _stored(state)
     }
 
@@ -99,7 +101,7 @@ def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
     changed = {}
     for name in names:
         old = getattr(target, name)
-        data = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, old)
+        data = jax.tree.map(as_data, old)
         new = serialization.from_state_dict(data, stored[name])
         changed[name] = jax.tree.map(restored, old, new)
     return dataclasses.replace(target, **changed)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from dpoptax._clips import sums as of_examples
 from dpoptax._clips.sums import Whole
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, kind_of
 
 # `sums(points, batch, mask, key)`, as `clipped_grad` makes it: the clipped sum, and aux.
 Sums = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]
@@ -75,7 +75,7 @@ def make_layout(
         return None
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise TypeError(
-            f"mesh is a {type(mesh).__name__}: want a mesh of devices, such as "
+            f"mesh is {kind_of(mesh)}: want a mesh of devices, such as "
             'jax.make_mesh((jax.device_count(),), ("data",))'
         )
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)

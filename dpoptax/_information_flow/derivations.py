@@ -8,14 +8,16 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-# Of one operand, and all or some of its entries in another shape or type.
-_REARRANGING = {
-    *("broadcast_in_dim", "copy", "random_unwrap", "random_wrap", "reshape", "rev", "squeeze"),
-    "transpose",
-}
-_SELECTING = {"dynamic_slice", "gather", "slice", "unstack"}
 Place: TypeAlias = tuple[int, ...]
+"""Where an operation is in a program: behind those around it, and the branches that these took."""
 _Chosen: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
+
+# Of one operand: all of its entries, in another shape or type,
+_REARRANGING = {
+    *("broadcast_in_dim", "random_unwrap", "random_wrap", "reshape", "rev", "squeeze", "transpose")
+}
+# or some.
+_SELECTING = {"dynamic_slice", "gather", "slice", "unstack"}
 _ROOTS = {("argument",), ("constant",), ("random_seed",)}
 
 
@@ -295,7 +297,7 @@ class Derivations:
                 return None, int(value)
             case ("either", *_) if len(taken := self._taken(number)) == 1:
                 return self._sum(taken[0])
-            case ("broadcast_in_dim" | "copy" | "squeeze", _, (before,), _):
+            case ("broadcast_in_dim" | "squeeze", _, (before,), _):  # and entries in order
                 return self._sum(before)
             case ("convert_element_type", parameters, (before,), _):
                 dtype = jnp.dtype(dict(parameters)["new_dtype"])

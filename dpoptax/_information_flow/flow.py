@@ -15,6 +15,7 @@ from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.lines import in_short, where
 from dpoptax._information_flow.rows import LEADING
+from dpoptax._serialization import as_data
 from dpoptax._trees import PyTree, nnx_kinds
 
 
@@ -161,7 +162,7 @@ def information_flow(
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
     few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE) < LARGE}
-    follower = Follower({var: _bits(x) for var, x in few.items()})
+    follower = Follower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
         for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
@@ -179,11 +180,6 @@ def information_flow(
     seen = [Shown(name, kind(holds), "", line) for (name, line), holds in follower.seen.items()]
     found = follower.closed_over, follower.joined, follower.redrawn
     return InformationFlow((*shown, *seen), *map(tuple, found))
-
-
-def _bits(x: jax.Array) -> bytes:
-    is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x).tobytes()
 
 
 def _labels(arg: PyTree, numbered: Callable[..., int], holds: Holds) -> list[Label]:

@@ -1,9 +1,10 @@
 """Following labels through a traced program, equation by equation."""
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +14,12 @@ from dpoptax._bookkeeping.deriving import inside
 from dpoptax._bookkeeping.program import scan_parts, type_of
 from dpoptax._bookkeeping.separation import CALLS, HIDDEN
 from dpoptax._information_flow import operations, rows
-from dpoptax._information_flow.derivations import Derivations
+from dpoptax._information_flow.derivations import Derivations, Place
+from dpoptax._information_flow.draws import Draws
 from dpoptax._information_flow.indices import UNKNOWN, entries, is_integer, name_each_once
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.lines import in_short, line
-from dpoptax._information_flow.repeats import Repeats
+from dpoptax._information_flow.repeats import Repeats, apart_behind, manual
 from dpoptax._marks import CLIPPED, EXAMPLES, FOLDED, NOISE, RELEASE
 from dpoptax._privacy.checks import is_hashable
 
@@ -31,11 +33,6 @@ _SAME = {
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
 _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# What makes of all devices' values one that is the same on each.
-_ALIKE = {
-    *("psum", "psum_invariant", "pmax", "pmin"),
-    *("all_gather", "all_gather_invariant", "all_gather_reduced"),
-}
 _OTHER_TURN = "another turn of a loop"
 _Turn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
@@ -62,15 +59,12 @@ class Follower:
         self.redrawn: dict[str, None] = {}
         self._derivations = Derivations()
         self.number = self._derivations.number
-        # Of keys that noise is drawn by the number, where, and whether it is a key alone; and of a
-        # release what has keys of its own: the points of a jax.vmap, by its axis, and devices, by
-        # the axes of their mesh.
-        self._draws: list[tuple[Hashable, tuple[int, ...], bool]] = []
-        self._judges = True  # whether two draws may be of one key
+        self._draws = Draws(self._derivations)
+        # Of a release what has keys of its own: the points of a jax.vmap, by its axis, and devices,
+        # by the axes of their mesh.
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
         # The operation that is followed, behind those around it and the branches that these took.
         self._within: list[JaxprEqn | Jaxpr | str] = []
-        self._branches: set[int] = set()
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, holds: Holds) -> None:
@@ -106,17 +100,22 @@ class Follower:
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
-            self._within.append(eqn)
-            results, written = self._step(eqn, read, around)
-            for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
-                labels[var] = self._numbered(decided(each, around), eqn, read, i)
-            self._within.pop()
+            with self._inside(eqn):
+                results, written = self._step(eqn, read, around)
+                for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
+                    labels[var] = self._numbered(decided(each, around), eqn, read, i)
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
                     labels[atom] = decided(either((labels[atom], after)), around)
         for var in filter(is_reference, jaxpr.constvars):
             self.note("reference closed over", "", labels[var].holds)
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
+
+    @contextlib.contextmanager
+    def _inside(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
+        self._within.append(of)
+        yield
+        self._within.pop()
 
     def _step(
         self, eqn: JaxprEqn, read: list[Label], around: Label
@@ -147,10 +146,9 @@ class Follower:
         # Also of references, into which each turn of a loop may have written rows of its own.
         together = dataclasses.replace(either(read), rows=None, number=None)
         for each in inner:  # what is called otherwise may read all, tell all, and run many times
-            for turn in ("a turn", _OTHER_TURN):
-                self._within.append(turn)
+            self.follow(each, [together] * len(each.invars), around)
+            with self._inside(_OTHER_TURN):
                 self.follow(each, [together] * len(each.invars), around)
-                self._within.pop()
         return results, [together] * len(read)
 
     def _folded(self, read: list[Label]) -> Label:
@@ -175,27 +173,13 @@ class Follower:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
-            again = self._draws_again(label.number, here, single=not mapped)
+            again = self._draws.again(label.number, here, single=not mapped)
         elif name == RELEASE and label.has_data:  # many with the noise of one
             again = not apart <= self._keys.get(clip, apart)
         if again:
             self.redrawn[self._line()] = None
             after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
         return after
-
-    def _draws_again(self, key: Hashable, here: tuple[int, ...], *, single: bool) -> bool:
-        """Whether a key may be one that noise was drawn by already, elsewhere."""
-        if not self._judges:
-            return False
-        again = any(
-            self._both_run(here, there)
-            and not self._derivations.differ(
-                key, other, single=single and alone, drawn=(here, there)
-            )
-            for other, there, alone in self._draws
-        )
-        self._draws.append((key, here, single))
-        return again
 
     def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
         """A result of an operation, with a number if it has none."""
@@ -209,20 +193,14 @@ class Follower:
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computed(eqn, numbers) or self._here()
 
-    def _here(self) -> tuple[int, ...]:
+    def _here(self) -> Place:
         return tuple(map(id, self._within))
-
-    def _both_run(self, here: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        """Whether these are two places, and not in two branches of one choice."""
-        pairs = zip(here, other, strict=False)
-        apart = next(({one, another} for one, another in pairs if one != another), None)
-        return apart is not None and not apart <= self._branches
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
         """The labels of the results of an operation on all that it reads."""
         numbers = [label.number for label in read]
         together = either(read)
-        together = dataclasses.replace(together, apart=_apart(eqn, together.apart))
+        together = dataclasses.replace(together, apart=apart_behind(eqn, together.apart))
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
             of_each = entries(eqn, of, numbers, self._derivations)
@@ -254,10 +232,9 @@ class Follower:
         inner = decided(around, decides)
         branches, programs = [], inside(eqn.params)
         for each in programs:
-            self._branches.add(id(each))
-            self._within.append(each)
-            branches.append(self.follow(each, operands, inner))
-            self._within.pop()
+            self._draws.add_branch(each)
+            with self._inside(each):
+                branches.append(self.follow(each, operands, inner))
         results, written = (
             [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
@@ -287,8 +264,8 @@ class Follower:
             ]
             given = [*now[:first], *carry, *slices]
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
-            turns.followed(written[first:last], results[:number], eqn.params["length"])
-            carried = turns.carried(turns.one(written[first:last]), turns.one(results[:number]))
+            length = eqn.params["length"]
+            carried = turns.carried(written[first:last], results[:number], length)
             behind = _written(eqn.invars[last:], now[last:], written[last:])
             return [*carried, *results[number:]], [*written[:first], *carried, *behind]
 
@@ -310,8 +287,7 @@ class Follower:
             (decides,), _ = self.follow(test, [*tested, *carry], around)
             results, written = self.follow(body, [*used, *carry], decided(around, decides))
             results = [decided(each, decides) for each in results]
-            turns.followed(written[second:], results, math.inf)
-            carried = turns.carried(turns.one(written[second:]), turns.one(results))
+            carried = turns.carried(written[second:], results, math.inf)
             return carried, _alike(eqn.invars, [*tested, *written[:second], *carried])
 
         results, now = self._turns(turn, read, several=True)
@@ -326,19 +302,17 @@ class Follower:
         turns are followed without that at first. Where there are `several`, another is followed
         with the last one, with other names for what turns change.
         """
-        judges, self._judges = self._judges, False
-        now, (results, after) = read, turn(read, False)
-        while after != now:
-            now, (results, after) = after, turn(after, False)
-        self._judges = judges
-        drawn = len(self._draws)
-        while judges:
-            del self._draws[drawn:]
+        with self._draws.unjudged() as judged:
+            now, (results, after) = read, turn(read, False)
+            while after != now:
+                now, (results, after) = after, turn(after, False)
+        before = self._draws.count()
+        while judged:
+            self._draws.forget(before)
             results, after = turn(now, False)
             if after == now and several:
-                self._within.append(_OTHER_TURN)
-                others, after = turn(now, True)
-                self._within.pop()
+                with self._inside(_OTHER_TURN):
+                    others, after = turn(now, True)
                 results = [
                     dataclasses.replace(one, holds=one.holds | other.holds)
                     for one, other in zip(results, others, strict=True)
@@ -361,7 +335,7 @@ class Follower:
         results = []
         for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
             whole = devices.outer(label, functools.partial(rows.united, spec=spec), i)
-            results.append(dataclasses.replace(whole, apart=whole.apart - _manual(eqn)))
+            results.append(dataclasses.replace(whole, apart=whole.apart - manual(eqn)))
         return results, _written(eqn.invars, read, written)
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
@@ -384,21 +358,6 @@ class Follower:
         """That of the operation, or of the call of a function that does not know its own."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
         return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
-
-
-def _manual(eqn: JaxprEqn) -> frozenset[Hashable]:
-    """The axes of a mesh that a `jax.shard_map` is over."""
-    before = eqn.params.get("manual_axes")  # before jax 0.10
-    return eqn.params["newly_manual_axes"] if before is None else before
-
-
-def _apart(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:
-    """The axes of a mesh along which devices may have other results; `before`, other operands."""
-    over = rows.names(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
-    if eqn.primitive.name == "axis_index":
-        return before.union(over)
-    same = eqn.primitive.name in _ALIKE and eqn.params.get("axis_index_groups") is None
-    return before.difference(over) if same else before
 
 
 def _written(

@@ -5,7 +5,7 @@ An example would be in two rows, each of them clipped alone; noise would hide tw
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import combinations
 
 import jax
@@ -66,7 +66,7 @@ def entries(
         (other,) = [each for each in given if each != EQUAL]
         found = dataclasses.replace(other, moved=other.distinct)
     elif name == "select_n" and given[1].distinct:
-        length = _from_the_end(numbers, of.what)
+        length = _from_the_end(numbers, of)
         if length is not None and given[1].among <= length:
             found = dataclasses.replace(given[1], of=min(length, given[1].of))
     elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
@@ -123,13 +123,11 @@ def _lengths(eqn: JaxprEqn) -> list[int]:
     return [shape[axis] for axis in eqn.params["dimension_numbers"].start_index_map] or [0]
 
 
-def _from_the_end(
-    numbers: Sequence[Hashable], what: Callable[[Hashable], tuple[Hashable, ...]]
-) -> int | None:
+def _from_the_end(numbers: Sequence[Hashable], of: Derivations) -> int | None:
     """What a `select_n` adds to the negative ones of indices; None where it is another."""
-    match [what(number) for number in numbers]:
+    match [of.what(number) for number in numbers]:
         case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:
-            match what(zero), what(length):
+            match of.what(zero), of.what(length):
                 case ("literal", _, "0"), ("literal", _, added) if index == moved == numbers[1]:
                     return int(str(added))
     return None

@@ -8,10 +8,17 @@ from jax.extend.core import JaxprEqn
 from dpoptax._information_flow.derivations import Derivations, Loop
 from dpoptax._information_flow.indices import UNKNOWN
 from dpoptax._information_flow.labels import Label, either
-from dpoptax._information_flow.rows import Rows, Turn
+from dpoptax._information_flow.rows import Rows, Turn, names
 
 Moving = Callable[[Rows, Turn], Rows | None]
 """What becomes of rows on the way into a turn, or out of it."""
+
+
+# What makes of all devices' values one that is the same on each.
+_ALIKE = {
+    *("psum", "psum_invariant", "pmax", "pmin"),
+    *("all_gather", "all_gather_invariant", "all_gather_reduced"),
+}
 
 
 class Repeats:
@@ -51,8 +58,21 @@ class Repeats:
         number = self._numbered("whole", place)
         return dataclasses.replace(label, number=number, entries=UNKNOWN)
 
-    def followed(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
-        """What a turn made of what it got, in a loop of so many."""
+    def carried(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> list[Label]:
+        """Of what a turn gets from the one before, or from outside, in a loop of so many."""
+        self._keep(before, after, turns)
+        found = []
+        for place, (old, new) in enumerate(zip(self._one(before), self._one(after), strict=True)):
+            both = either((old, new))
+            if both.has_data:
+                both = self._with_rows(both, both.rows if self._lasts(both.rows) else None)
+            elif old.number != new.number:
+                both = dataclasses.replace(both, number=self._numbered("carried", place))
+            found.append(both)
+        return found
+
+    def _keep(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
+        """What a turn made of what it got."""
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
             carried, later, last = (
                 self._numbered(name, place) for name in ("carried", "carried on", "last")
@@ -65,23 +85,11 @@ class Repeats:
             else:
                 self._first[place] = old.number
 
-    def carried(self, before: Sequence[Label], after: Sequence[Label]) -> list[Label]:
-        """Of what a turn gets from the one before, or from outside."""
-        found = []
-        for place, (old, new) in enumerate(zip(before, after, strict=True)):
-            both = either((old, new))
-            if both.has_data:
-                both = self._with_rows(both, both.rows if self._lasts(both.rows) else None)
-            elif old.number != new.number:
-                both = dataclasses.replace(both, number=self._numbered("carried", place))
-            found.append(both)
-        return found
-
     def other(self, carry: Sequence[Label]) -> list[Label]:
         """Of what another turn gets from the one before it: what no turn changes is the same."""
         return self._renamed(carry, "carried", "carried on")
 
-    def one(self, carry: Sequence[Label]) -> list[Label]:
+    def _one(self, carry: Sequence[Label]) -> list[Label]:
         """Of what that turn got, as of any."""
         return self._renamed(carry, "carried on", "carried")
 
@@ -109,3 +117,18 @@ class Repeats:
     def _with_rows(self, label: Label, rows: Rows | None) -> Label:
         joined = label.joined if rows or label.joined else self._name
         return dataclasses.replace(label, rows=rows, joined=joined)
+
+
+def manual(eqn: JaxprEqn) -> frozenset[Hashable]:
+    """The axes of a mesh that a `jax.shard_map` is over."""
+    before = eqn.params.get("manual_axes")  # before jax 0.10
+    return eqn.params["newly_manual_axes"] if before is None else before
+
+
+def apart_behind(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:
+    """The axes of a mesh along which devices may have other results; `before`, other operands."""
+    over = names(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
+    if eqn.primitive.name == "axis_index":
+        return before.union(over)
+    same = eqn.primitive.name in _ALIKE and eqn.params.get("axis_index_groups") is None
+    return before.difference(over) if same else before
