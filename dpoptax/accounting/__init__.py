@@ -26,6 +26,8 @@ from dpoptax.accounting._epsilon import event_epsilon as event_epsilon
 from dpoptax.accounting._epsilon import rdp as rdp
 from dpoptax.accounting._spent import ensemble_epsilon_spent as ensemble_epsilon_spent
 from dpoptax.accounting._spent import epsilon_spent as epsilon_spent
+from dpoptax.accounting._statement import Statement as Statement
+from dpoptax.accounting._statement import statement as statement
 from dpoptax.accounting._trade_offs import gdp as gdp
 from dpoptax.accounting._trade_offs import gdp_spent as gdp_spent
 from dpoptax.accounting._trade_offs import trade_off as trade_off
