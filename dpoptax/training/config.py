@@ -125,7 +125,7 @@ class TrainConfig:
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
-    delta: float = field(1e-5, Role.CHANGEABLE, _FRACTION)
+    delta: float = field(1e-5, Role.KEPT, _FRACTION)
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
     noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
@@ -171,9 +171,9 @@ class TrainConfig:
     record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
     dpoptax.spectrum. They are released anyway: the record costs no privacy."""
-    record_training_metrics: bool = field(False, Role.CHANGEABLE)
-    """Also record loss and accuracy on the training split. They are computed from private
-    data without noise: the stated ε does not cover them."""
+    record_training_metrics: bool = field(False, Role.KEPT)
+    """Also record loss and accuracy on the training split, in all of the run. They are computed
+    from private data without noise: the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):

@@ -140,13 +140,15 @@ def _train_in(
                 f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
                 "would exceed it"
             )
-        if main:
-            (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None, shown) as observe:
             if config.fixed_point:
                 observe = resume.as_shown(observe, earlier)
             around = Surroundings(place, phases, checkpoints, observe, progress, shown)
-            return _train(run, dataset, around)
+            ready = set_up((run,), dataset, around)
+            if main:  # not before: a start that is refused leaves what is stated of the run
+                (workdir / "summary.json").unlink(missing_ok=True)
+            (result,) = _results(ready)
+            return result
 
 
 def train(
