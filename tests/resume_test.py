@@ -15,7 +15,7 @@ import pytest
 
 from dpoptax._clips.sums import Whole, tau
 from dpoptax.cli.main import main
-from dpoptax.training import loop
+from dpoptax.training import cache_folder, loop
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
@@ -445,6 +445,19 @@ def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_
     with Checkpoints(tmp_path / "killed") as checkpoints:
         checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
     assert not left.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such modes")
+def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    folder.chmod(0o777)  # as copied without its mode, or made by who wants to read what comes
+    with Checkpoints(folder):
+        assert folder.stat().st_mode & 0o077 == 0
+    other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
+    monkeypatch.setattr(cache_folder, "os", types.SimpleNamespace(fstat=lambda file: other))
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        Checkpoints(folder)
 
 
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpoptax.training import cache_folder
 from dpoptax.training.run import devices
 from dpoptax.training.run.records import plain
 
@@ -48,11 +49,11 @@ class Checkpoints:
         """Opens `directory` and makes it if missing; the last `keep` checkpoints stay.
 
         Raises:
-            CheckpointError: The directory cannot be made.
+            CheckpointError: The directory cannot be made, or is another user's.
         """
         self.directory = directory.absolute()
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cache_folder.make_private(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
         self._open = ExitStack()

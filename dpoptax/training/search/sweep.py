@@ -11,6 +11,7 @@ import numpy as np
 from flax import serialization
 
 from dpoptax import selection
+from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
@@ -57,7 +58,7 @@ def run_sweep(
         for index, which in enumerate(chosen)
     ]
     processes = sweep.processes or default_processes()
-    (sweep.workdir / "trials").mkdir(mode=0o700, exist_ok=True)  # their seeds are their noise
+    cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
     with (
         Runner(sweep.workdir / "trials", processes=processes) as runner,
         Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
