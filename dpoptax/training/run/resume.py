@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -200,18 +199,19 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     trains is in the checkpoint.
 
     It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
-    and who does can subtract the noise anyway. Features are left out, which another machine may
-    round otherwise.
+    and who does can subtract the noise anyway. Instead of features, which another machine may
+    round otherwise, what they were computed from counts.
     """
     key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, _spread(dataset.train_size))
-    whole = dict(cast(Split, dataset.train)) if streaming.in_memory(dataset.train) else {}
+    whole = dataset.computed_from
     if run.config.features != "none":
-        examples, whole = examples["labels"], {"labels": whole["labels"]} if whole else {}
-    for name, values in sorted(whole.items()):
-        every = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found.update(f"{name} {zlib.crc32(every.data)}".encode())
+        examples = examples["labels"]
+    elif streaming.in_memory(dataset.train):
+        whole = streaming.checksums(cast(Split, dataset.train))
+    for name, checksum in whole.items():
+        found.update(f"{name} {checksum}".encode())
     owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
     for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
         values = np.ascontiguousarray(leaf)
