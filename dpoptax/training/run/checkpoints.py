@@ -57,7 +57,7 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
         self._open = ExitStack()
-        _let_no_other_in(self.directory, self._open)
+        let_no_other_in(self.directory, self._open)
         policies = ocp.checkpoint_managers.preservation_policy
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -269,7 +269,7 @@ class Interim:
         return self._checkpoints
 
 
-def _let_no_other_in(directory: Path, stack: ExitStack) -> None:
+def let_no_other_in(directory: Path, stack: ExitStack) -> None:
     """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
 
     Two fresh starts side by side would draw two seeds and show the steps of two runs as one.
