@@ -151,8 +151,9 @@ class TrainConfig:
     of the whole run, for correlated noise and examples that take part by chance."""
 
     seed: int | None = field(0, Role.PLANNED, _SEED)
-    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
-    that is given away needs None, a fresh random seed that only the checkpoints record."""
+    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise, and two
+    runs of one seed tell each other's: a model that is given away needs None, a fresh random seed
+    that only the checkpoints record."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
