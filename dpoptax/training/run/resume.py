@@ -45,7 +45,7 @@ def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainCon
     """
     if record is None or config.seed is not None:
         return config
-    if record.get("seed_given"):
+    if config.method.private and record.get("seed_given"):
         raise ConfigError(
             "seed=None, and the run was begun with a seed that was given: whoever has seen it can "
             "subtract the noise, and the run would be stated as one of a seed that nobody knows. "
