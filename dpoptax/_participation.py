@@ -87,6 +87,11 @@ class Participation:
         """Which data sets the guarantee compares: what the sampler states."""
         return self.sampler.neighbouring_relation
 
+    @property
+    def independent_steps(self) -> bool:
+        """Not: what one step adds, later ones take back."""
+        return False
+
     def check_fixed_point(self) -> None:
         """Raises where no ε is proved for the strategy's noise in whole numbers.
 

@@ -28,16 +28,21 @@ def standard_normal(
     return jax.random.normal(check_threefry_key(key), shape, dtype, out_sharding=out_sharding)
 
 
-def add_noise(tree: PyTree, stddev: float, key: jax.Array) -> PyTree:
-    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at stddev 0."""
-    if stddev == 0.0:
+def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree:
+    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at a number of 0."""
+    if isinstance(stddev, float) and stddev == 0.0:
         return tree
 
     def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
         dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
 
-    return each_leaf(tree, key, noise, lambda leaf, noise: leaf + stddev * noise)
+    def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
+        # A number, and so no type, changes that of the noise.
+        scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
+        return leaf + scale * noise
+
+    return each_leaf(tree, key, noise, noisy)
 
 
 def each_leaf(

@@ -1,7 +1,7 @@
 """Noise in fixed point: what is proved of real numbers holds for every bit of the release."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import draws
 from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian
 from dpoptax._noise.ledger import Mechanism, check_mechanism
+from dpoptax._privacy.phases import checked_phases, least
 from dpoptax._trees import PyTree, float32_at_least, out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
@@ -31,7 +32,9 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
-def fixed_point_grid(clip: Clip, *, noise_multiplier: float, batch_size: float) -> float:
+def fixed_point_grid(
+    clip: Clip, *, noise_multiplier: float | Mapping[int, float], batch_size: float
+) -> float:
     """The grid g of `gaussian_noise(fixed_point=True)`, for `clipped_grad(..., grid=g)`.
 
     Clipped gradients that are rounded to whole multiples of g before they are summed add up as
@@ -41,7 +44,7 @@ def fixed_point_grid(clip: Clip, *, noise_multiplier: float, batch_size: float) 
 
     Args:
       clip: the geometry; C is its sensitivity.
-      noise_multiplier: σ, that of the noise stage.
+      noise_multiplier: σ, that of the noise stage; of a schedule the least.
       batch_size: B, that of the noise stage.
 
     Raises:
@@ -53,6 +56,8 @@ def fixed_point_grid(clip: Clip, *, noise_multiplier: float, batch_size: float) 
     >>> g == 2.0**-18
     True
     """
+    if isinstance(noise_multiplier, Mapping):
+        noise_multiplier = least(checked_phases(noise_multiplier))
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
     if noise_multiplier == 0.0:
         raise ValueError("noise_multiplier=0: want noise, which is what the grid is made for")

@@ -1,8 +1,12 @@
 """Gaussian noise on a clipped sum: the privacy boundary."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpoptax._clips.base import Clip, check_clip
@@ -13,6 +17,7 @@ from dpoptax._noise.draws import add_noise, draw_once
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import release
+from dpoptax._privacy.phases import checked_phases, least
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
 
@@ -39,7 +44,7 @@ class GaussianNoiseState:
 
 def gaussian_noise(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
@@ -82,20 +87,24 @@ def gaussian_noise(
     C + √d g/2, needs no word about the rounding of sums either.
 
     Args:
-      noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞.
+      noise_multiplier: σ, relative to the clip bound; 0 for no noise and ε = ∞. Or a schedule, a
+        public one: a dict from the first step of each phase to its σ, such as {0: 2.0, 100: 1.0},
+        and each release is priced with its own; of an optax schedule `{t: float(schedule(t)) for t
+        in range(0, steps, 50)}`.
       batch_size: B, the expected number of examples, a public number. Never the realised one,
         which is private under Poisson sampling.
       key: a key from `jax.random.key`, or from `dpoptax.random_key_from_os`. Whoever knows it can
         subtract the noise.
-      fixed_point: whether the release is safe to show with all its bits; see above.
+      fixed_point: whether the release is safe to show with all its bits; see above. Under a
+        schedule the grid is that of the least σ.
 
     Returns:
       An `optax.GradientTransformation` whose `update` takes a `ClippedSum` and nothing else.
 
     Raises:
-      ValueError: a negative or non-finite multiplier, or a batch size that is not positive; at
-        `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), a leaf of more than 2³² numbers, or in
-        fixed point so many that σ(C + √d g) is above 2²² g.
+      ValueError: a negative or non-finite multiplier, 0 in a schedule or none from step 0 on, or a
+        batch size that is not positive; at `update`, noise too small for float32 (σC < 2⁻¹⁰⁰), a
+        leaf of more than 2³² numbers, or in fixed point so many that σ(C + √d g) is above 2²² g.
       TypeError: a traced multiplier or batch size, or a key of no generator of noise; at `update`,
         gradients that are not a `ClippedSum`, or one that is complex, without a seal or visibly
         changed.
@@ -113,7 +122,7 @@ def gaussian_noise(
     0
     """
     key = check_noise_key(key)
-    mechanism = Mechanism(*check_mechanism(noise_multiplier, batch_size), fixed_point=fixed_point)
+    mechanism = _mechanism(noise_multiplier, batch_size, fixed_point=fixed_point)
 
     def init_fn(params: PyTree) -> GaussianNoiseState:
         return GaussianNoiseState(**begin(mechanism, key, params))
@@ -135,7 +144,7 @@ def gaussian_noise(
 def clip_and_noise(
     clip: Clip,
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     batch_size: float,
     key: jax.Array,
     fixed_point: bool = False,
@@ -150,7 +159,7 @@ def clip_and_noise(
 
     Args:
       clip: the geometry, such as `l2_clip(1.0)`.
-      noise_multiplier: σ, relative to the clip bound.
+      noise_multiplier: σ, relative to the clip bound, or a schedule.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
       fixed_point: whether the release is safe to show with all its bits; see `gaussian_noise`.
@@ -207,19 +216,58 @@ def noisy_mean_of(
 ) -> PyTree:
     """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
     add = _add_in_fixed_point if mechanism.fixed_point else _add
-    noisy = draw_once(lambda: add(clipped, mechanism, step_key), clipped.sum, count)
+    noisy = draw_once(lambda: add(clipped, mechanism, count, step_key), clipped.sum, count)
     return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
 
 
-def _add(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
-    stddev = mechanism.noise_multiplier * clipped.clip.sensitivity
-    return add_noise(clipped.sum, stddev, key)
+def _mechanism(
+    noise_multiplier: float | Mapping[int, float], batch_size: float, *, fixed_point: bool
+) -> Mechanism:
+    if callable(noise_multiplier):
+        raise TypeError(
+            f"noise_multiplier={noise_multiplier!r}: the stated ε rests on numbers that are known "
+            "before the first step. Give a schedule as a dict from step to multiplier, such as "
+            "{t: float(schedule(t)) for t in range(0, steps, 50)}"
+        )
+    phases = None
+    if isinstance(noise_multiplier, Mapping):
+        phases = checked_phases(noise_multiplier)
+        noise_multiplier = least(phases)
+    return Mechanism(
+        *check_mechanism(noise_multiplier, batch_size),
+        fixed_point=fixed_point,
+        schedule=phases if phases is not None and len(phases) > 1 else None,
+    )
 
 
-def _add_in_fixed_point(clipped: ClippedSum, mechanism: Mechanism, key: jax.Array) -> PyTree:
-    sigma = mechanism.noise_multiplier
-    if sigma == 0.0 and clipped.grid is None:
+def _phase(mechanism: Mechanism, count: jax.Array) -> tuple[jax.Array, list[float]]:
+    """Which phase a release is in, and the multiplier of each."""
+    assert mechanism.schedule is not None
+    starts, multipliers = zip(*mechanism.schedule, strict=True)
+    later = jnp.asarray(starts[1:], jnp.int32)
+    return jnp.sum(count >= later), list(multipliers)
+
+
+def _add(clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.Array) -> PyTree:
+    sensitivity = clipped.clip.sensitivity
+    if mechanism.schedule is None:
+        return add_noise(clipped.sum, mechanism.noise_multiplier * sensitivity, key)
+    phase, multipliers = _phase(mechanism, count)
+    return add_noise(clipped.sum, jnp.asarray(np.array(multipliers) * sensitivity)[phase], key)
+
+
+def _add_in_fixed_point(
+    clipped: ClippedSum, mechanism: Mechanism, count: jax.Array, key: jax.Array
+) -> PyTree:
+    if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
         return clipped.sum
     step = _fixed_point.grid_of(clipped, mechanism)
-    stddev = sigma * _fixed_point.sensitivity_on_grid(clipped, step)
-    return _fixed_point.add_noise(clipped.sum, stddev, key, step)
+    sensitivity = _fixed_point.sensitivity_on_grid(clipped, step)
+
+    def add(multiplier: float) -> PyTree:
+        return _fixed_point.add_noise(clipped.sum, multiplier * sensitivity, key, step)
+
+    if mechanism.schedule is None:
+        return add(mechanism.noise_multiplier)
+    phase, multipliers = _phase(mechanism, count)
+    return jax.lax.switch(phase, [functools.partial(add, each) for each in multipliers])

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 
 from dpoptax._clips.checksum import mixed
 from dpoptax._noise.keys import fold_in, two_words
+from dpoptax._privacy.phases import Phases
 from dpoptax._serialization import serializable
 from dpoptax._trees import PyTree
 
@@ -36,7 +37,8 @@ class Mechanism:
     """What one noisy release is, for the accountant. Static and hashable.
 
     Attributes:
-      noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum.
+      noise_multiplier: σ, the noise's standard deviation over the sensitivity of the sum; the
+        least of them under a schedule.
       batch_size: B, the expected number of examples in a sum.
       unproven: why no (ε, δ) may be stated for it; `None` where one may.
       strategy: how the noise is correlated over the releases, a `dpoptax.matrix.Strategy`; `None`
@@ -45,6 +47,7 @@ class Mechanism:
         than it was begun would release a step that is run again with other noise.
       sensitivity: C of the sums of all releases, where noise of one is counted in the steps of
         another's grid: correlated noise of integers. `None` where each has its own.
+      schedule: the first release of each phase, and its σ; `None` where all have one.
     """
 
     noise_multiplier: float
@@ -53,6 +56,7 @@ class Mechanism:
     strategy: "Strategy | None" = None
     fixed_point: bool = False
     sensitivity: float | None = None
+    schedule: Phases | None = None
 
 
 @serializable
@@ -282,8 +286,7 @@ def check_imprint(state: LedgerState) -> None:
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
     rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
-    if mechanism.sensitivity is not None:
-        rest.append(mechanism.sensitivity)
+    rest += [x for x in (mechanism.sensitivity, mechanism.schedule) if x is not None]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
 
 

@@ -26,7 +26,7 @@ _REASONS = {
     "another, given another clip or reference), so that the clip's bound did not hold for it; or "
     "its rows were selected for another release",
     OTHER_MECHANISM: "its arrays are those of another mechanism: they were restored into a chain "
-    "with another noise multiplier, batch size or strategy",
+    "with another noise multiplier, schedule, batch size or strategy",
     OTHER_KEY: "its key is not the one that it was begun with",
     EDITED: "its integers do not belong together: it was averaged with another, or edited",
     TOO_MANY: "it counts at most 2³¹ − 1 releases, and more would have had the noise of the last",

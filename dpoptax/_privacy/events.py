@@ -259,9 +259,12 @@ def shortest(column: Sequence[float]) -> tuple[float, ...]:
 
 
 def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
-    """The event with each of the events that it is made of changed; a basic one is as it is."""
+    """The event with each of the events that it is made of changed; a basic one is as it is.
+
+    Hashable where these are, so that what was priced can be kept.
+    """
     if isinstance(event, dpa.ComposedDpEvent):
-        return dpa.ComposedDpEvent([change(part) for part in event.events])
+        return attr.evolve(event, events=tuple(change(part) for part in event.events))
     if isinstance(event, WorstOfDpEvent):
         return WorstOfDpEvent(tuple(change(part) for part in event.events))
     if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):

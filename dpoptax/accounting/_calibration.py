@@ -1,7 +1,7 @@
 """Calibration: the parameter of a run whose epsilon just meets a target."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
@@ -18,6 +18,7 @@ from dpoptax._privacy.checks import (
     number,
     relation_named,
 )
+from dpoptax._privacy.phases import checked_phases, scaled
 from dpoptax.accounting._design import make_design
 from dpoptax.accounting._search import Search
 
@@ -35,6 +36,7 @@ def calibrate_noise_multiplier(
     steps: int,
     sampling_probability: float | None = None,
     sampler: "Sampler | None" = None,
+    schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
@@ -44,7 +46,9 @@ def calibrate_noise_multiplier(
     least 0.9998 of it, 0.99 by "monte_carlo". Arguments as for `epsilon()`; with `also`, events
     that are released of the same data beside the sums, such as a vocabulary that
     `dpoptax.tables.select_rows` selects, `epsilon` is for all together, as `epsilon_spent` with
-    the same `also` prices them.
+    the same `also` prices them. With `schedule`, what the multipliers are to each other by the
+    first step of each phase, it is the factor s of those of `dpoptax.gaussian_noise`, `{t: s * r
+    for t, r in schedule.items()}`.
 
     Raises:
       ValueError: an argument is out of range, or no multiplier spends this epsilon.
@@ -57,9 +61,10 @@ def calibrate_noise_multiplier(
     """
     steps = integer("steps", steps, 1, "a run without a step needs no noise")
     design = make_design(sampling_probability, sampler)
+    relative = checked_phases({0: 1.0} if schedule is None else schedule)
     least, most = _MULTIPLIERS
     multiplier, spent = Search(
-        lambda x: events.with_others(design.event(x, steps), also),
+        lambda x: events.with_others(design.event(scaled(relative, x), steps), also),
         *_target(epsilon, delta, accountant, design.dataset_size, design.relation),
         lowest=least,
         highest=most,
@@ -83,7 +88,7 @@ def calibrate_steps(
     *,
     epsilon: float,
     delta: float,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     sampling_probability: float | None = None,
     sampler: "Sampler | None" = None,
     accountant: Accountant = "pld",
@@ -101,7 +106,7 @@ def calibrate_steps(
     172
     """
     design = make_design(sampling_probability, sampler)
-    multiplier = checked_multiplier(noise_multiplier)
+    multiplier = design.multiplier(noise_multiplier)
     most = _MAX_STEPS
     if isinstance(sampler, Participation):
         most = min(_MAX_STEPS, getattr(sampler.strategy, "steps", _MAX_STEPS))

@@ -1,13 +1,14 @@
 """How the steps of a run are sampled, as far as the accounting asks."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
-from dpoptax._privacy import events
+from dpoptax._privacy import events, phases
 from dpoptax._privacy.checks import ADD_OR_REMOVE, checked_multiplier, integer, number
+from dpoptax._privacy.phases import Phases, checked_phases
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
@@ -18,19 +19,33 @@ class Design:
     """How the steps of a run are sampled, as far as the accounting asks.
 
     Attributes:
-      event: (noise_multiplier, steps) -> what happened.
+      at: (noise_multiplier, steps) -> what happened.
       relation: the name of the neighbouring relation.
       dataset_size: number of records; None where it is not known.
+      apart: whether any steps can be priced apart from the others.
     """
 
-    event: Callable[[float, int], dpa.DpEvent]
+    at: Callable[[float, int], dpa.DpEvent]
     relation: str = ADD_OR_REMOVE
     dataset_size: int | None = None
+    apart: bool = True
 
-    def releases(self, noise_multiplier: float, steps: int) -> dpa.DpEvent:
+    def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
+        """What happened in `steps` steps of a multiplier that was checked."""
+        if isinstance(noise_multiplier, tuple):
+            return phases.event_of(self.at, noise_multiplier, steps, apart=self.apart)
+        return self.at(noise_multiplier, steps)
+
+    def releases(self, noise_multiplier: float | Mapping[int, float], steps: int) -> dpa.DpEvent:
         """The event of `steps` noisy sums, or an error that names what is wrong."""
         steps = integer("steps", steps, 0, "count the noisy releases")
-        return self.event(checked_multiplier(noise_multiplier), steps)
+        return self.event(self.multiplier(noise_multiplier), steps)
+
+    def multiplier(self, noise_multiplier: float | Mapping[int, float]) -> float | Phases:
+        """A noise multiplier or a schedule of them, checked."""
+        if isinstance(noise_multiplier, Mapping):
+            return checked_phases(noise_multiplier)
+        return checked_multiplier(noise_multiplier)
 
 
 def check_sampler(sampler: object) -> None:
@@ -51,7 +66,12 @@ def make_design(sampling_probability: float | None, sampler: "Sampler | None") -
     if sampler is not None:
         check_sampler(sampler)
         sampler.dp_event(1.0, 0)  # One that has no event says why here, whatever comes first.
-        return Design(sampler.dp_event, sampler.neighbouring_relation, sampler.dataset_size)
+        return Design(
+            sampler.dp_event,
+            sampler.neighbouring_relation,
+            sampler.dataset_size,
+            sampler.independent_steps,
+        )
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:
         raise ValueError(

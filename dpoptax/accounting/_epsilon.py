@@ -1,6 +1,6 @@
 """Epsilon of releases that are described: by their number, or as events of dp_accounting."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
@@ -12,7 +12,6 @@ from dpoptax._privacy.checks import (
     Accountant,
     check_accountant,
     check_delta,
-    checked_multiplier,
     integer,
     relation_named,
 )
@@ -28,7 +27,7 @@ _CURVE_COARSENESS = 50
 
 def epsilon(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     delta: float,
     steps: int,
     sampling_probability: float | None = None,
@@ -41,7 +40,8 @@ def epsilon(
 
     Args:
       noise_multiplier: standard deviation of the noise on the *sum*, over the clip bound. 0
-        gives infinity.
+        gives infinity. Or a schedule, as for `dpoptax.gaussian_noise`; a sampler whose steps depend
+        on each other is priced with the least multiplier among them.
       delta: in (0, 1); a value of 1/N or more is warned about where N is known.
       steps: number of noisy releases.
       sampling_probability: of each record in each step, for Poisson sampling under
@@ -70,7 +70,7 @@ def epsilon(
 
 def epsilon_curve(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     delta: float,
     steps: Sequence[int],
     sampling_probability: float | None = None,
@@ -111,7 +111,7 @@ def epsilon_curve(
     if not wanted.size:
         return np.zeros(0)
     design = make_design(sampling_probability, sampler)
-    multiplier = checked_multiplier(noise_multiplier)
+    multiplier = design.multiplier(noise_multiplier)
     check_delta(delta, design.dataset_size)
     check_accountant(accountant)
     relation = relation_named(design.relation)
@@ -179,7 +179,7 @@ def event_epsilon(
 
 def rdp(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     sampling_probability: float,
     steps: int,
     orders: Sequence[float] | float,
@@ -189,7 +189,7 @@ def rdp(
     steps * D_alpha((1 - q) N(0, s^2) + q N(1, s^2) || N(0, s^2)), add-or-remove-one.
 
     Args:
-      noise_multiplier: s, over the clip bound.
+      noise_multiplier: s, over the clip bound, or a schedule.
       sampling_probability: q.
       steps: number of noisy releases.
       orders: alpha, each greater than 1.

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._participation import Participation
+from dpoptax._privacy import phases
 from dpoptax._privacy.checks import Accountant, check_delta
 from dpoptax._privacy.events import with_others
+from dpoptax._privacy.phases import Phases
 from dpoptax.accounting._design import check_sampler
 from dpoptax.accounting._epsilon import event_epsilon
 
 if TYPE_CHECKING:
+    from dpoptax._noise.ledger import Mechanism
     from dpoptax._noise.reading import Ledger
     from dpoptax._trees import PyTree
     from dpoptax.sampling import Sampler
@@ -44,7 +47,7 @@ def epsilon_spent(
       same_batches: of several noise stages, whether all were updated on the same draws, step by
         step. Otherwise they took turns: every draw `sampler.sample(t)` was released by one of them.
         Where a sampler's steps depend on each other, as turns of groups do, all are priced with the
-        least of the multipliers, as a record may meet one stage alone.
+        least of the multipliers, as a record may meet one stage alone; so are those of a schedule.
       accountant: "pld", "rdp" or "monte_carlo".
       also: what else was released of the same data, such as a vocabulary that
         `dpoptax.tables.select_rows` selected; composed with the run.
@@ -161,12 +164,17 @@ def _event(
     sampling = strategies[0].under(sampler) if strategies else sampler
     if isinstance(sampling, Participation) and found[0].mechanism.fixed_point:
         sampling.check_fixed_point()
-    releases = [(int(ledger.releases), ledger.mechanism.noise_multiplier) for ledger in found]
-    least = min(multiplier for _, multiplier in releases)
+    releases = [(int(ledger.releases), _phases(ledger.mechanism, noise)) for ledger in found]
+    least = min(phases.least(each) for _, each in releases)
     if not same_batches:
         if sampler.independent_steps:
-            return _composed([sampling.dp_event(noise * m, count) for count, m in releases])
-        return sampling.dp_event(noise * least, sum(count for count, _ in releases))
+            return _composed(
+                [
+                    phases.event_of(sampling.dp_event, each, count, apart=True)
+                    for count, each in releases
+                ]
+            )
+        return sampling.dp_event(least, sum(count for count, _ in releases))
     if not sampler.independent_steps:
         if len({count for count, _ in releases}) > 1:
             raise ValueError(
@@ -176,13 +184,20 @@ def _event(
             )
         # Should the stages have taken turns in spite of what the caller says, a record may have met
         # one stage alone, the one with the least noise.
-        releases = [(count, least) for count, _ in releases]
+        releases = [(count, ((0, least),)) for count, _ in releases]
+    ends = {count for count, _ in releases}
+    ends |= {first for count, each in releases for first, _ in each if 0 < first < count}
     events, before = [], 0
-    for last in sorted({count for count, _ in releases}):
-        active = [multiplier for count, multiplier in releases if count >= last]
-        events.append(sampling.dp_event(noise * _joint_multiplier(active), last - before))
+    for last in sorted(ends):
+        active = [phases.at(each, before) for count, each in releases if count >= last]
+        events.append(sampling.dp_event(_joint_multiplier(active), last - before))
         before = last
     return _composed(events)
+
+
+def _phases(mechanism: "Mechanism", noise: float) -> Phases:
+    """The multipliers of a stage, each times `noise`."""
+    return phases.scaled(mechanism.schedule or ((0, mechanism.noise_multiplier),), noise)
 
 
 def _composed(events: list[dpa.DpEvent]) -> dpa.DpEvent:

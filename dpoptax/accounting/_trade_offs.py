@@ -1,7 +1,7 @@
 """What a run lets any attack do: its trade-off function, and the Gaussian one that it is above."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
@@ -29,7 +29,7 @@ _MOST_EPSILON = 700.0  # e^ε of more is no double
 
 def trade_off(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     steps: int,
     sampling_probability: float | None = None,
     sampler: "Sampler | None" = None,
@@ -43,7 +43,8 @@ def trade_off(
     1 − f(α) of those who were, whatever else it knows. One curve for what ε says at every δ.
 
     Args:
-      noise_multiplier: standard deviation of the noise on the *sum*, over the clip bound.
+      noise_multiplier: standard deviation of the noise on the *sum*, over the clip bound, or a
+        schedule, as for `epsilon`.
       steps: number of noisy releases.
       sampling_probability: of each record in each step, for Poisson sampling under
         add-or-remove-one. Either this or `sampler`.
@@ -69,7 +70,7 @@ def trade_off(
 
 def gdp(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | Mapping[int, float],
     delta: float,
     steps: int,
     sampling_probability: float | None = None,

@@ -55,6 +55,14 @@ class Method:
         del steps
         return None
 
+    def schedule(self, steps: int) -> dict[int, float] | None:
+        """What the noise multipliers of a run of so many steps are to the least of them.
+
+        By the first step of each phase; None: all are one.
+        """
+        del steps
+        return None
+
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
         """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
 

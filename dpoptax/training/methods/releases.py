@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -89,6 +90,35 @@ class AdaptiveClip(Method):
         """Noise on gradient and count together; it keeps the clip norm."""
         del steps
         return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecayingNoise(Method):
+    """DP-SGD with noise that falls in the course of a run, each release priced with its own."""
+
+    name: ClassVar[str] = "Decaying noise"
+    evenly_noised: ClassVar[bool] = False
+
+    ratio: float = 2.0
+    """Noise of the first phase over that of the last; below 1 it rises."""
+    phases: int = 10
+    """Number of phases of equal length and equal ratio to the next."""
+
+    def schedule(self, steps: int) -> dict[int, float]:
+        """Geometric from `ratio` to 1, or from 1 to 1/`ratio`."""
+        if not (isinstance(self.phases, int) and self.phases >= 1):
+            raise ConfigError(f"phases={self.phases} is not allowed; give a positive whole number")
+        if not 0 < self.ratio < math.inf:
+            raise ConfigError(f"ratio={self.ratio} is not allowed; give a positive finite number")
+        phases = min(self.phases, steps)
+        falling = [self.ratio ** (1 - i / max(phases - 1, 1)) for i in range(phases)]
+        return {i * steps // phases: each / min(falling) for i, each in enumerate(falling)}
+
+    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
+        """Of a schedule, whose least multiplier is the one that is given."""
+        least = release.pop("noise_multiplier")
+        scheduled = {first: least * each for first, each in self.schedule(steps).items()}
+        return super().noise(clip, steps, noise_multiplier=scheduled, **release)
 
 
 @dataclasses.dataclass(frozen=True)

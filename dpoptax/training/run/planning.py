@@ -146,7 +146,7 @@ def text(name: str, cost: RunCost) -> str:
     if config.method.private:
         lines += [
             ("q", f"{cost.sampling_probability:.4g}"),
-            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
+            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {_clip_norm(config)}"),
             ("ε", _epsilon(cost)),
         ]
     if cost.attacks is not None:
@@ -242,6 +242,16 @@ def _users(config: TrainConfig) -> str:
     return f" users, at most {config.records_per_user:,} examples of each"
 
 
+def _clip_norm(config: TrainConfig) -> str:
+    """The clip norm, and what noise that has a schedule is to the least of it."""
+    relative = list((config.method.schedule(config.steps) or {0: 1.0}).values())
+    norm = f"{config.l2_clip_norm:g}"
+    if max(relative) == 1:
+        return norm
+    which = "first" if relative[0] > relative[-1] else "last"
+    return f"{norm}, {max(relative):.4g} times that in the {which} of {len(relative)} phases"
+
+
 def _inputs(config: TrainConfig) -> str:
     return config.dataset if config.features == "none" else f"{config.features} of {config.dataset}"
 
@@ -250,9 +260,9 @@ def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:
     if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
         return None
     release = {"steps": plan.permitted_steps, "sampler": plan.priced}
-    sigma, accounting = plan.noise_multiplier, dpoptax.accounting
-    least = float(accounting.trade_off(noise_multiplier=sigma, **release)(0.01))
-    return 1 - least, accounting.gdp(noise_multiplier=sigma, delta=plan.delta, **release)
+    noise, accounting = plan.noise, dpoptax.accounting
+    least = float(accounting.trade_off(noise_multiplier=noise, **release)(0.01))
+    return 1 - least, accounting.gdp(noise_multiplier=noise, delta=plan.delta, **release)
 
 
 def _disagreement(run: Run) -> tuple[float, float] | None:
@@ -267,6 +277,7 @@ def _disagreement(run: Run) -> tuple[float, float] | None:
         delta=config.delta,
         steps=config.steps,
         sampler=plan.priced,
+        schedule=None if plan.schedule is None else dict(plan.schedule),
         accountant=config.accountant,
     )
     pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dpoptax
 from dpoptax import matrix, sampling
@@ -34,6 +34,9 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
+Schedule: TypeAlias = tuple[tuple[int, float], ...]
+"""What noise multipliers are to the least of them, by the first step of each phase."""
+
 _ROUNDING = 1e-9
 
 
@@ -43,12 +46,15 @@ class PrivacyPlan:
 
     Attributes:
         sampler: Draws the batches and owns the matching accounting event; holds the run's seed.
-        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
+        noise_multiplier: Noise standard deviation relative to the clip norm, the least of a
+            schedule; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld", "rdp" or "monte_carlo".
         unproven: Why no ε may be stated although there is noise; None where one may.
         strategy: How the noise is correlated over the steps; None where it is independent.
+        schedule: What the noise multiplier of each phase is to the least, by the phase's first
+            step; None where all steps have one.
     """
 
     sampler: sampling.Sampler
@@ -58,6 +64,12 @@ class PrivacyPlan:
     accountant: "accounting.Accountant"
     unproven: str | None = None
     strategy: matrix.Strategy | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def noise(self) -> float | dict[int, float]:
+        """The noise multiplier, or those of the phases by their first steps."""
+        return _noise(self.noise_multiplier, self.schedule)
 
     @property
     def priced(self) -> Any:
@@ -84,6 +96,7 @@ class PrivacyPlan:
         return {
             "sampler": _without_seed(self.priced),
             "noise_multiplier": self.noise_multiplier,
+            "schedule": self.schedule,
             "delta": self.delta,
             "accountant": self.accountant,
         }
@@ -159,8 +172,11 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
+    relative = config.method.schedule(config.steps)
+    schedule = None if relative is None else tuple(relative.items())
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
+        schedule=schedule,
         epsilon=config.epsilon,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
@@ -168,7 +184,13 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         accountant=config.accountant,
     )
     return PrivacyPlan(
-        sampler, noise_multiplier, permitted, config.delta, config.accountant, strategy=strategy
+        sampler,
+        noise_multiplier,
+        permitted,
+        config.delta,
+        config.accountant,
+        strategy=strategy,
+        schedule=schedule,
     )
 
 
@@ -202,6 +224,7 @@ def _counted(config: TrainConfig) -> str:
 def _noise_and_steps(
     sampler: Any,
     *,
+    schedule: Schedule | None,
     epsilon: float | None,
     delta: float,
     noise_multiplier: float | None,
@@ -215,26 +238,39 @@ def _noise_and_steps(
     if noise_multiplier is None:
         assert epsilon is not None  # a config has one of the two
         noise_multiplier = accounting.calibrate_noise_multiplier(
-            **release, epsilon=epsilon, steps=steps
+            **release,
+            epsilon=epsilon,
+            steps=steps,
+            schedule=None if schedule is None else dict(schedule),
         )
-    release["noise_multiplier"] = noise_multiplier
+    noise = _noise(noise_multiplier, schedule)
     # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
     # without a budget too: what the accounting objects to shows before the first step.
-    spent = _epsilon(**release, steps=steps)
+    spent = _epsilon(**release, noise_multiplier=noise_multiplier, schedule=schedule, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = accounting.calibrate_steps(**release, epsilon=epsilon)
+        steps = accounting.calibrate_steps(**release, noise_multiplier=noise, epsilon=epsilon)
     return noise_multiplier, steps
 
 
 @once(maxsize=4096)
-def _epsilon(**release: Any) -> float:
-    return dpoptax.accounting.epsilon(**release)
+def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: Any) -> float:
+    noise = _noise(noise_multiplier, schedule)
+    return dpoptax.accounting.epsilon(noise_multiplier=noise, **release)
 
 
 @once(maxsize=256)
 @keeping
-def _curve(**release: Any) -> tuple[float, ...]:
-    return tuple(dpoptax.accounting.epsilon_curve(**release).tolist())
+def _curve(
+    *, noise_multiplier: float, schedule: Schedule | None, **release: Any
+) -> tuple[float, ...]:
+    noise = _noise(noise_multiplier, schedule)
+    return tuple(dpoptax.accounting.epsilon_curve(noise_multiplier=noise, **release).tolist())
+
+
+def _noise(noise_multiplier: float, schedule: Schedule | None) -> float | dict[int, float]:
+    if schedule is None:
+        return noise_multiplier
+    return {first: noise_multiplier * relative for first, relative in schedule}
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:

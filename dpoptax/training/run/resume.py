@@ -291,12 +291,14 @@ def _identity(run: Run) -> dict[str, Any]:
 def _made_for_its_steps(run: Run) -> bool:
     """Whether another number of steps would be another run.
 
-    A record has room for so many, and correlated noise was made for so many. A schedule for more
+    A record has room for so many, and noise that is correlated or has a schedule was made for so
+    many. A schedule of the learning rate for more
     would take steps that are run again, after a stop, to other parameters: the same noise, already
     shown, would be added to the gradients there.
     """
     config = run.config
-    return bool(config.record) or run.plan.strategy is not None or config.schedule != "constant"
+    noise = run.plan.strategy, run.plan.schedule
+    return bool(config.record) or any(noise) or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:

@@ -1,0 +1,259 @@
+"""Noise that follows a schedule: each release with its phase's noise, and priced with it."""
+
+import dataclasses
+
+import chex
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax import accounting, matrix, sampling
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.methods import DecayingNoise
+from dpoptax.training.run.planning import plan_run, text
+from dpoptax.training.run.privacy import make_plan
+from tests.helpers import normal
+
+CLIP = dpoptax.l2_clip(2.0)
+KEY = jax.random.key(0)
+SCHEDULE = {0: 1.9, 3: 1.1, 5: 1.5}
+SIGMAS = [1.9, 1.9, 1.9, 1.1, 1.1, 1.5, 1.5]
+SAMPLER = sampling.PoissonSampler(dataset_size=1000, batch_size=10, seed=0)
+DELTA = 1e-5
+PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(5)}
+
+
+def stage(noise_multiplier=SCHEDULE, batch_size=10, key=KEY, **options):
+    return dpoptax.gaussian_noise(
+        noise_multiplier=noise_multiplier, batch_size=batch_size, key=key, **options
+    )
+
+
+def clipped():
+    sums = {"w": normal(0, (3, 4)), "b": normal(1, 5)}
+    return dpoptax.assert_clipped(sums, CLIP, examples=10)
+
+
+def releases(tx, steps, *, jit=True):
+    """Those of `steps` updates, and the last state."""
+    update = jax.jit(tx.update) if jit else tx.update
+    state, found = tx.init(PARAMS), []
+    for _ in range(steps):
+        mean, state = update(clipped(), state, PARAMS)
+        found.append(mean)
+    return found, state
+
+
+def after(tx, steps):
+    return releases(tx, steps)[1]
+
+
+def composed(*parts):
+    """The event of so many steps of each noise multiplier."""
+    return dpa.ComposedDpEvent([SAMPLER.dp_event(*part) for part in parts if part[1]])
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+@pytest.mark.parametrize("jit", [True, False])
+def test_each_release_is_that_of_the_stage_with_its_multiplier(fixed_point, jit):
+    found, _ = releases(stage(fixed_point=fixed_point), len(SIGMAS), jit=jit)
+    for step, (mean, sigma) in enumerate(zip(found, SIGMAS, strict=True)):
+        # All of these multipliers have one grid.
+        constant = releases(stage(sigma, fixed_point=fixed_point), step + 1, jit=jit)[0][step]
+        chex.assert_trees_all_close(mean, constant, rtol=0 if fixed_point else 1e-6)
+
+
+def test_a_phase_with_more_noise_than_its_grid_is_for_has_its_noise():
+    params = jnp.zeros(50_000)
+    tx = stage({0: 8.0, 1: 1.0}, fixed_point=True)
+    state = tx.init(params)
+    for sigma in (8.0, 1.0):
+        total = dpoptax.assert_clipped(params, CLIP, examples=10)
+        mean, state = jax.jit(tx.update)(total, state)
+        assert float(jnp.std(mean)) == pytest.approx(sigma * CLIP.sensitivity / 10, rel=0.02)
+
+
+def test_noise_is_in_the_dtype_of_the_sum():
+    with jax.enable_x64(True):
+        total = dpoptax.assert_clipped(jnp.zeros(3, jnp.float32), CLIP, examples=10)
+        tx = stage()
+        assert tx.update(total, tx.init(jnp.zeros(3)))[0].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 7])
+def test_epsilon_is_that_of_its_phases_composed(accountant, steps):
+    parts = (1.9, min(steps, 3)), (1.1, min(max(steps - 3, 0), 2)), (1.5, max(steps - 5, 0))
+    want = accounting.event_epsilon(composed(*parts), DELTA, accountant=accountant)
+    state = after(stage(), steps)
+    spent = accounting.epsilon_spent(state, SAMPLER, DELTA, accountant=accountant)
+    assert spent == pytest.approx(want, rel=1e-9)
+    described = accounting.epsilon(
+        noise_multiplier=SCHEDULE, steps=steps, sampler=SAMPLER, delta=DELTA, accountant=accountant
+    )
+    assert described == spent
+    (curve,) = accounting.epsilon_curve(
+        noise_multiplier=SCHEDULE,
+        steps=[steps],
+        sampler=SAMPLER,
+        delta=DELTA,
+        accountant=accountant,
+    )
+    assert curve == pytest.approx(want, rel=1e-9)
+
+
+def test_full_batches_have_the_mu_of_all_releases():
+    mu = sum(1 / sigma**2 for sigma in SIGMAS) ** 0.5
+    whole = sampling.PoissonSampler(dataset_size=10, batch_size=10, seed=0)
+    gaussian = dpa.GaussianDpEvent(1 / mu)
+    spent = accounting.epsilon_spent(after(stage(), 7), whole, DELTA)
+    assert spent == pytest.approx(accounting.event_epsilon(gaussian, DELTA), rel=1e-3)
+    found = accounting.gdp_spent(after(stage(), 7), whole, DELTA)
+    assert found == pytest.approx(mu, rel=1e-2)
+    assert found == accounting.gdp(noise_multiplier=SCHEDULE, steps=7, sampler=whole, delta=DELTA)
+    curve = accounting.trade_off_spent(after(stage(), 7), whole)
+    same = accounting.trade_off(noise_multiplier=SCHEDULE, steps=7, sampler=whole)
+    assert curve(0.1) == same(0.1)
+
+
+def test_stages_on_the_same_batches_are_one_release_a_batch():
+    state = after(stage(), 6), after(stage(1.5, key=jax.random.key(1)), 4)
+    both = lambda sigma: (sigma**-2 + 1.5**-2) ** -0.5  # noqa: E731
+    parts = (both(1.9), 3), (both(1.1), 1), (1.1, 1), (1.5, 1)
+    want = accounting.event_epsilon(composed(*parts), DELTA)
+    assert accounting.epsilon_spent(state, SAMPLER, DELTA) == pytest.approx(want, rel=1e-9)
+    want = accounting.event_epsilon(composed((1.9, 3), (1.1, 2), (1.5, 1), (1.5, 4)), DELTA)
+    turns = accounting.epsilon_spent(state, SAMPLER, DELTA, same_batches=False)
+    assert turns == pytest.approx(want, rel=1e-9)
+
+
+def test_steps_that_depend_on_each_other_are_priced_with_the_least_multiplier():
+    cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=4)
+    least = accounting.epsilon(noise_multiplier=1.1, steps=7, sampler=cyclic, delta=DELTA)
+    assert accounting.epsilon_spent(after(stage(), 7), cyclic, DELTA) == least
+    described = dict(steps=7, sampler=cyclic, delta=DELTA)
+    assert accounting.epsilon(noise_multiplier=SCHEDULE, **described) == least
+    first = accounting.epsilon(noise_multiplier=SCHEDULE, **{**described, "steps": 3})
+    assert first == accounting.epsilon(noise_multiplier=1.9, **{**described, "steps": 3})
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_calibration_finds_the_factor_of_a_schedule(accountant):
+    run = dict(sampler=SAMPLER, delta=DELTA, accountant=accountant)
+    factor = accounting.calibrate_noise_multiplier(epsilon=1, steps=7, schedule=SCHEDULE, **run)
+    noise = {first: factor * each for first, each in SCHEDULE.items()}
+    spent = accounting.epsilon(noise_multiplier=noise, steps=7, **run)
+    assert 0.9998 <= spent <= 1
+    assert accounting.calibrate_steps(noise_multiplier=noise, epsilon=1.0, **run) == 7
+
+
+def test_a_schedule_of_one_multiplier_is_that_multiplier():
+    assert stage({0: 2.0, 5: 2.0}).init(PARAMS).mechanism == stage(2.0).init(PARAMS).mechanism
+
+
+def test_the_ledger_tells_one_schedule_from_another():
+    other = stage({0: 1.9, 4: 1.1, 5: 1.5})
+    state = after(stage(), 4)
+    with pytest.raises(ValueError, match="was made for"):
+        other.update(clipped(), state, PARAMS)
+    arrays = jax.tree.unflatten(jax.tree.structure(other.init(PARAMS)), jax.tree.leaves(state))
+    with pytest.raises(ValueError, match="those of another mechanism"):
+        accounting.epsilon_spent(arrays, SAMPLER, DELTA)
+    assert np.isnan(other.update(clipped(), arrays, PARAMS)[0]["b"]).all()
+
+
+@pytest.mark.parametrize("fixed_point", [False, True])
+def test_information_flow_finds_its_releases(fixed_point):
+    tx = optax.chain(stage(fixed_point=fixed_point), optax.sgd(0.1))
+    grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), CLIP)
+    params = jnp.zeros(3)
+
+    def step(params, state, batch, mask):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    args = params, tx.init(params), jnp.zeros((16, 3)), jnp.ones(16, bool)
+    flow = dpoptax.information_flow(step, *args, private_argnums=(2, 3))
+    assert not flow.private
+    assert not flow.redrawn
+
+
+def test_a_grid_is_that_of_the_least_multiplier():
+    describe = lambda noise: dpoptax.fixed_point_grid(CLIP, noise_multiplier=noise, batch_size=10)  # noqa: E731
+    assert describe({0: 4.0, 2: 2.0}) == describe(2.0) < describe(4.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "match"),
+    [
+        ({}, "from step 0 on"),
+        ({1: 2.0}, "from step 0 on"),
+        ({0: 2.0, 5: 0.0}, "from step 5 on is 0.0"),
+        ({0: float("inf")}, "from step 0 on is inf"),
+        ({0: float("nan")}, "is not a number"),
+        ({0: 2.0, -1: 1.0}, "at least 0"),
+        ({0: 2.0, 1.5: 1.0}, "integer"),
+        ({0: 2.0, "5": 1.0}, "integer"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(schedule, match):
+    with pytest.raises(ValueError, match=match):
+        stage(schedule)
+    with pytest.raises(ValueError, match=match):
+        accounting.epsilon(noise_multiplier=schedule, steps=7, sampler=SAMPLER, delta=DELTA)
+
+
+def test_functions_and_other_stages_say_what_to_give():
+    with pytest.raises(TypeError, match="as a dict from step to multiplier"):
+        stage(optax.linear_schedule(2.0, 1.0, 7))
+    strategy = matrix.BandedToeplitz((1.0, 0.5))
+    with pytest.raises(TypeError, match="want a Python number"):
+        dpoptax.correlated_noise(strategy, noise_multiplier=SCHEDULE, batch_size=10, key=KEY)
+
+
+CONFIG = TrainConfig(
+    method=DecayingNoise(ratio=3.0, phases=3),
+    model="linear",
+    steps=7,
+    eval_every=7,
+    batch_size=64,
+    accountant="rdp",
+    checkpoint_every=3,
+)
+
+
+def test_the_trainer_calibrates_and_states_the_schedule(tmp_path):
+    plan = make_plan(CONFIG, load_dataset("digits").train_size)
+    summary = train_and_evaluate(CONFIG, tmp_path, progress=False).summary
+    schedule = {0: 3.0, 2: 3.0**0.5, 4: 1.0}
+    noise = {first: plan.noise_multiplier * each for first, each in schedule.items()}
+    assert plan.noise == pytest.approx(noise)
+    assert 0.99 * 3 < summary["epsilon"] <= 3
+    spent = accounting.epsilon(
+        noise_multiplier=noise, steps=7, sampler=plan.sampler, delta=1e-5, accountant="rdp"
+    )
+    assert summary["epsilon"] == pytest.approx(spent)
+    longer = dataclasses.replace(CONFIG, steps=9, epsilon=9.0)
+    with pytest.raises(ConfigError, match="differs"):
+        train_and_evaluate(longer, tmp_path, progress=False)
+
+
+def test_a_plan_shows_the_schedule():
+    cost = plan_run(CONFIG, count_flops=False)
+    assert "3 times that in the first of 3 phases" in text("run", cost)
+
+
+@pytest.mark.parametrize(("field", "value"), [("ratio", 0.0), ("ratio", -1.0), ("phases", 0)])
+def test_a_decay_that_is_none_is_refused(field, value):
+    method = dataclasses.replace(CONFIG.method, **{field: value})
+    config = dataclasses.replace(CONFIG, method=method)
+    with pytest.raises(ConfigError, match=f"{field}={value}"):
+        make_plan(config, 1000)
