@@ -143,6 +143,11 @@ class Correlated(methods.DPSGD):
         return dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **release)
 
 
+class Scheduled(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return super().noise(clip, steps, **{**release, "noise_multiplier": {0: 2.0, 9: 1.0}})
+
+
 class Float(methods.DPSGD):
     def noise(self, clip, steps, **release):
         return super().noise(clip, steps, **{**release, "fixed_point": False})
@@ -155,6 +160,7 @@ class Float(methods.DPSGD):
         (Twice(), "returns one of 1.0 and one of 1.0"),
         (Silenced(), "returns none"),
         (Correlated(), "of strategy=None, and Correlated.noise.. returns one of Banded"),
+        (Scheduled(), r"of schedule=None, and Scheduled.noise.. returns one of \(\(0, 2.0\), "),
         (Float(), "of fixed_point=True, and Float.noise.. returns one of False"),
     ],
 )

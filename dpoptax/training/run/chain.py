@@ -186,9 +186,7 @@ def _check_ledger(chain: Chain) -> None:
     ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.
     """
     config, method = chain.config, chain.config.method
-    state = jax.eval_shape(_noise(chain).init, {})
-    stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
-    found = [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]
+    found = _mechanisms(_noise(chain))
     for mechanism in found:
         if (mechanism.unproven is None) != (method.unproven() is None):
             raise ConfigError(
@@ -198,20 +196,34 @@ def _check_ledger(chain: Chain) -> None:
             )
     if method.unproven() is not None:
         return
-    planned = {
-        "noise_multiplier": chain.noise_multiplier,
-        "batch_size": config.batch_size,
-        "strategy": method.strategy(config.steps),
-        "fixed_point": config.fixed_point,
-    }
-    for name, value in planned.items():
+    noise: float | dict[int, float] = chain.noise_multiplier
+    if (relative := method.schedule(config.steps)) is not None:
+        noise = {step: chain.noise_multiplier * each for step, each in relative.items()}
+    (planned,) = _mechanisms(
+        dpoptax.gaussian_noise(
+            noise_multiplier=noise,
+            batch_size=config.batch_size,
+            key=chain.key,
+            fixed_point=config.fixed_point,
+        )
+    )
+    planned = dataclasses.replace(planned, strategy=method.strategy(config.steps))
+    for name in ("noise_multiplier", "batch_size", "strategy", "schedule", "fixed_point"):
+        value = getattr(planned, name)
         if [getattr(mechanism, name) for mechanism in found] != [value]:
             raise ConfigError(
                 f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
                 f"and {type(method).__name__}.noise() returns "
                 f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass on "
-                "what it gets, and return the strategy of correlated noise from strategy()"
+                "what it gets, and return from strategy() and schedule() what it makes of that"
             )
+
+
+def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.Mechanism]:
+    """Those of the noise stages of a transformation."""
+    state = jax.eval_shape(noise.init, {})
+    stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
+    return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]
 
 
 def _mechanism(state: Any) -> dpoptax.Mechanism | None:
