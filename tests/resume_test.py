@@ -460,6 +460,19 @@ def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, mo
         Checkpoints(folder)
 
 
+def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
+    """A summary would state the ε of fewer steps than the parameters beside it are of."""
+    write, workdir = loop.outputs.write, undisturbed[1]
+
+    def meanwhile(*args):
+        with pytest.raises(CheckpointError, match="another process trains in workdir="):
+            Checkpoints(workdir / "checkpoints")
+        return write(*args)
+
+    monkeypatch.setattr(loop.outputs, "write", meanwhile)
+    assert run(workdir).summary["steps"] == 6
+
+
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):
     workdir = tmp_path / "run"
     hold = (
