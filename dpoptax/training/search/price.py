@@ -161,8 +161,8 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
         )
     if sweep.seed is not None:
         said.append(
-            "The seed was given: who knows it knows the noise, and nothing of this holds for them. "
-            "For a result that is given away leave it out."
+            "The seed was given: this holds if it stays secret and is no other sweep's. For a "
+            "result that is given away leave it out."
         )
     if sweep.held_out == "private":
         said.append(
