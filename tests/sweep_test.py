@@ -131,6 +131,12 @@ def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
 
 
+def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
+    given = {"grid": ("sampling=in_order",), "seed": None}
+    results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
+    assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
+
+
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
     """Each would draw a seed, and release trials and a result that the other's ε leaves out."""
     out = tmp_path / "out"

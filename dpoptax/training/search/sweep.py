@@ -241,9 +241,8 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
 def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
     """Raises where a trial that was found again had other noise than the one that is priced."""
     for trial, record in zip(trials, found, strict=True):
-        size = dataset_of(trial.config, held_out=True).train_size
-        plan = make_plan(trial.config, size)
-        priced = (plan.noise_multiplier, plan.permitted_steps, size)
+        plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
+        priced = (plan.noise_multiplier, plan.permitted_steps, plan.sampler.dataset_size)
         had = (record["noise_multiplier"], record["steps"], record["dataset_size"])
         if had != priced:
             raise ConfigError(
