@@ -289,3 +289,21 @@ def test_bad_games():
         auditing.audit_one_run(game, key=KEY, canaries=2)
     with pytest.raises(ValueError, match="empty leaf"):
         auditing.canary_gradient(games.noise(sampler), games.CLIP, jnp.zeros(0), sampler)
+
+
+def test_a_sampler_that_may_draw_otherwise_is_asked_for_its_draws():
+    class Asked(Exception):  # noqa: N818
+        pass
+
+    class Own(sampling.PoissonSampler):
+        def sample(self, step):
+            raise Asked
+
+    sampler = Own(8, 2, seed=0)
+    tx = dpoptax.gaussian_noise(noise_multiplier=4.0, batch_size=2, key=jax.random.key(0))
+    game = auditing.canary_gradient(tx, dpoptax.l2_clip(1.0), jnp.zeros(2), sampler)
+    with pytest.raises(Asked):
+        auditing.audit(game, key=jax.random.key(1), trials=64, delta=1e-3)
+    alone = jnp.ones((1, 2))
+    with pytest.raises(ValueError, match="dataset has 1 rows, and the sampler draws from 8"):
+        dataclasses.replace(game, dataset=alone)

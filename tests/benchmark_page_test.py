@@ -220,6 +220,17 @@ def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
             lines.read(path)
 
 
+@pytest.mark.parametrize("spent", [1.5, None, float("nan")])
+def test_a_run_that_spent_more_than_it_counts_as_is_no_record(tmp_path, spent):
+    """The page states of a run the ε of its comparison."""
+    path = tmp_path / "x.jsonl"
+    lines.append(path, benchmark()[:1])
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps({**good, "epsilon": 1.0, "spent": spent, "unproven": False}))
+    with pytest.raises(ConfigError, match="line 1 .* has spent ε = .* and counts as one of 1.0"):
+        lines.read(path)
+
+
 def test_the_benchmark_has_every_method_once_with_the_same_budget():
     found = load_configs(ROOT / "configs" / "benchmark" / "scattering_linear.py")
     rows = {name: config for name, config in found.items() if name.startswith("mnist/")}

@@ -232,6 +232,33 @@ def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
         loop.train_and_evaluate(other, tmp_path / "run", progress=False)
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_run_does_not_go_on_with_features_of_other_images(
+    folder, tmp_path, in_memory, monkeypatch
+):
+    """The same labels, and one image that was replaced: the same noise on another gradient."""
+    if not in_memory:
+        monkeypatch.setattr(features, "IN_MEMORY", 0)
+    loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
+    whole = data.digits()
+    inputs = whole.train["inputs"].copy()
+    inputs[701] = 0
+    other = dataclasses.replace(whole, train={**whole.train, "inputs": inputs})
+    monkeypatch.setitem(data.DATASETS, "digits", lambda: other)
+    with pytest.raises(ConfigError, match=r"^the training examples, .*differ from those of the ru"):
+        loop.train_and_evaluate(CONFIG, tmp_path / "run", progress=False)
+
+
+def test_features_that_others_may_have_written_are_not_read(folder, split):
+    first = features.featured(split, WANTED, name="digits")
+    (file,) = folder.glob("*.npy")
+    np.save(file, np.zeros_like(first["inputs"]))
+    folder.chmod(0o777)
+    with pytest.warns(UserWarning, match="features are not kept.*others may write"):
+        again = features.featured(split, WANTED, name="digits")
+    np.testing.assert_array_equal(again["inputs"], first["inputs"])
+
+
 def test_features_are_loaded_once_for_all_trials(folder, monkeypatch):
     first = trials.dataset_of(CONFIG, held_out=False)
     other = dataclasses.replace(CONFIG, learning_rate=0.1)

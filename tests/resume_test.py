@@ -15,7 +15,7 @@ import pytest
 
 from dpoptax._clips.sums import Whole, tau
 from dpoptax.cli.main import main
-from dpoptax.training import loop
+from dpoptax.training import cache_folder, loop
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
@@ -149,6 +149,9 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
         with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
             run(tmp_path, **exact)
     assert (tmp_path / "metrics.jsonl").read_text() == shown
+    with pytest.raises(ConfigError, match=r"shown step 1, and would go on without.*that divides 1"):
+        run(tmp_path, **exact | {"eval_every": 2})
+    assert (tmp_path / "metrics.jsonl").read_text() == shown
     assert run(tmp_path, **exact).summary["steps"] == 6
 
 
@@ -208,6 +211,20 @@ def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
     assert outcome(result) == outcome(run(tmp_path / "again", seed=seed))
 
 
+def test_a_seed_that_was_given_does_not_become_one_that_nobody_knows(tmp_path, undisturbed):
+    assert undisturbed[0].summary["assumed_secret"] == ["config.seed"]
+    with pytest.raises(ConfigError, match=r"^seed=None, and the run was begun with a seed that wa"):
+        run(undisturbed[1], seed=None)
+    # The other way round it is said from then on.
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=3, seed=None)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        seed = checkpoints.newest_record()["seed"]
+    assert run(tmp_path, seed=seed).summary["assumed_secret"] == ["config.seed"]
+    with pytest.raises(ConfigError, match=r"^seed=None"):
+        run(tmp_path, seed=None)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -221,6 +238,8 @@ def test_a_run_without_a_seed_goes_on_with_the_seed_it_drew(tmp_path):
         ("l2_clip_norm", 2.0),
         ("learning_rate", 0.5),
         ("model", "mlp"),
+        ("delta", 1e-9),  # metrics.jsonl would have the ε of two
+        ("record_training_metrics", True),  # and the summary would say of the last part alone
     ],
 )
 def test_another_mechanism_sampler_or_config_is_refused_by_name(undisturbed, field, value):
@@ -289,6 +308,7 @@ def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, chang
     monkeypatch.setattr(dataset_module, "load_dataset", other)
     with pytest.raises(ConfigError, match=r"differ from those of the run's first 6 steps"):
         run(undisturbed[1])
+    assert (undisturbed[1] / "summary.json").exists()  # it still says what the run has spent
 
 
 def test_what_a_checkpoint_keeps_of_the_data_is_keyed_by_the_seed(tmp_path):
@@ -425,6 +445,32 @@ def test_what_a_killed_run_was_writing_is_removed_and_an_empty_folder_starts_no_
     with Checkpoints(tmp_path / "killed") as checkpoints:
         checkpoints.save(0, {"w": jax.numpy.zeros(2)}, {}, wait=True)
     assert not left.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such modes")
+def test_what_others_could_read_is_made_the_owners_alone_or_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    folder.chmod(0o777)  # as copied without its mode, or made by who wants to read what comes
+    with Checkpoints(folder):
+        assert folder.stat().st_mode & 0o077 == 0
+    other = types.SimpleNamespace(st_uid=folder.stat().st_uid + 1)
+    monkeypatch.setattr(cache_folder, "os", types.SimpleNamespace(fstat=lambda file: other))
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        Checkpoints(folder)
+
+
+def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, monkeypatch):
+    """A summary would state the ε of fewer steps than the parameters beside it are of."""
+    write, workdir = loop.outputs.write, undisturbed[1]
+
+    def meanwhile(*args):
+        with pytest.raises(CheckpointError, match="another process trains in workdir="):
+            Checkpoints(workdir / "checkpoints")
+        return write(*args)
+
+    monkeypatch.setattr(loop.outputs, "write", meanwhile)
+    assert run(workdir).summary["steps"] == 6
 
 
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):

@@ -6,9 +6,11 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import dpoptax
+from dpoptax import matrix
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Disk
@@ -118,3 +120,52 @@ def test_a_method_says_of_its_proof_what_its_ledger_says():
 
     with pytest.raises(settings.ConfigError, match=r"its unproven\(\) is None, and the ledger"):
         build_chain(TrainConfig(method=Silent()), 1.0, key)
+
+
+class Halved(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return super().noise(clip, steps, **{**release, "noise_multiplier": 0.5})
+
+
+class Twice(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        stage = super().noise(clip, steps, **release)
+        return optax.chain(stage, stage)
+
+
+class Silenced(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return optax.identity()
+
+
+class Correlated(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **release)
+
+
+class Scheduled(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return super().noise(clip, steps, **{**release, "noise_multiplier": {0: 2.0, 9: 1.0}})
+
+
+class Float(methods.DPSGD):
+    def noise(self, clip, steps, **release):
+        return super().noise(clip, steps, **{**release, "fixed_point": False})
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Halved(), "of noise_multiplier=1.0, and Halved.noise.. returns one of 0.5"),
+        (Twice(), "returns one of 1.0 and one of 1.0"),
+        (Silenced(), "returns none"),
+        (Correlated(), "of strategy=None, and Correlated.noise.. returns one of Banded"),
+        (Scheduled(), r"of schedule=None, and Scheduled.noise.. returns one of \(\(0, 2.0\), "),
+        (Float(), "of fixed_point=True, and Float.noise.. returns one of False"),
+    ],
+)
+def test_a_method_whose_noise_is_not_what_the_run_is_priced_for_is_refused(method, message):
+    """Its budget, and the ε that metrics.jsonl shows, would be of other noise."""
+    config = TrainConfig(method=method, fixed_point=isinstance(method, Float))
+    with pytest.raises(settings.ConfigError, match=message):
+        build_chain(config, 1.0, jax.random.key(0))

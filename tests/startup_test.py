@@ -338,6 +338,19 @@ class TestCompilationCache:
         ):
             assert jax.config.jax_compilation_cache_dir is None
 
+    def test_a_folder_that_others_may_replace_is_not_used(self, tmp_path):
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o777)
+        with (
+            pytest.warns(UserWarning, match="others may write to"),
+            compilation_cache.kept_in(shared / "dpoptax" / "compiled"),
+        ):
+            assert jax.config.jax_compilation_cache_dir is None
+        shared.chmod(0o1777)  # as /tmp: each can only replace what is its own
+        with compilation_cache.kept_in(shared / "dpoptax" / "compiled"):
+            assert jax.config.jax_compilation_cache_dir is not None
+
     def test_what_was_written_first_goes_when_there_is_too_much(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compilation_cache, "LARGEST", 10)
         for index in range(3):

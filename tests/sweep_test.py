@@ -1,8 +1,10 @@
 """A sweep: what it tries, what its result costs, and that a killed one goes on."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,9 +113,58 @@ def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, 
     monkeypatch.setattr(trials, "train", None)
     again = run_sweep(CONFIGS, sweep(workdir, seed=None), progress=False)
     assert again.result == results.result
+    assert again.result["assumed_secret"] == ["seed"]
+    assert "seed was given" in table(again)
     for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
         with pytest.raises(ConfigError, match="another workdir"):
             run_sweep(CONFIGS, sweep(workdir, **change), progress=False)
+
+
+def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
+    """As they are found where another version of the accounting calibrated it."""
+    workdir, results = finished
+    shutil.copytree(workdir, tmp_path / "out")
+    file = tmp_path / "out" / "trials" / results.trials[2].record
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "noise_multiplier": 0.9 * record["noise_multiplier"]}))
+    with pytest.raises(ConfigError, match=r"had noise_multiplier=.* would be priced as of "):
+        run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
+
+
+def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
+    given = {"grid": ("sampling=in_order",), "seed": None}
+    results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
+    assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
+
+
+def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
+    """Each would draw a seed, and release trials and a result that the other's ε leaves out."""
+    out = tmp_path / "out"
+    one_trial = {"grid": ("learning_rate=1",), "seed": None}
+    real, results = sweep_module.prepare, []
+
+    def meanwhile(*args, **options):
+        monkeypatch.setattr(sweep_module, "prepare", real)
+        results.append(run_sweep(CONFIGS, sweep(out, **one_trial), progress=False))
+        return real(*args, **options)
+
+    monkeypatch.setattr(sweep_module, "prepare", meanwhile)
+    with pytest.raises(ConfigError, match="another process has begun this sweep"):
+        run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
+    assert len(list((out / "trials").glob("*.json"))) == len(results) == 1
+    checkpoints.let_no_other_in(out / "trials", stack := contextlib.ExitStack())
+    with stack, pytest.raises(checkpoints.CheckpointError, match="another process trains"):
+        run_sweep(CONFIGS, sweep(out, **one_trial), progress=False)
+    assert "seed was given" not in table(results[0])
+    assert results[0].result["assumed_secret"] == []
+
+
+def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(tmp_path):
+    given = {"trials": 2, "repetitions": "poisson", "seed": 3}
+    results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
+    assert results.trials
+    for name in ("trials.md", "sweep.png", "sweep.json", "trials"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(finished, tmp_path, monkeypatch):

@@ -177,7 +177,11 @@ def test_the_command_line_says_users(owners, tmp_path, capsys):
     )
     options = ["--owners", str(owners), "--workdir", str(tmp_path / "run")]
     assert main(["train", str(path), *options]) == 0
-    assert "1e-05)-differentially private for each user" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1e-05)-differentially private for each user if its seed stays secret and is no" in said
+    options = ["--owners", str(owners), "--workdir", str(tmp_path / "drawn"), "--seed", "None"]
+    assert main(["train", str(path), *options]) == 0
+    assert "if its seed" not in capsys.readouterr().out
     assert main(["train", str(path), "--workdir", str(tmp_path / "other")]) != 0
     assert "give --owners, a text file" in capsys.readouterr().err
 

@@ -7,9 +7,11 @@ bound above the claim disproves the claim: a bug. A bound near it says that the 
 that the claim is no larger than it has to be. A bound below proves nothing about other attacks.
 
 What runs is the step that is trained with: `dpoptax.clipped_grad` and the optax chain, over
-thousands of runs at once, on samples of the sampler that the claim is made for. Bounds of ε by one
-threshold are `jax_privacy.auditing`'s (install `dpoptax[audit]`); those by whole trade-off
-functions, and p-values of claims, are here: `TradeOff`, `trade_off_curve`, `p_value_fdp`.
+thousands of runs at once, on samples of the sampler that the claim is made for. A canary alone
+under a `PoissonSampler` is in a step by a coin of the sampler's probability: whether that sampler
+draws so is not seen. Bounds of ε by one threshold are `jax_privacy.auditing`'s (install
+`dpoptax[audit]`); those by whole trade-off functions, and p-values of claims, are here: `TradeOff`,
+`trade_off_curve`, `p_value_fdp`.
 """
 
 import time

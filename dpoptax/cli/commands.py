@@ -45,6 +45,8 @@ def _train(arguments: list[str]) -> int:
         epsilon = records.epsilon_text(summary["epsilon"])
         spent = f"({epsilon}, {summary['delta']:g})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
+        if summary["assumed_secret"]:
+            spent += " if its seed stays secret and is no other run's"
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"

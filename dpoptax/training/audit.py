@@ -125,7 +125,7 @@ def audit_config(
         "confidence": confidence,
         "key": jax.random.key(seed),
     }
-    runs = trials if isinstance(plan.sampler, sampling.PoissonSampler) else trials // _REPLAYED
+    runs = trials if type(plan.sampler) is sampling.PoissonSampler else trials // _REPLAYED
     releases = {  # made when it is their turn: what cannot be audited is refused before a search
         "one full-batch release": _full_batch,
         "one full-batch release, worst example found": _worst_example,

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -33,6 +34,23 @@ def prepare(folder: Path) -> None:
         pass
 
 
+def make_private(folder: Path) -> None:
+    """Makes the folder, whose contents are secret, or takes one that is there; for its owner alone.
+
+    Raises:
+        OSError: It cannot be made, or it is another user's, who could read what is written there.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return
+    # Whose a new file is, and not who this process is: a disk of the network may call both nobody.
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if os.fstat(file.fileno()).st_uid != folder.stat().st_uid:
+            raise PermissionError(f"{folder} belongs to another user")
+    if folder.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        folder.chmod(0o700)
+
+
 def keep_newest(folder: Path, pattern: str, largest: int) -> None:
     """Removes of the files that match `pattern` the oldest, until all have `largest` bytes."""
     files = sorted((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob(pattern))
@@ -45,10 +63,18 @@ def keep_newest(folder: Path, pattern: str, largest: int) -> None:
 
 
 def _check_others_keep_out(folder: Path) -> None:
-    found, around = folder.stat(), folder.parent.stat()
-    others = stat.S_IWGRP | stat.S_IWOTH
+    """Raises unless this user alone can write to the folder, or put another one in its place."""
+    found, *around = (place.stat() for place in (folder, *folder.resolve().parents))
     if found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
-    if found.st_mode & others or (around.st_mode & others and not around.st_mode & stat.S_ISVTX):
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or any(map(_open_to_others, around)):
         raise PermissionError(f"others may write to {folder}, and what is there would be used")
+    if any(x.st_uid not in (found.st_uid, 0, around[-1].st_uid) for x in around):
+        raise PermissionError(f"{folder} is in a folder of another user, who could replace it")
     folder.chmod(0o700)
+
+
+def _open_to_others(found: os.stat_result) -> bool:
+    """Whether others may rename what is in a folder; a group of the user's number has no others."""
+    group = stat.S_IWGRP if found.st_gid != os.getuid() else 0
+    return bool(found.st_mode & (group | stat.S_IWOTH)) and not found.st_mode & stat.S_ISVTX

@@ -125,7 +125,7 @@ class TrainConfig:
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
-    delta: float = field(1e-5, Role.CHANGEABLE, _FRACTION)
+    delta: float = field(1e-5, Role.KEPT, _FRACTION)
     """Failure probability of (ε, δ)-differential privacy; well below 1 / number of examples."""
     noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
@@ -151,8 +151,9 @@ class TrainConfig:
     of the whole run, for correlated noise and examples that take part by chance."""
 
     seed: int | None = field(0, Role.PLANNED, _SEED)
-    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise: a model
-    that is given away needs None, a fresh random seed that only the checkpoints record."""
+    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise, and two
+    runs of one seed tell each other's: a model that is given away needs None, a fresh random seed
+    that only the checkpoints record."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
@@ -171,9 +172,9 @@ class TrainConfig:
     record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
     dpoptax.spectrum. They are released anyway: the record costs no privacy."""
-    record_training_metrics: bool = field(False, Role.CHANGEABLE)
-    """Also record loss and accuracy on the training split. They are computed from private
-    data without noise: the stated ε does not cover them."""
+    record_training_metrics: bool = field(False, Role.KEPT)
+    """Also record loss and accuracy on the training split, in all of the run. They are computed
+    from private data without noise: the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):

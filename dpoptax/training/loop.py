@@ -91,15 +91,7 @@ def train_and_evaluate(
             dataset = config.data(progress=progress and main).load()
             if place.mesh is None and shapes != (shapes := shapes_of(dataset, config.unit)):
                 stack.enter_context(preparing(config, shapes, phases))
-        result = _train_in(config, dataset, Path(workdir), place, phases, progress and main)
-    if main:
-        with phases("files"):
-            outputs.write(result, Path(workdir))
-        spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
-        summary = {**result.summary, **spent}
-        result = dataclasses.replace(result, summary=summary)
-        records.write_json(Path(workdir) / "summary.json", summary)
-    return result
+        return _train_in(config, dataset, Path(workdir), place, phases, progress and main)
 
 
 def _train_in(
@@ -110,7 +102,7 @@ def _train_in(
     phases: Phases,
     progress: bool,
 ) -> RunResult:
-    """Trains from what `workdir` holds, and writes metrics and checkpoints there."""
+    """Trains from what `workdir` holds, and writes the files of the run there."""
     main = jax.process_index() == 0
     with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
         with phases("checkpoints"):
@@ -140,13 +132,26 @@ def _train_in(
                 f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
                 "would exceed it"
             )
-        if main:
-            (workdir / "summary.json").unlink(missing_ok=True)
         with outputs.metrics_file(metrics_path if main else None, shown) as observe:
             if config.fixed_point:
                 observe = resume.as_shown(observe, earlier)
             around = Surroundings(place, phases, checkpoints, observe, progress, shown)
-            return _train(run, dataset, around)
+            ready = set_up((run,), dataset, around)
+            if main:  # not before: a start that is refused leaves what is stated of the run
+                (workdir / "summary.json").unlink(missing_ok=True)
+            (result,) = _results(ready)
+            # While no other process may train here: its parameters would lie beside this summary.
+            return _written(result, workdir, phases) if main else result
+
+
+def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
+    """Writes what a finished run leaves, the summary last; the result with its times."""
+    with phases("files"):
+        outputs.write(result, workdir)
+    spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
+    summary = {**result.summary, **spent}
+    records.write_json(workdir / "summary.json", summary)
+    return dataclasses.replace(result, summary=summary)
 
 
 def train(

@@ -42,6 +42,8 @@ class Dataset:
         texts: For generation: each source of the test split with all of its references.
         mixed: Whether the order repeats nothing, so that every fifth example is a fair sample.
         owners: For each training example whose it is, (N,), numbers or texts; None: not known.
+        computed_from: Where training examples are features, checksums of what they were computed
+            from, by name; none where they are as they were read.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Dataset:
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mixed: bool = False
     owners: np.ndarray | None = None
+    computed_from: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def train_size(self) -> int:
@@ -224,7 +227,8 @@ def load_dataset(
         featured(split, features, name=f"{name}, {which}", progress=progress)
         for which, split in (("train", dataset.train), ("test", dataset.test))
     )
-    return dataclasses.replace(dataset, train=train, test=test)
+    checksums = streaming.checksums(cast(Split, dataset.train))
+    return dataclasses.replace(dataset, train=train, test=test, computed_from=checksums)
 
 
 @dataclasses.dataclass(frozen=True)

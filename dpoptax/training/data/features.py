@@ -172,6 +172,7 @@ def _rounded(wanted: FeatureMap, shape: tuple[int, ...]) -> Callable[[np.ndarray
 def _kept(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """What an earlier start left in the file; None where it left nothing whole."""
     try:
+        cache_folder.prepare(path.parent)  # what others may have put there is not read
         features: np.ndarray = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None

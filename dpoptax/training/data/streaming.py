@@ -4,6 +4,7 @@ A step reads the records of its own sample and nothing else. On several hosts, e
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,6 +90,14 @@ def read(source: Source, indices: np.ndarray) -> Any:
     return jax.tree.map(
         lambda *leaves: np.stack(leaves).reshape(*indices.shape, *np.shape(leaves[0])), *records
     )
+
+
+def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """A checksum of each array, of all its bytes: one example that was replaced shows."""
+    return {
+        name: zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        for name, values in sorted(arrays.items())
+    }
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:

@@ -146,7 +146,7 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
 
     Raises:
         ConfigError: An unknown name, or a method that does not say of itself what its noise does:
-            that no ε may be stated.
+            that no ε may be stated, or that it is of another multiplier than the run is priced for.
     """
     check_names(config)
     fields = cast(TrainConfig, Part(config, Role.STEP))
@@ -157,7 +157,7 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
     even = stddev if method.evenly_noised else math.nan
     chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, key)
     if method.private:
-        _check_proofs(chain)
+        _check_ledger(chain)
     _ = chain.optimizer  # what is wrong with it shows here
     return chain
 
@@ -180,18 +180,50 @@ def _noise(chain: Chain) -> optax.GradientTransformation:
     )
 
 
-def _check_proofs(chain: Chain) -> None:
-    """Raises where the ledger says of proofs what the method does not."""
-    method = chain.config.method
-    state = jax.eval_shape(_noise(chain).init, {})
-    for stage in jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None):
-        mechanism = _mechanism(stage)
-        if mechanism is not None and (mechanism.unproven is None) != (method.unproven() is None):
+def _check_ledger(chain: Chain) -> None:
+    """Raises where the ledger says another thing of the noise than the method and the run's plan.
+
+    ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.
+    """
+    config, method = chain.config, chain.config.method
+    found = _mechanisms(_noise(chain))
+    for mechanism in found:
+        if (mechanism.unproven is None) != (method.unproven() is None):
             raise ConfigError(
                 f"method={method.name}: its unproven() is {method.unproven()!r}, and the ledger of "
                 f"its noise says {mechanism.unproven!r}; return the reason from "
                 f"{type(method).__name__}.unproven(), or None where there is a proof"
             )
+    if method.unproven() is not None:
+        return
+    noise: float | dict[int, float] = chain.noise_multiplier
+    if (relative := method.schedule(config.steps)) is not None:
+        noise = {step: chain.noise_multiplier * each for step, each in relative.items()}
+    (planned,) = _mechanisms(
+        dpoptax.gaussian_noise(
+            noise_multiplier=noise,
+            batch_size=config.batch_size,
+            key=chain.key,
+            fixed_point=config.fixed_point,
+        )
+    )
+    planned = dataclasses.replace(planned, strategy=method.strategy(config.steps))
+    for name in ("noise_multiplier", "batch_size", "strategy", "schedule", "fixed_point"):
+        value = getattr(planned, name)
+        if [getattr(mechanism, name) for mechanism in found] != [value]:
+            raise ConfigError(
+                f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
+                f"and {type(method).__name__}.noise() returns "
+                f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass on "
+                "what it gets, and return from strategy() and schedule() what it makes of that"
+            )
+
+
+def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.Mechanism]:
+    """Those of the noise stages of a transformation."""
+    state = jax.eval_shape(noise.init, {})
+    stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
+    return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]
 
 
 def _mechanism(state: Any) -> dpoptax.Mechanism | None:

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from dpoptax.training import cache_folder
 from dpoptax.training.run import devices
 from dpoptax.training.run.records import plain
 
@@ -48,15 +49,15 @@ class Checkpoints:
         """Opens `directory` and makes it if missing; the last `keep` checkpoints stay.
 
         Raises:
-            CheckpointError: The directory cannot be made.
+            CheckpointError: The directory cannot be made, or is another user's.
         """
         self.directory = directory.absolute()
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cache_folder.make_private(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
         self._open = ExitStack()
-        _let_no_other_in(self.directory, self._open)
+        let_no_other_in(self.directory, self._open)
         policies = ocp.checkpoint_managers.preservation_policy
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -268,7 +269,7 @@ class Interim:
         return self._checkpoints
 
 
-def _let_no_other_in(directory: Path, stack: ExitStack) -> None:
+def let_no_other_in(directory: Path, stack: ExitStack) -> None:
     """Locks `directory` for this process until `stack` is closed, or the process ends anyhow.
 
     Two fresh starts side by side would draw two seeds and show the steps of two runs as one.

@@ -59,10 +59,15 @@ def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     if secret:
-        partial.unlink(missing_ok=True)
-        partial.touch(mode=0o600)
+        make_secret(partial)
     partial.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def make_secret(path: Path) -> None:
+    """An empty file for its owner alone in the place of what is there, which others may read."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
 
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:

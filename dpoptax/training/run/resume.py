@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -34,13 +33,24 @@ def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices)
         "arithmetic": arithmetic(run, place),
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
         "seed": run.plan.sampler.seed,
+        "seed_given": run.config.seed is not None,
     }
 
 
 def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
-    """`config`, and with `seed=None` the seed that the begun run drew."""
+    """`config`, and with `seed=None` the seed that the begun run drew.
+
+    Raises:
+        ConfigError: It drew none: its seed was given, and who knows it can subtract the noise.
+    """
     if record is None or config.seed is not None:
         return config
+    if config.method.private and record.get("seed_given"):
+        raise ConfigError(
+            "seed=None, and the run was begun with a seed that was given: whoever has seen it can "
+            "subtract the noise, and the run would be stated as one of a seed that nobody knows. "
+            "Give the old seed, or another workdir for a new run"
+        )
     return dataclasses.replace(config, seed=record["seed"])
 
 
@@ -61,9 +71,21 @@ def as_shown(
     A step that is run again has the noise that it had. Where its sum is rounded otherwise, as other
     flags of the compiler, another processor or kernels without an order of their own do, the
     difference of what was shown and what would be is data without noise: no bit of it may be seen.
+    So each step that was shown is to be shown again before a later one is.
     """
+    passed = -1
 
     def checked(record: dict[str, Any]) -> object:
+        nonlocal passed
+        left_out = [step for step in earlier if passed < step < record["step"]]
+        if left_out:
+            raise ConfigError(
+                f"the run has shown step {left_out[0]}, and would go on without evaluating it: "
+                "whether it comes to the same metrics again would stay unknown, and "
+                "fixed_point=True promises ε to who sees every bit; give an eval_every that "
+                f"divides {left_out[0]}"
+            )
+        passed = record["step"]
         before = earlier.get(record["step"], {})
         now = records.plain(record)
         names = now.keys() & before.keys() - {"seconds", "epsilon"}
@@ -177,18 +199,19 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     trains is in the checkpoint.
 
     It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
-    and who does can subtract the noise anyway. Features are left out, which another machine may
-    round otherwise.
+    and who does can subtract the noise anyway. Instead of features, which another machine may
+    round otherwise, what they were computed from counts.
     """
     key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, _spread(dataset.train_size))
-    whole = dict(cast(Split, dataset.train)) if streaming.in_memory(dataset.train) else {}
+    whole = dataset.computed_from
     if run.config.features != "none":
-        examples, whole = examples["labels"], {"labels": whole["labels"]} if whole else {}
-    for name, values in sorted(whole.items()):
-        every = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found.update(f"{name} {zlib.crc32(every.data)}".encode())
+        examples = examples["labels"]
+    elif streaming.in_memory(dataset.train):
+        whole = streaming.checksums(cast(Split, dataset.train))
+    for name, checksum in whole.items():
+        found.update(f"{name} {checksum}".encode())
     owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
     for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
         values = np.ascontiguousarray(leaf)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -114,6 +115,9 @@ def read(path: Path) -> list[Line]:
             wrong = [n for n, kind in _TYPES.items() if not isinstance(values[n], kind)]
             if wrong:
                 raise ValueError(f"{', '.join(wrong)}: of another type")
+            stated, spent = values["epsilon"], values["spent"]
+            if stated is not None and not values["unproven"] and not (spent or math.inf) <= stated:
+                raise ValueError(f"it has spent ε = {spent}, and counts as one of {stated}")
         except ValueError as error:
             raise ConfigError(
                 f"{path}, line {number} is no record of a run: {error}; take it out, or write the "

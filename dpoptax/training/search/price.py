@@ -159,6 +159,11 @@ def notes(sweep: Sweep, cost: Price) -> list[str]:
             f"mean {sweep.trials}; all else here, the number of trials and how long they took "
             "must stay secret."
         )
+    if sweep.seed is not None:
+        said.append(
+            "The seed was given: this holds if it stays secret and is no other sweep's. For a "
+            "result that is given away leave it out."
+        )
     if sweep.held_out == "private":
         said.append(
             f"Scores have noise of standard deviation {cost.score_stddev:.2f} on the number of "

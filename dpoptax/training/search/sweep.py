@@ -1,5 +1,6 @@
 """A sweep over settings of a config: trials, the best of them, and what choosing it cost."""
 
+import contextlib
 import dataclasses
 import json
 import secrets
@@ -11,6 +12,7 @@ import numpy as np
 from flax import serialization
 
 from dpoptax import selection
+from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
@@ -18,6 +20,7 @@ from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import records
+from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import say
 from dpoptax.training.run.privacy import make_plan
@@ -38,12 +41,35 @@ def run_sweep(
     """
     begun = _begun(configs, sweep)
     seed = begun["seed"]
+    if begun["seed_given"]:
+        sweep = dataclasses.replace(sweep, seed=seed)
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    sweep.workdir.mkdir(parents=True, exist_ok=True)
-    if not (sweep.workdir / "sweep.json").is_file():
-        # Before the first trial, and not before all is known to be allowed: a second start has to
-        # use the same seeds.
-        records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
+    cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
+    with contextlib.ExitStack() as stack:
+        let_no_other_in(sweep.workdir / "trials", stack)
+        if not (sweep.workdir / "sweep.json").is_file():
+            # Before the first trial, and not before all is known to be allowed: a second start has
+            # to use the same seeds.
+            records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
+        elif _begun(configs, sweep)["seed"] != seed:
+            raise ConfigError(
+                f"another process has begun this sweep in {sweep.workdir} since this one was "
+                "started, and the result of both has no ε; the same command goes on with that one"
+            )
+        return _run(begun, sweep, candidates, chosen, cost, progress=progress)
+
+
+def _run(
+    begun: dict[str, Any],
+    sweep: Sweep,
+    candidates: list[settings.Candidate],
+    chosen: list[int],
+    cost: Price,
+    *,
+    progress: bool,
+) -> SweepResult:
+    """Trains what is missing, and writes the files."""
+    seed = begun["seed"]
     trials = [
         Trial(
             dataclasses.replace(
@@ -57,12 +83,13 @@ def run_sweep(
         for index, which in enumerate(chosen)
     ]
     processes = sweep.processes or default_processes()
-    (sweep.workdir / "trials").mkdir(mode=0o700, exist_ok=True)  # their seeds are their noise
     with (
         Runner(sweep.workdir / "trials", processes=processes) as runner,
         Bar(total=len(trials), unit="trial", desc="sweep", disable=not progress) as bar,
     ):
         found = runner.run(trials, bar)
+        if cost.epsilon is not None:
+            _check_priced(trials, found, sweep.workdir / "trials")
         scores = _scores(found, cost, seed)
         rows = [
             TrialResult(
@@ -74,16 +101,18 @@ def run_sweep(
         published = None
         if best is not None:
             params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
-            published = _publish(
-                rows[best], trials[best].config, found[best], params, cost, sweep.workdir / "best"
-            )
+            published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
-    (sweep.workdir / "trials.md").write_text(table(results) + "\n", encoding="utf-8")
+    listed, drawn = sweep.workdir / "trials.md", sweep.workdir / "sweep.png"
+    if sweep.repetitions != "fixed":  # of these trials the best alone may be known
+        for path in (listed, drawn):
+            records.make_secret(path)
+    listed.write_text(table(results) + "\n", encoding="utf-8")
     if rows:
         # With matplotlib, for which no other command need wait.
         from dpoptax.training.search import plots
 
-        plots.plot_sweep(results, sweep.workdir / "sweep.png")
+        plots.plot_sweep(results, drawn)
     records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
     return results
 
@@ -178,9 +207,10 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
             "are not part of this one's ε; give another workdir"
         )
     seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
+    seed_given = sweep.seed is not None
     if begun is not None:
-        seed = begun["seed"]
-    return {**identity, "seed": seed}
+        seed, seed_given = begun["seed"], seed_given or begun["seed_given"]
+    return {**identity, "seed": seed, "seed_given": seed_given}
 
 
 def _drawn(
@@ -208,6 +238,21 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
             raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
 
 
+def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
+    """Raises where a trial that was found again had other noise than the one that is priced."""
+    for trial, record in zip(trials, found, strict=True):
+        plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
+        priced = (plan.noise_multiplier, plan.permitted_steps, plan.sampler.dataset_size)
+        had = (record["noise_multiplier"], record["steps"], record["dataset_size"])
+        if had != priced:
+            raise ConfigError(
+                f"a trial in {directory} had noise_multiplier={had[0]} in {had[1]} steps on "
+                f"{had[2]} examples, and would be priced as of {priced[0]} in {priced[1]} on "
+                f"{priced[2]}: its version, or its data, was another one. Finish the sweep with "
+                "these, or give another workdir and count both"
+            )
+
+
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
     """Held-out accuracies, with noise on the number of right answers."""
     size = cost.held_out_size
@@ -226,7 +271,7 @@ def _publish(
     found: dict[str, Any],
     params: bytes,
     cost: Price,
-    directory: Path,
+    sweep: Sweep,
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
     dataset = dataset_of(config, held_out=False)
@@ -235,6 +280,7 @@ def _publish(
     _, frozen = models.start_variables(config, model, example, jax.random.key(0))
     evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
     (metrics,) = evaluate((serialization.msgpack_restore(params),), "test")
+    directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)
     result = {
@@ -244,6 +290,7 @@ def _publish(
         **metrics,
         "epsilon": cost.epsilon,
         "delta": found["delta"],
+        "assumed_secret": [] if cost.epsilon is None or sweep.seed is None else ["seed"],
         "params_sha256": found["params_sha256"],
     }
     records.write_json(directory / "summary.json", result)
