@@ -202,6 +202,7 @@ def test_a_grid_is_that_of_the_least_multiplier():
         ({0: 2.0, -1: 1.0}, "at least 0"),
         ({0: 2.0, 1.5: 1.0}, "integer"),
         ({0: 2.0, "5": 1.0}, "integer"),
+        ({0: 2.0, 2**31: 1.0}, "behind the last one"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused(schedule, match):

@@ -13,6 +13,9 @@ Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
 
 
+_LAST = 2**31 - 1  # that a noise stage counts to
+
+
 def checked_phases(schedule: Mapping[int, float]) -> Phases:
     """The phases of a schedule that says from which step on which multiplier holds.
 
@@ -22,6 +25,8 @@ def checked_phases(schedule: Mapping[int, float]) -> Phases:
     phases: list[tuple[int, float]] = []
     remedy = "a schedule of noise multipliers is a dict from the first step of each phase"
     for first in sorted(integer("the step of a phase", step, 0, remedy) for step in schedule):
+        if first > _LAST:
+            raise ValueError(f"a phase from step {first} on is behind the last one, {_LAST}")
         value = number(f"the noise multiplier from step {first} on", schedule[first])
         if not 0 < value < math.inf:
             raise ValueError(
