@@ -473,6 +473,18 @@ def test_nobody_trains_in_a_workdir_before_all_files_are_written(undisturbed, mo
     assert run(workdir).summary["steps"] == 6
 
 
+def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise OSError("the disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints_module.ocp, "CheckpointManager", fail)
+        with pytest.raises(OSError, match="the disk"):
+            Checkpoints(tmp_path)
+    with Checkpoints(tmp_path) as opened:
+        assert opened.directory == tmp_path
+
+
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):
     workdir = tmp_path / "run"
     hold = (

@@ -56,19 +56,21 @@ class Checkpoints:
             cache_folder.make_private(self.directory)
         except OSError as error:
             raise CheckpointError(f"{self.directory}: cannot make the directory: {error}") from None
-        self._open = ExitStack()
-        let_no_other_in(self.directory, self._open)
         policies = ocp.checkpoint_managers.preservation_policy
-        self._manager = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.LatestN(keep),
-                # What a killed run was about to write. Orbax removes it in a thread that nothing
-                # waits for before a save: a command that ends at once for a mistake in its config
-                # would end with that thread's traceback. All hosts have to do the same.
-                cleanup_tmp_directories=jax.process_count() > 1 or any(self.directory.iterdir()),
-            ),
-        )
+        with ExitStack() as stack:
+            let_no_other_in(self.directory, stack)
+            self._manager = ocp.CheckpointManager(
+                self.directory,
+                options=ocp.CheckpointManagerOptions(
+                    preservation_policy=policies.LatestN(keep),
+                    # What a killed run was about to write. Orbax removes it in a thread that
+                    # nothing waits for before a save: a command that ends at once for a mistake in
+                    # its config would end with that thread's traceback. All hosts have to do it.
+                    cleanup_tmp_directories=jax.process_count() > 1
+                    or any(self.directory.iterdir()),
+                ),
+            )
+            self._open = stack.pop_all()
 
     def __enter__(self) -> "Checkpoints":
         """Itself."""
