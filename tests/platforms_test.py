@@ -143,13 +143,12 @@ def test_noise_is_the_same(stage, platform):
     assert float(optax.tree.norm(there[0])) > 0
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 @pytest.mark.parametrize("name", slow_but(("cnn", "mlp", "transformer"), NETWORKS))
-def test_a_step_is_the_same(name, microbatch_size, platform):
+def test_a_step_is_the_same(name, microbatch_size):
     network = NETWORKS[name]
     params, batch = network.params(0), network.batch(1, SIZE)
-    key = {"key": jax.random.key(3)} if network.keyed else {}
+    key = {"key": jax.random.key(3), "ids": jnp.arange(SIZE)} if network.keyed else {}
     grad_fn = dpoptax.clipped_grad(network.loss, CLIP, microbatch_size=microbatch_size)
     disk = dpoptax.disk(kappa=0.7, gamma=0.5)
     tx = optax.chain(noise(noise_multiplier=0.1), disk, optax.sgd(0.1))
@@ -162,7 +161,7 @@ def test_a_step_is_the_same(name, microbatch_size, platform):
         return optax.apply_updates(params, updates), raw(state)
 
     args = params, raw(begun), batch, jnp.arange(SIZE) < SIZE - 1
-    program = exported(step, *args, platform=platform)
+    program = exported(step, *args, platform="cuda")
     assert "custom_call" not in program.mlir_module()
     here, there = jax.jit(step)(*args), jax.jit(program.call)(*args)
     for one, other in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):

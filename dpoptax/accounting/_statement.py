@@ -131,7 +131,7 @@ def statement(
     >>> grads = grad_fn(dpoptax.gradient_points((), jnp.zeros(2)), jnp.ones((8, 2)))
     >>> _, state = tx.update(grads, tx.init(jnp.zeros(2)))
     >>> print(str(statement(state, sampler, delta=1e-5)).splitlines()[0])
-    (1.98, 1e-05)-differentially private for one example more or less
+    (2, 1e-05)-differentially private for one example more or less
     """
     from dpoptax._noise.reading import ledgers
 
