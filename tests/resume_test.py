@@ -155,14 +155,28 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
     assert run(tmp_path, **exact).summary["steps"] == 6
 
 
-def test_64_bits_which_draw_other_copies_are_not_put_under_the_same_noise(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (lambda: jax.enable_x64(True), "jax_enable_x64 False -> True"),
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable True -> False"),
+    ],
+)
+def test_other_draws_of_copies_are_not_put_under_the_same_noise(
+    other, named, tmp_path, monkeypatch
+):
     """Steps 1 and 2 were shown, the only checkpoint is of step 0."""
     augmented = {"method": Augmented(flip=True), "eval_every": 1, "checkpoint_every": 6}
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=2, **augmented)
     arithmetic = resume.arithmetic
-    monkeypatch.setattr(resume, "arithmetic", jax.enable_x64(True)(arithmetic))
-    with pytest.raises(ConfigError, match=r"shown step 2 .*jax_enable_x64 False -> True"):
+
+    def under_another_flag(*args):
+        with other():
+            return arithmetic(*args)
+
+    monkeypatch.setattr(resume, "arithmetic", under_another_flag)
+    with pytest.raises(ConfigError, match=f"shown step 2 .*{named}"):
         run(tmp_path, **augmented)
 
 

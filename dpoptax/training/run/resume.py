@@ -138,9 +138,9 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
     """What decides, beside the config, which sums the same noise is added to.
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
-    little shorter; the versions that draw batches, alter examples and compute gradients; and in
-    which numbers they do. Where every bit counts, any number of devices and hosts, too, which add
-    up in another order.
+    little shorter; the versions that draw batches, alter examples and compute gradients; in which
+    numbers they do, and how keys are split. Where every bit counts, any number of devices and
+    hosts, too, which add up in another order.
     """
     exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
@@ -154,6 +154,7 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
         "kind of device": device.device_kind,
         "jax_enable_x64": bool(numbers.jax_enable_x64),
         "jax_default_matmul_precision": numbers.jax_default_matmul_precision,
+        "jax_threefry_partitionable": bool(numbers.jax_threefry_partitionable),
         **records.versions(),
     }
 
