@@ -258,3 +258,17 @@ def test_a_decay_that_is_none_is_refused(field, value):
     config = dataclasses.replace(CONFIG, method=method)
     with pytest.raises(ConfigError, match=f"{field}={value}"):
         make_plan(config, 1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class OffLeast(DecayingNoise):
+    """Of which a sweep, which prices by the least multiplier, stated a third of what it costs."""
+
+    def schedule(self, steps):
+        return {0: 1.0, steps // 2: 0.3}
+
+
+def test_a_schedule_whose_least_is_another_than_the_runs_is_refused():
+    config = dataclasses.replace(CONFIG, method=OffLeast())
+    with pytest.raises(ConfigError, match=r"the least of schedule\(7\) is 0.3"):
+        make_plan(config, 1000)

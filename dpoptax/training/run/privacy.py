@@ -172,8 +172,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
-    relative = config.method.schedule(config.steps)
-    schedule = None if relative is None else tuple(relative.items())
+    schedule = _schedule(config)
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
         schedule=schedule,
@@ -192,6 +191,19 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         strategy=strategy,
         schedule=schedule,
     )
+
+
+def _schedule(config: TrainConfig) -> Schedule | None:
+    """The method's schedule; its least is 1, as a sweep prices what it chooses by the least."""
+    relative = config.method.schedule(config.steps)
+    if relative is None:
+        return None
+    if (least := min(relative.values(), default=None)) != 1:
+        raise ConfigError(
+            f"method={config.method.name}: the least of schedule({config.steps}) is {least}, and "
+            "what it returns is relative to the least noise multiplier; divide all by their least"
+        )
+    return tuple(relative.items())
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
