@@ -98,6 +98,14 @@ def test_what_else_was_released_is_part_of_it():
     assert "with 1 other releases of the data" in str(found)
 
 
+def test_what_can_be_read_but_once_is_no_list_of_releases():
+    """It was empty after a first look, and the releases in it cost nothing."""
+    for price in (accounting.statement, accounting.epsilon_spent, accounting.trade_off_spent):
+        delta = {} if price is accounting.trade_off_spent else {"delta": DELTA}
+        with pytest.raises(TypeError, match="want a sequence of dp_accounting events"):
+            price(spent(gaussian()), SAMPLER, also=iter([dpa.GaussianDpEvent(0.5)]), **delta)
+
+
 def test_nothing_is_promised_without_noise():
     found = accounting.statement(spent(gaussian(0.0)), SAMPLER, DELTA)
     assert found.epsilon == math.inf

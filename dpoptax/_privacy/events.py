@@ -214,7 +214,8 @@ def separated_event(
 
 def with_others(event: Event, also: Sequence[Event]) -> Event:
     """The event composed with others on the same data."""
-    if isinstance(also, Event) or not all(isinstance(other, Event) for other in also):
+    # An iterator would be empty after the first look, and its events priced at nothing.
+    if not isinstance(also, Sequence) or not all(isinstance(other, Event) for other in also):
         raise TypeError(
             f"also={also!r}: want a sequence of dp_accounting events, such as [vocabulary.event]"
         )
