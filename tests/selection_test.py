@@ -136,3 +136,9 @@ def test_what_is_no_event_is_refused():
         selection.all_of([3.0, 3.0])
     with pytest.raises(TypeError, match="want a list of events"):
         selection.best_of_random(RUN, mean=2, distribution="geometric")
+
+
+def test_trials_that_can_be_read_but_once_are_refused():
+    """They were empty after a first look, and cost nothing."""
+    with pytest.raises(TypeError, match="want a list of events"):
+        selection.all_of(iter([dpa.GaussianDpEvent(1.0)]))
