@@ -158,6 +158,13 @@ def test_a_schedule_of_one_multiplier_is_that_multiplier():
     assert stage({0: 2.0, 5: 2.0}).init(PARAMS).mechanism == stage(2.0).init(PARAMS).mechanism
 
 
+def test_the_ledger_has_the_least_multiplier():
+    """Of which the stage makes its grid, and knows what is too small for float32."""
+    assert after(stage(), 0).mechanism.noise_multiplier == 1.1
+    with pytest.raises(ValueError, match="flushed to zero"):
+        after(stage({0: 1.0, 5: 1e-40}), 1)
+
+
 def test_the_ledger_tells_one_schedule_from_another():
     other = stage({0: 1.9, 4: 1.1, 5: 1.5})
     state = after(stage(), 4)
