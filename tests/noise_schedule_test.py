@@ -240,7 +240,8 @@ CONFIG = TrainConfig(
 
 def test_the_trainer_calibrates_and_states_the_schedule(tmp_path):
     plan = make_plan(CONFIG, load_dataset("digits").train_size)
-    summary = train_and_evaluate(CONFIG, tmp_path, progress=False).summary
+    result = train_and_evaluate(CONFIG, tmp_path, progress=False)
+    summary = result.summary
     schedule = {0: 3.0, 2: 3.0**0.5, 4: 1.0}
     noise = {first: plan.noise_multiplier * each for first, each in schedule.items()}
     assert plan.noise == pytest.approx(noise)
@@ -249,8 +250,9 @@ def test_the_trainer_calibrates_and_states_the_schedule(tmp_path):
         noise_multiplier=noise, steps=7, sampler=plan.sampler, delta=1e-5, accountant="rdp"
     )
     assert summary["epsilon"] == pytest.approx(spent)
-    longer = dataclasses.replace(CONFIG, steps=9, epsilon=9.0)
-    with pytest.raises(ConfigError, match="differs"):
+    assert result.history[-1]["epsilon"] == pytest.approx(spent)
+    longer = dataclasses.replace(CONFIG, steps=9, noise_multiplier=plan.noise_multiplier)
+    with pytest.raises(ConfigError, match="steps=9 differs"):
         train_and_evaluate(longer, tmp_path, progress=False)
 
 
