@@ -114,8 +114,7 @@ def _logarithmic(mean: float) -> float:
 def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
     if isinstance(events, dpa.DpEvent):
         raise TypeError("want a list of events, one for each trial or candidate; got one event")
-    if not isinstance(events, Sequence):  # an iterator would be empty after the first look
-        raise TypeError(f"want a list of events, one for each trial or candidate; got {events!r}")
+    events = list(events)  # a generator is read but once
     if not events:
         raise ValueError("no trial given; give the event of at least one")
     for event in events:

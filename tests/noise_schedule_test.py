@@ -158,6 +158,13 @@ def test_a_schedule_of_one_multiplier_is_that_multiplier():
     assert stage({0: 2.0, 5: 2.0}).init(PARAMS).mechanism == stage(2.0).init(PARAMS).mechanism
 
 
+def test_the_ledger_has_the_least_multiplier():
+    """Of which the stage makes its grid, and knows what is too small for float32."""
+    assert after(stage(), 0).mechanism.noise_multiplier == 1.1
+    with pytest.raises(ValueError, match="flushed to zero"):
+        after(stage({0: 1.0, 5: 1e-40}), 1)
+
+
 def test_the_ledger_tells_one_schedule_from_another():
     other = stage({0: 1.9, 4: 1.1, 5: 1.5})
     state = after(stage(), 4)
@@ -233,7 +240,8 @@ CONFIG = TrainConfig(
 
 def test_the_trainer_calibrates_and_states_the_schedule(tmp_path):
     plan = make_plan(CONFIG, load_dataset("digits").train_size)
-    summary = train_and_evaluate(CONFIG, tmp_path, progress=False).summary
+    result = train_and_evaluate(CONFIG, tmp_path, progress=False)
+    summary = result.summary
     schedule = {0: 3.0, 2: 3.0**0.5, 4: 1.0}
     noise = {first: plan.noise_multiplier * each for first, each in schedule.items()}
     assert plan.noise == pytest.approx(noise)
@@ -242,8 +250,9 @@ def test_the_trainer_calibrates_and_states_the_schedule(tmp_path):
         noise_multiplier=noise, steps=7, sampler=plan.sampler, delta=1e-5, accountant="rdp"
     )
     assert summary["epsilon"] == pytest.approx(spent)
-    longer = dataclasses.replace(CONFIG, steps=9, epsilon=9.0)
-    with pytest.raises(ConfigError, match="differs"):
+    assert result.history[-1]["epsilon"] == pytest.approx(spent)
+    longer = dataclasses.replace(CONFIG, steps=9, noise_multiplier=plan.noise_multiplier)
+    with pytest.raises(ConfigError, match="steps=9 differs"):
         train_and_evaluate(longer, tmp_path, progress=False)
 
 

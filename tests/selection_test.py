@@ -138,7 +138,9 @@ def test_what_is_no_event_is_refused():
         selection.best_of_random(RUN, mean=2, distribution="geometric")
 
 
-def test_trials_that_can_be_read_but_once_are_refused():
-    """They were empty after a first look, and cost nothing."""
-    with pytest.raises(TypeError, match="want a list of events"):
-        selection.all_of(iter([dpa.GaussianDpEvent(1.0)]))
+def test_trials_that_can_be_read_but_once_are_priced_all_the_same():
+    """The check read them, and the best of none cost an ε of 0."""
+    assert selection.all_of(iter([RUN, RUN])) == selection.all_of([RUN, RUN])
+    among = {"mean": 2, "distribution": "geometric"}
+    found = selection.best_of_random(iter([RUN]), **among)
+    assert found == selection.best_of_random([RUN], **among)

@@ -139,3 +139,24 @@ def test_a_machine_can_read_it():
 )
 def test_numbers_are_rounded_up(value, text):
     assert _statement._up(value) == text
+
+
+@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(2.0)]), filter(None, []), {}])
+def test_others_that_can_be_read_but_once_are_refused(also):
+    """The check read them, and ε was that of the run alone."""
+    with pytest.raises(TypeError, match="want a sequence"):
+        accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)
+    with pytest.raises(TypeError, match="want a sequence"):
+        accounting.calibrate_noise_multiplier(
+            epsilon=9.0, delta=DELTA, steps=5, sampler=SAMPLER, also=also
+        )
+
+
+def test_a_composition_that_can_be_read_but_once_is_refused():
+    """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
+    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(2.0) for _ in range(2))
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(TypeError, match="want a list or a tuple"):
+            accounting.event_epsilon(once, DELTA, accountant=accountant)
+    with pytest.raises(TypeError, match="want a list or a tuple"):
+        accounting.gdp_spent(spent(gaussian()), SAMPLER, DELTA, also=[once])

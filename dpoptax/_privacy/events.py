@@ -214,7 +214,7 @@ def separated_event(
 
 def with_others(event: Event, also: Sequence[Event]) -> Event:
     """The event composed with others on the same data."""
-    # An iterator would be empty after the first look, and its events priced at nothing.
+    # What can be read but once, such as a generator, would be empty where the event is made.
     if not isinstance(also, Sequence) or not all(isinstance(other, Event) for other in also):
         raise TypeError(
             f"also={also!r}: want a sequence of dp_accounting events, such as [vocabulary.event]"
@@ -265,6 +265,11 @@ def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
     Hashable where these are, so that what was priced can be kept.
     """
     if isinstance(event, dpa.ComposedDpEvent):
+        if not isinstance(event.events, Sequence):
+            raise TypeError(
+                f"ComposedDpEvent(events={event.events!r}): want a list or a tuple; what can be "
+                "read but once, such as a generator, is nothing to who asks again"
+            )
         return attr.evolve(event, events=tuple(change(part) for part in event.events))
     if isinstance(event, WorstOfDpEvent):
         return WorstOfDpEvent(tuple(change(part) for part in event.events))
