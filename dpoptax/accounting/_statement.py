@@ -82,7 +82,7 @@ class Statement:
             "accounted": _ACCOUNTED[self.accountant]
             + (f", with {self.others} other releases of the data" if self.others else ""),
             "attacks": f"find at most {_up(100 * self.found)} % of the {self.unit}s where they "
-            f"accuse 1 % of all others; μ = {_up(self.mu)}",
+            f"accuse {100 * _ACCUSED:g} % of all others; μ = {_up(self.mu)}",
             "holds": "for every bit of a release"
             if exact
             else "for real numbers, and so not for the last bits of a release",

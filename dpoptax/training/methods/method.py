@@ -1,7 +1,7 @@
 """What a method is to the trainer, and the two that have no filter."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import optax
@@ -70,7 +70,8 @@ class Method:
         """
         strategy = self.strategy(steps)
         if strategy is None:
-            return dpoptax.gaussian_noise(**release)
+            noise = scheduled(release.pop("noise_multiplier"), self.schedule(steps))
+            return dpoptax.gaussian_noise(noise_multiplier=noise, **release)
         fixed_point = release.pop("fixed_point", False)
         return dpoptax.correlated_noise(
             strategy, fixed_point_clip=clip if fixed_point else None, **release
@@ -99,6 +100,15 @@ class Method:
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters as plain values."""
         return {"name": self.name, **dataclasses.asdict(self)}
+
+
+def scheduled(
+    noise_multiplier: float, relative: Mapping[int, float] | None
+) -> float | dict[int, float]:
+    """The noise multipliers of what `Method.schedule` returns, of which the least is given."""
+    if relative is None:
+        return noise_multiplier
+    return {first: noise_multiplier * each for first, each in relative.items()}
 
 
 @dataclasses.dataclass(frozen=True)

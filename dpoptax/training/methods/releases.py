@@ -114,12 +114,6 @@ class DecayingNoise(Method):
         falling = [self.ratio ** (1 - i / max(phases - 1, 1)) for i in range(phases)]
         return {i * steps // phases: each / min(falling) for i, each in enumerate(falling)}
 
-    def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """Of a schedule, whose least multiplier is the one that is given."""
-        least = release.pop("noise_multiplier")
-        scheduled = {first: least * each for first, each in self.schedule(steps).items()}
-        return super().noise(clip, steps, noise_multiplier=scheduled, **release)
-
 
 @dataclasses.dataclass(frozen=True)
 class CorrelatedNoise(Doppler):

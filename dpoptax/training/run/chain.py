@@ -14,6 +14,7 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.methods.method import scheduled
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.recording import recorder
@@ -196,12 +197,9 @@ def _check_ledger(chain: Chain) -> None:
             )
     if method.unproven() is not None:
         return
-    noise: float | dict[int, float] = chain.noise_multiplier
-    if (relative := method.schedule(config.steps)) is not None:
-        noise = {step: chain.noise_multiplier * each for step, each in relative.items()}
     (planned,) = _mechanisms(
         dpoptax.gaussian_noise(
-            noise_multiplier=noise,
+            noise_multiplier=scheduled(chain.noise_multiplier, method.schedule(config.steps)),
             batch_size=config.batch_size,
             key=chain.key,
             fixed_point=config.fixed_point,

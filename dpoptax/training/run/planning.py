@@ -277,7 +277,7 @@ def _disagreement(run: Run) -> tuple[float, float] | None:
         delta=config.delta,
         steps=config.steps,
         sampler=plan.priced,
-        schedule=None if plan.schedule is None else dict(plan.schedule),
+        schedule=plan.relative,
         accountant=config.accountant,
     )
     pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))

@@ -8,6 +8,7 @@ import dpoptax
 from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
+from dpoptax.training.methods.method import scheduled
 from dpoptax.training.run import devices
 from dpoptax.training.run.kept import keeping
 from dpoptax.training.sharing import once
@@ -70,6 +71,11 @@ class PrivacyPlan:
     def noise(self) -> float | dict[int, float]:
         """The noise multiplier, or those of the phases by their first steps."""
         return _noise(self.noise_multiplier, self.schedule)
+
+    @property
+    def relative(self) -> dict[int, float] | None:
+        """The schedule as the accounting takes it."""
+        return _by_step(self.schedule)
 
     @property
     def priced(self) -> Any:
@@ -253,7 +259,7 @@ def _noise_and_steps(
             **release,
             epsilon=epsilon,
             steps=steps,
-            schedule=None if schedule is None else dict(schedule),
+            schedule=_by_step(schedule),
         )
     noise = _noise(noise_multiplier, schedule)
     # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
@@ -280,9 +286,11 @@ def _curve(
 
 
 def _noise(noise_multiplier: float, schedule: Schedule | None) -> float | dict[int, float]:
-    if schedule is None:
-        return noise_multiplier
-    return {first: noise_multiplier * relative for first, relative in schedule}
+    return scheduled(noise_multiplier, _by_step(schedule))
+
+
+def _by_step(schedule: Schedule | None) -> dict[int, float] | None:
+    return None if schedule is None else dict(schedule)
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:

@@ -293,9 +293,8 @@ def _made_for_its_steps(run: Run) -> bool:
     """Whether another number of steps would be another run.
 
     A record has room for so many, and noise that is correlated or has a schedule was made for so
-    many. A schedule of the learning rate for more
-    would take steps that are run again, after a stop, to other parameters: the same noise, already
-    shown, would be added to the gradients there.
+    many. A schedule of the learning rate for more would take steps that are run again, after a
+    stop, to other parameters: the same noise, already shown, would be added to the gradients there.
     """
     config = run.config
     noise = run.plan.strategy, run.plan.schedule
