@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.typing import DTypeLike
 
 # What JAX takes as a pytree: anything, as types go.
 PyTree: TypeAlias = Any
@@ -135,8 +136,8 @@ def alike(leaves: list[jax.Array]) -> list[list[int]]:
     return list(groups.values())
 
 
-def held(tree: Tree) -> Tree:
-    """`tree`, whose floating-point arrays are computed once and stored, whoever reads them.
+def held(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
+    """`tree`, whose arrays of a kind, floating-point ones, are computed and stored once.
 
     A norm and the sum that it is of have to read the same numbers. XLA computes an array anew in
     each kernel that reads it, where it can be fused, and not always with the same rounding; where
@@ -144,7 +145,7 @@ def held(tree: Tree) -> Tree:
     stored: this one has no turn, and a barrier hides that for as long as loops are simplified.
     """
     leaves, structure = jax.tree.flatten(tree)
-    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, jnp.inexact)]
+    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
     # Outside of a program each operation is by itself, and its result stored.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree

@@ -86,9 +86,21 @@ def _normal(
     second = along >= half
     place = places(shape, strides, out_sharding)
     place = jnp.where(second, place - np.uint32(half * strides[axis]), place)
-    radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
+    return normal_at(key, place, second)
+
+
+def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
+    """One number of each pair, its y where `second` says so; of one key, or of one for each."""
+    radius, low, high, signs = _polar(*words_at(key, pair, (_STREAM,)))
     signs = jnp.where(second, signs << 1, signs)
     return _signed(radius * jnp.where(second, high, low), signs)
+
+
+def halves(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many numbers, in row-major order, have a first and a second half; and the first's."""
+    axis, half = _halves(shape or (1,))
+    inner = math.prod(shape[axis + 1 :])
+    return math.prod(shape[axis:]), half * inner
 
 
 def _halves(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -25,14 +25,14 @@ def chacha20(
     """The 16 words of the blocks at `counters`, as RFC 8439 has them in section 2.3.
 
     Args:
-      key: uint32, shape (8,).
+      key: uint32, shape (8,), or (…, 8) for keys that broadcast against the counters.
       counters: uint32, of any shape, which each of the words has.
       nonce: three words.
       looped: whether the rounds are a loop: soon compiled, and slow for many counters, whose words
         go through memory in each round. Written out, they stay in registers.
     """
     start = [jnp.uint32(word) for word in _CONSTANTS]
-    start += [key[i] for i in range(KEY_WORDS)]
+    start += [key[..., i] for i in range(KEY_WORDS)]
     start += [counters, *map(jnp.uint32, nonce)]
     words = list(start)
     if looped:

@@ -11,7 +11,7 @@ import optax
 from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
-from dpoptax._noise.draws import add_noise, draw_once
+from dpoptax._noise.draws import add_noise
 from dpoptax._noise.keys import check_noise_key, fold_in
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import check_same_clip, release
@@ -175,9 +175,7 @@ def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) 
         check_same_clip(clipped, clip, "clip")
         if mechanism.noise_multiplier == 0.0 and clipped.grid is None:
             return clipped.sum, state.buffers
-        return add_correlated_noise(
-            clipped, strategy, mechanism, state.buffers, state.count, step_key
-        )
+        return add_correlated_noise(clipped, strategy, mechanism, state.buffers, step_key)
 
     return _Noising(lambda params: begin_buffers(strategy, params), add)
 
@@ -211,7 +209,7 @@ def _buffering(strategy: Strategy) -> _Noising:
     def next_fn(
         zeros: PyTree, state: CorrelatedNoiseState, step_key: jax.Array
     ) -> tuple[PyTree, PyTree]:
-        white = draw_once(lambda: add_noise(zeros, 1.0, step_key), zeros, state.count)
+        white = add_noise(zeros, 1.0, step_key)
         # By default GPUs and TPUs round factors of products to 8 or 11 bits: the strategy's numbers
         # would be others than those that are priced, and what is rounded off the noise of earlier
         # steps would tell it from the sums that it was added to.

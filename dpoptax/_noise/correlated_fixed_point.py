@@ -61,7 +61,6 @@ def add_correlated_noise(
     strategy: BandedToeplitz,
     mechanism: Mechanism,
     buffers: PyTree,
-    count: jax.Array,
     key: jax.Array,
 ) -> tuple[PyTree, PyTree]:
     """Returns the sum with the noise of a step, and the noise of the last b − 1 steps.
@@ -76,21 +75,18 @@ def add_correlated_noise(
       strategy: c, of b coefficients.
       mechanism: σ and B.
       buffers: Y_{t−1}, …, Y_{t−b+1}, as `begin_buffers` begins them.
-      count: t.
       key: of this step.
     """
     step = grid_of(clipped, mechanism)
     stddev = stddev_of_band(strategy, clipped, mechanism.noise_multiplier, step)
     steps, taps = steps_of(stddev, step), multiples(strategy)
     _check_range(taps, steps)
-
-    def white() -> PyTree:
-        return draws.each_leaf(clipped.sum, key, integers(steps), lambda leaf, drawn: drawn)
+    white = draws.each_leaf(clipped.sum, key, integers(steps), lambda leaf, drawn: drawn)
 
     def correlated(drawn: jax.Array, *past: jax.Array) -> jax.Array:
         return drawn - product(taps, past)
 
-    noise = jax.tree.map(correlated, draws.draw_once(white, clipped.sum, count), *buffers)
+    noise = jax.tree.map(correlated, white, *buffers)
     noisy = jax.tree.map(lambda leaf, noise: on_grid(leaf, noise, step), clipped.sum, noise)
     return noisy, (noise, *buffers)[: len(taps)]
 

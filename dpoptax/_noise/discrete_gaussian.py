@@ -61,7 +61,18 @@ def discrete_gaussian(
 
     """
     place = places(tuple(shape), out_sharding=out_sharding)
-    words = words_at(check_noise_key(key), place, _STREAMS)
+    return discrete_gaussian_at(check_noise_key(key), place, stddev, out_sharding=out_sharding)
+
+
+def discrete_gaussian_at(
+    key: jax.Array,
+    place: jax.Array,
+    stddev: float,
+    *,
+    out_sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
+    """The number at each place; of one key, or of one for each."""
+    words = words_at(key, place, _STREAMS)
     larger, smaller = _factors(stddev)
     drawn = larger * _draw(words[:3], stddev, out_sharding)
     return drawn + smaller * _draw(words[3:], stddev, out_sharding) if smaller else drawn

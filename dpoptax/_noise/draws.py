@@ -1,6 +1,7 @@
-"""How noise is drawn: each number once, a leaf at a time, without long compilation."""
+"""How noise is drawn: each number once, for all readers, without long compilation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,23 @@ from jax.typing import DTypeLike
 
 from dpoptax._noise import box_muller
 from dpoptax._noise.keys import check_threefry_key, split
-from dpoptax._trees import PyTree, alike, float32_at_least, out_sharding, unstacked
+from dpoptax._noise.rows import Halves, Rows, fits
+from dpoptax._trees import PyTree, float32_at_least, held, out_sharding, unstacked
+
+
+class Noise(NamedTuple):
+    """How numbers are drawn, of a whole array or at places in several, to the same bits.
+
+    Attributes:
+      of: from a key and an array noise of its shape and sharding.
+      at: from keys, pairs and whether they are in the second half, as `Places` has them, float32
+        or integer numbers.
+      halves: how the numbers of an array are paired.
+    """
+
+    of: Callable[[jax.Array, jax.Array], jax.Array]
+    at: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    halves: Halves
 
 
 def standard_normal(
@@ -33,7 +50,7 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
     if isinstance(stddev, float) and stddev == 0.0:
         return tree
 
-    def noise(key: jax.Array, leaf: jax.Array) -> jax.Array:
+    def of(key: jax.Array, leaf: jax.Array) -> jax.Array:
         dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
         return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
 
@@ -42,70 +59,74 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
         scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
         return leaf + scale * noise
 
-    return each_leaf(tree, key, noise, noisy)
+    return each_leaf(tree, key, Noise(of, box_muller.normal_at, box_muller.halves), noisy)
 
 
 def each_leaf(
     tree: PyTree,
     key: jax.Array,
-    noise: Callable[[jax.Array, jax.Array], jax.Array],
+    noise: Noise,
     noisy: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> PyTree:
-    """Returns the tree of noisy(leaf, noise(key, leaf)), a key for every leaf.
+    """Returns the tree of noisy(leaf, noise of the leaf), a key for every leaf.
 
-    Leaves that are alike are drawn in a loop, and made noisy in a stack.
+    Inside a program, small leaves are rows of one matrix, which one kernel makes noisy.
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
-    results, groups = list(leaves), alike(leaves)
-    alone = [indices[0] for indices in groups if len(indices) == 1]
-    own = dict(zip(alone, unstacked(keys[np.array(alone)])[0], strict=True)) if alone else {}
-    for indices in groups:
-        leaf = leaves[indices[0]]
-        if len(indices) == 1:
-            results[indices[0]] = noisy(leaf, noise(own[indices[0]], leaf))
-            continue
-        drawn = jax.lax.map(lambda key, leaf=leaf: noise(key, leaf), keys[np.array(indices)])
-        _put(list(jnp.unstack(noisy(_stack(leaves, indices), drawn))), indices, results)
+    results = list(leaves)
+    together, alone = _apart(leaves, keys, noise)
+
+    def draw() -> tuple[list[jax.Array], list[jax.Array]]:
+        matrices = [
+            noisy(rows.packed([leaves[i] for i in indices]), _in_rows(noise, rows, keys, indices))
+            for rows, indices in together
+        ]
+        own = unstacked(keys[np.array(alone)])[0] if alone else []
+        return matrices, [
+            noisy(leaves[i], noise.of(key, leaves[i])) for i, key in zip(alone, own, strict=True)
+        ]
+
+    matrices, drawn = _once(draw)
+    for i, leaf in zip(alone, drawn, strict=True):
+        results[i] = leaf
+    for (rows, indices), matrix in zip(together, matrices, strict=True):
+        for i, leaf in zip(indices, rows.unpacked(matrix), strict=True):
+            results[i] = leaf
     return jax.tree.unflatten(treedef, results)
 
 
-def draw_once(draw: Callable[[], PyTree], like: PyTree, count: jax.Array) -> PyTree:
-    """Returns `draw()`, noise or noisy sums of the shapes of `like`, drawn once for all readers.
+def _apart(
+    leaves: list[jax.Array], keys: jax.Array, noise: Noise
+) -> tuple[list[tuple[Rows, list[int]]], list[int]]:
+    """Which leaves are drawn in rows, those of a dtype together, and which by themselves."""
+    alone, groups = [], dict[Hashable, list[int]]()
+    for i, leaf in enumerate(leaves):
+        if (
+            not isinstance(keys, jax.core.Tracer)
+            or float32_at_least(leaf) != jnp.float32
+            or out_sharding(leaf) is not None  # under explicit axes each device draws its own part
+            or not fits(leaf.shape, noise.halves)
+        ):
+            alone.append(i)
+        else:
+            groups.setdefault(leaf.dtype, []).append(i)
+    return [
+        (Rows([leaves[i].shape for i in indices], noise.halves), indices)
+        for indices in groups.values()
+    ], alone
+
+
+def _in_rows(noise: Noise, rows: Rows, keys: jax.Array, indices: list[int]) -> jax.Array:
+    places = rows.places()
+    return noise.at(keys[np.array(indices)[places.array]][:, None], places.pair, places.second)
+
+
+def _once(draw: Callable[[], PyTree]) -> PyTree:
+    """Returns `draw()`, noise or noisy sums, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
-    and its buffer, into each: the draw is made twice and its parts go through memory. It fuses
-    nothing across a branch, so here is one. It is always taken, as no count is negative.
+    and its buffer, into each: the draw is made twice and its parts go through memory.
     """
-    if not isinstance(count, jax.core.Tracer):  # each operation by itself: nothing is fused
-        return draw()
     draw = jax.jit(draw)  # traced once for all that follows
-    likes, treedef = jax.tree.flatten(like)
-    groups = alike(likes)  # every array that leaves the branch takes time to compile
-
-    def stacked(tree: PyTree) -> list[jax.Array]:
-        leaves = jax.tree.leaves(tree)
-        return [_stack(leaves, indices) for indices in groups]
-
-    def nothing() -> list[jax.Array]:
-        zeros = lambda x, drawn: jnp.zeros_like(x, drawn.dtype)  # noqa: E731
-        return stacked(jax.tree.map(zeros, like, jax.eval_shape(draw)))
-
-    def branch() -> PyTree:
-        leaves = list(likes)
-        stacks = jax.lax.cond(count >= 0, lambda: stacked(draw()), nothing)
-        for indices, parts in zip(groups, unstacked(*stacks), strict=True):
-            _put(parts, indices, leaves)
-        return jax.tree.unflatten(treedef, leaves)
-
-    return jax.lax.platform_dependent(cpu=branch, default=draw)
-
-
-def _stack(leaves: list[jax.Array], indices: list[int]) -> jax.Array:
-    return jnp.stack([leaves[i] for i in indices])
-
-
-def _put(parts: Sequence[jax.Array], indices: list[int], leaves: list[jax.Array]) -> None:
-    """Puts the parts of a stack back in their places among the leaves."""
-    for i, part in zip(indices, parts, strict=True):
-        leaves[i] = part
+    return jax.lax.platform_dependent(cpu=lambda: held(draw(), jnp.number), default=draw)

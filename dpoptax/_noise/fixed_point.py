@@ -1,7 +1,7 @@
 """Noise in fixed point: what is proved of real numbers holds for every bit of the release."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import draws
-from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian
+from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian, discrete_gaussian_at
 from dpoptax._noise.ledger import Mechanism, check_mechanism
 from dpoptax._privacy.phases import checked_phases, least
 from dpoptax._trees import PyTree, float32_at_least, out_sharding
@@ -106,14 +106,18 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
     Raises:
       ValueError: as `steps_of`.
     """
-    draw = integers(steps_of(stddev, step))
-    return draws.each_leaf(tree, key, draw, lambda leaf, noise: on_grid(leaf, noise, step))
+    noise = integers(steps_of(stddev, step))
+    return draws.each_leaf(tree, key, noise, lambda leaf, drawn: on_grid(leaf, drawn, step))
 
 
-def integers(stddev: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """From a key and a leaf a discrete Gaussian of the leaf's shape and sharding."""
-    return lambda key, leaf: discrete_gaussian(
-        key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
+def integers(stddev: float) -> draws.Noise:
+    """A discrete Gaussian, of which no number is paired with another."""
+    return draws.Noise(
+        of=lambda key, leaf: discrete_gaussian(
+            key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
+        ),
+        at=lambda key, place, second: discrete_gaussian_at(key, place, stddev),
+        halves=lambda shape: (math.prod(shape), math.prod(shape)),
     )
 
 

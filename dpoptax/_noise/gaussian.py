@@ -13,7 +13,7 @@ from dpoptax._clips.base import Clip, check_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_per_example
 from dpoptax._noise import fixed_point as _fixed_point
-from dpoptax._noise.draws import add_noise, draw_once
+from dpoptax._noise.draws import add_noise
 from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import release
@@ -216,7 +216,7 @@ def noisy_mean_of(
 ) -> PyTree:
     """(Σ + σ C N(0, I)) / B, with C the sensitivity of the sum's geometry."""
     add = _add_in_fixed_point if mechanism.fixed_point else _add
-    noisy = draw_once(lambda: add(clipped, mechanism, count, step_key), clipped.sum, count)
+    noisy = add(clipped, mechanism, count, step_key)
     return jax.tree.map(lambda total: total / mechanism.batch_size, noisy)
 
 

@@ -118,11 +118,12 @@ def two_words(key: jax.Array) -> jax.Array:
 def words_at(key: jax.Array, places: jax.Array, streams: Sequence[int]) -> list[jax.Array]:
     """Two words of 32 bits for each stream, at every place: of other streams, others.
 
-    At most eight streams.
+    At most eight streams. Of one key, or of keys that broadcast against the places.
     """
     if _is_chacha20(key):
         return chacha20.noise_words(key, places, streams[0], 2 * len(streams))
-    high, low = jax.random.key_data(key)
+    words = jax.random.key_data(key)
+    high, low = words[..., 0], words[..., 1]
     return [word for s in streams for word in threefry(high, low, places, stream=s)]
 
 

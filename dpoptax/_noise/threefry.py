@@ -21,7 +21,7 @@ def threefry(
 
     """
     schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
-    high = lax.broadcast(key_high + np.uint32(stream), counters.shape)
+    high = jnp.broadcast_to(key_high + np.uint32(stream), counters.shape)
     low = counters + key_low
     for block in range(5):
         for rotation in _ROTATIONS[block % 2]:

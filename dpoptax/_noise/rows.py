@@ -1,0 +1,122 @@
+"""Many small arrays as the rows of one matrix, for one kernel that draws the noise of all."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpoptax._trees import unknown
+
+# Numbers in a row; what is left of an array's last row is padding.
+_WIDTH = 128
+# Arrays of at most so many numbers, padding included: the matrix is another pass through memory,
+# and each of several devices draws all of it, also for arrays that are split among them. Found by
+# hand on one x86 CPU; no command of the benchmarks repeats it.
+_MOST = 2**18
+_MOST_ON_SEVERAL = 2**16
+
+Halves = Callable[[tuple[int, ...]], tuple[int, int]]
+"""Of a shape, how many numbers repeat (one after another, in row-major order), and how many of
+those are the first half: the numbers of both halves are drawn in pairs."""
+
+
+class Places(NamedTuple):
+    """What the numbers of a matrix of rows are drawn by.
+
+    Attributes:
+      array: which array a row is of.
+      pair: uint32, of every number its place in its array, the second half's counted like the
+        first's.
+      second: whether a number is in the second half.
+    """
+
+    array: np.ndarray
+    pair: jax.Array
+    second: jax.Array
+
+
+class Rows:
+    """Arrays of these shapes, each cut into rows of one matrix."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], halves: Halves) -> None:
+        """Lays the rows out."""
+        self._shapes = list(shapes)
+        self._cuts = [_cut(shape, halves) for shape in self._shapes]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix."""
+        return sum(cut.rows for cut in self._cuts), _WIDTH
+
+    def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """The matrix of arrays of one dtype, with zeros behind each."""
+        return jnp.concatenate(
+            [_in_rows(x, cut) for x, cut in zip(arrays, self._cuts, strict=True)]
+        )
+
+    def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
+        """The arrays of a matrix, read at places that the compiler does not know.
+
+        So that what reads arrays of one shape is compiled once, as in `dpoptax._trees.unstacked`.
+        """
+        starts = unknown(np.cumsum([0, *(cut.rows for cut in self._cuts[:-1])]).tolist())
+        return [
+            _out_of_rows(matrix, start, cut).reshape(shape)
+            for start, cut, shape in zip(starts, self._cuts, self._shapes, strict=True)
+        ]
+
+    def places(self) -> Places:
+        """The place of every number of the matrix; that of padding is whatever comes out."""
+        table = np.array(
+            [
+                (i, start, cut.half, period * cut.half)
+                for i, cut in enumerate(self._cuts)
+                for period in range(cut.periods)
+                for start in range(0, cut.period, _WIDTH)
+            ],
+            np.uint32,
+        )
+        start, half, before = (jnp.asarray(table[:, [column]]) for column in (1, 2, 3))
+        within = start + lax.broadcasted_iota(np.uint32, self.shape, 1)
+        second = within >= half
+        return Places(table[:, 0], before + jnp.where(second, within - half, within), second)
+
+
+def fits(shape: tuple[int, ...], halves: Halves) -> bool:
+    """Whether an array is small enough for rows."""
+    most = _MOST if jax.device_count() == 1 else _MOST_ON_SEVERAL
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= most
+
+
+class _Cut(NamedTuple):
+    """How an array is cut: each of its periods into rows of its own."""
+
+    periods: int
+    period: int
+    half: int
+
+    @property
+    def rows(self) -> int:
+        return self.periods * -(-self.period // _WIDTH)
+
+
+def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
+    period, half = halves(shape)
+    return _Cut(math.prod(shape) // period, period, half)
+
+
+def _in_rows(x: jax.Array, cut: _Cut) -> jax.Array:
+    x = x.reshape(cut.periods, cut.period)
+    padding = -cut.period % _WIDTH
+    if padding:
+        x = jnp.pad(x, ((0, 0), (0, padding)))
+    return x.reshape(cut.rows, _WIDTH)
+
+
+def _out_of_rows(matrix: jax.Array, start: jax.Array, cut: _Cut) -> jax.Array:
+    rows = lax.dynamic_slice_in_dim(matrix, start, cut.rows, allow_negative_indices=False)
+    return rows.reshape(cut.periods, -1)[:, : cut.period]

@@ -1,0 +1,90 @@
+"""Noise of many small arrays at once is, to the bit, that of each by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpoptax._noise import box_muller, draws, fixed_point
+from dpoptax._noise.keys import split
+from dpoptax._noise.rows import Rows, fits
+
+pytestmark = pytest.mark.optimized
+
+SMALL = [
+    *((), (1,), (2,), (127,), (128,), (129,), (256,), (1001,)),
+    *((7, 5), (5, 7), (1, 9), (256, 130), (9, 33), (130, 3)),
+    *((3, 3, 3, 16), (3, 3, 5, 7), (5, 5, 1, 32), (3, 3, 64, 64), (7, 7, 3, 3), (1, 1, 1)),
+]
+ALONE = [(0,), (3, 0, 2), (2**18 + 2,), (512, 513), (7, 7, 7, 7, 7, 2)]
+KEYS = {"threefry": jax.random.key(3), "chacha20": jnp.arange(8, dtype=jnp.uint32)}
+NOISES = {
+    "normal": (lambda tree, key: draws.add_noise(tree, 1.0, key)),
+    "integers": (lambda tree, key: draws.each_leaf(tree, key, _INTEGERS, lambda _, drawn: drawn)),
+}
+_INTEGERS = fixed_point.integers(1000.0)
+
+
+def same_bits(actual, expected):
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    return np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
+
+
+def _zeros(shapes):
+    return [jnp.zeros(shape) for shape in shapes]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("key", KEYS)
+def test_bits_are_those_of_each_array_alone(noise, key):
+    """Outside of programs every leaf is drawn by itself."""
+    shapes = [*SMALL, *(ALONE[:3] if (noise, key) == ("normal", "threefry") else ALONE[:2])]
+    alone = NOISES[noise](_zeros(shapes), KEYS[key])
+    together = jax.jit(NOISES[noise])(_zeros(shapes), KEYS[key])
+    for shape, got, want in zip(shapes, together, alone, strict=True):
+        assert same_bits(got, want), shape
+
+
+def test_bits_are_those_of_the_leafs_own_key():
+    keys = split(KEYS["threefry"], len(SMALL))
+    drawn = jax.jit(NOISES["normal"])(_zeros(SMALL), KEYS["threefry"])
+    for key, shape, got in zip(keys, SMALL, drawn, strict=True):
+        assert same_bits(got, box_muller.normal(key, shape)), shape
+
+
+def test_no_number_is_drawn_twice():
+    drawn = jax.jit(NOISES["normal"])(_zeros(SMALL), KEYS["threefry"])
+    numbers = np.abs(np.concatenate([np.ravel(x) for x in drawn]))
+    assert len(np.unique(numbers)) > 0.999 * numbers.size
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+def test_which_arrays_are_small(shape):
+    assert fits(shape, box_muller.halves)
+    assert fits(shape, _INTEGERS.halves)
+
+
+@pytest.mark.parametrize("shape", ALONE, ids=str)
+def test_which_arrays_are_drawn_alone(shape):
+    """Large ones, empty ones, and those that would be mostly padding."""
+    assert not fits(shape, box_muller.halves)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_sums_come_back_from_their_rows(dtype):
+    rng = np.random.default_rng(0)
+    tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in SMALL]
+    rows = Rows(SMALL, box_muller.halves)
+    matrix = rows.packed(tree)
+    assert matrix.shape == rows.shape
+    for unpacked in (rows.unpacked(matrix), jax.jit(rows.unpacked)(matrix)):
+        assert all(map(same_bits, unpacked, tree))
+
+
+def test_sums_of_several_dtypes_keep_them():
+    tree = {"a": jnp.full(9, 2, jnp.bfloat16), "b": jnp.ones((4, 4)), "c": jnp.full(9, 3.0)}
+    noise = draws.Noise(lambda key, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves)
+    kept = jax.jit(lambda key: draws.each_leaf(tree, key, noise, lambda leaf, _: leaf))
+    for name, leaf in kept(KEYS["threefry"]).items():
+        assert same_bits(leaf, tree[name]), name
