@@ -1,9 +1,9 @@
 """States, parameters and arrays in pytrees: finding one, what is masked, how one is split."""
 
+import functools
 import math
 import numbers
-from collections.abc import Hashable, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -158,20 +158,24 @@ def held(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
 def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
     """What a loop of no turn returns of arrays."""
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+
+    def changed(carry: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
+        turn, arrays = carry
+        zero = functools.lru_cache(jnp.zeros)  # each operation takes time to compile
+        return turn + 1, [_changed(x, turn, zero) for x in arrays]
+
     _, kept = lax.while_loop(
-        lambda carry: carry[0] < never,
-        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
-        (jnp.zeros_like(never), arrays),
+        lambda carry: carry[0] < never, changed, (jnp.zeros_like(never), arrays)
     )
     return kept
 
 
-def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
+def _changed(x: jax.Array, turn: jax.Array, zero: Callable[..., jax.Array]) -> jax.Array:
     """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
     if not x.ndim or jax.device_count() > 1:  # one entry may be on another device
         return -x
     return lax.dynamic_update_slice(
-        x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
+        x, zero((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
     )
 
 
@@ -195,7 +199,7 @@ def unstacked(*stacks: jax.Array) -> list[list[jax.Array]]:
     if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
         return [list(jnp.unstack(stack)) for stack in stacks]
     places = unknown(range(max(sizes)))
-    part = partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+    part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
     return [
         [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
         for x, n in zip(stacks, sizes, strict=True)

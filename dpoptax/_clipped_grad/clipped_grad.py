@@ -1,6 +1,7 @@
 """The sum of clipped per-example gradients of a loss: microbatches, masks, randomness, outputs."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -167,14 +168,18 @@ def clipped_grad(
             local_sum, layout, scatter=not clip.encodes, bound=clip.sensitivity
         )
 
-    @jax.jit
+    @functools.partial(jax.jit, static_argnames="unweighted")
     def clipped_sum(
         points: GradientPoints,
         batch: PyTree,
         mask: jax.Array,
         key: jax.Array | None,
         ids: jax.Array | None,
+        *,
+        unweighted: bool,
     ) -> tuple[ClippedSum, PyTree]:
+        if unweighted:  # known to the compiler, which multiplies by no weight then
+            points = dataclasses.replace(points, weights=(1.0,))
         points = _with_mapped_reference(points, clip)
         rows, mask = mark(((batch, ids), mask), EXAMPLES)
         total, aux = whole_sum(points, rows, mask, key)
@@ -204,7 +209,9 @@ def clipped_grad(
         records = _check_ids(ids, key, which.shape[0])
         if grid is not None:
             check_capacity(clip, grid, which.shape[0])
-        clipped, aux = clipped_sum(points, batch, which, key, records)
+        first = points.weights[0]
+        unweighted = len(points.weights) == 1 and isinstance(first, float) and first == 1.0
+        clipped, aux = clipped_sum(points, batch, which, key, records, unweighted=unweighted)
         clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
         return (clipped, aux) if has_aux else clipped
 

@@ -82,7 +82,8 @@ def release(
     clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
     mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
     mean = as_released(_nan_where(refused != 0, mean), mechanism)
-    released = _nan_where(refused != 0, clipped.decode(mean))
+    decoded = clipped.decode(mean)
+    released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
     return released, (mean, beside), after_release(state, refused)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpoptax._trees import unknown
+from dpoptax._trees import unstacked
 
 # Numbers in a row; what is left of an array's last row is padding.
 _WIDTH = 128
@@ -40,41 +40,43 @@ class Places(NamedTuple):
 
 
 class Rows:
-    """Arrays of these shapes, each cut into rows of one matrix."""
+    """Arrays of these shapes, each cut into rows of one matrix, those of a shape side by side."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], halves: Halves) -> None:
         """Lays the rows out."""
-        self._shapes = list(shapes)
-        self._cuts = [_cut(shape, halves) for shape in self._shapes]
+        groups = {shape: [i for i, x in enumerate(shapes) if x == shape] for shape in shapes}
+        self._groups = [(shape, _cut(shape, halves), indices) for shape, indices in groups.items()]
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the matrix."""
-        return sum(cut.rows for cut in self._cuts), _WIDTH
+        return sum(cut.rows * len(indices) for _, cut, indices in self._groups), _WIDTH
 
     def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The matrix of arrays of one dtype, with zeros behind each."""
         return jnp.concatenate(
-            [_in_rows(x, cut) for x, cut in zip(arrays, self._cuts, strict=True)]
+            [_in_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
         )
 
     def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
-        """The arrays of a matrix, read at places that the compiler does not know.
-
-        So that what reads arrays of one shape is compiled once, as in `dpoptax._trees.unstacked`.
-        """
-        starts = unknown(np.cumsum([0, *(cut.rows for cut in self._cuts[:-1])]).tolist())
-        return [
-            _out_of_rows(matrix, start, cut).reshape(shape)
-            for start, cut, shape in zip(starts, self._cuts, self._shapes, strict=True)
-        ]
+        """The arrays of a matrix."""
+        stacks, start = [], 0
+        for shape, cut, indices in self._groups:
+            end = start + cut.rows * len(indices)
+            stacks.append(_out_of_rows(matrix[start:end], cut).reshape(-1, *shape))
+            start = end
+        found: dict[int, jax.Array] = {}
+        for (_, _, indices), parts in zip(self._groups, unstacked(*stacks), strict=True):
+            found.update(zip(indices, parts, strict=True))
+        return [found[i] for i in range(len(found))]
 
     def places(self) -> Places:
         """The place of every number of the matrix; that of padding is whatever comes out."""
         table = np.array(
             [
                 (i, start, cut.half, period * cut.half)
-                for i, cut in enumerate(self._cuts)
+                for _, cut, indices in self._groups
+                for i in indices
                 for period in range(cut.periods)
                 for start in range(0, cut.period, _WIDTH)
             ],
@@ -117,6 +119,7 @@ def _in_rows(x: jax.Array, cut: _Cut) -> jax.Array:
     return x.reshape(cut.rows, _WIDTH)
 
 
-def _out_of_rows(matrix: jax.Array, start: jax.Array, cut: _Cut) -> jax.Array:
-    rows = lax.dynamic_slice_in_dim(matrix, start, cut.rows, allow_negative_indices=False)
-    return rows.reshape(cut.periods, -1)[:, : cut.period]
+def _out_of_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
+    """Of as many arrays as there are rows for: without the padding."""
+    padded = rows.reshape(-1, -(-cut.period // _WIDTH) * _WIDTH)
+    return padded[:, : cut.period]
