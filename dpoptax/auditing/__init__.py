@@ -100,7 +100,9 @@ def audit(
       claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
 
     Raises:
-      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`.
+      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`; runs in
+        which the attacker saw something that is not finite, or a canary that adds nothing to
+        project on: a bound of 0 would say that something was tested.
 
     Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
     Nasr et al., "Tight auditing of differentially private machine learning", 2023.
@@ -109,6 +111,7 @@ def audit(
     start = time.perf_counter()
     runs = Runs(game, threat_model, check_key(key))
     seen = [runs(included, trials) for included in (True, False)]
+    _check_seen(*seen, projected=game.observe is leaf_projections)
     claim = _Claim.of(game, lambda: _after(game, runs.releases), delta, claimed_epsilon)
     probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
     learning = max(trials // 4, 8)
@@ -170,7 +173,8 @@ def audit_one_run(
       claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
 
     Raises:
-      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`.
+      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`; a
+        run that is not finite, or canaries that all add nothing, as for `audit`.
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
     the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
@@ -184,6 +188,7 @@ def audit_one_run(
     run_key, coin_key = jax.random.split(check_key(key))
     included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
     scores, opt_state = one_run(game, threat_model, run_key, included)
+    _check_seen(scores, projected=True)
     claim = _Claim.of(game, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
     bound = guesses.epsilon(delta)
@@ -213,6 +218,26 @@ def _check(trials, confidence, threat_model):
         raise ValueError(f"confidence={confidence}: want a number in (0.5, 1)")
     if threat_model not in ("white-box", "last-iterate"):
         raise ValueError(f"threat_model={threat_model!r}: want 'white-box' or 'last-iterate'")
+
+
+def _check_seen(*seen: np.ndarray, projected: bool) -> None:
+    """Raises where features or scores tell nothing, whatever the noise.
+
+    An `observe` of a game's own may see the same in all runs because the noise hides the rest; a
+    projection on what a canary adds may not.
+    """
+    if not all(np.isfinite(values).all() for values in seen):
+        raise ValueError(
+            "what the attacker saw is not finite: a release was refused, or the training diverged. "
+            "Nothing is tested so; audit a run that stays finite, such as with less learning rate"
+        )
+    first = seen[0][0]
+    if projected and all((values == first).all() for values in seen):
+        raise ValueError(
+            "the projections on what canaries add are the same whatever the noise, so that they "
+            "add nothing to the clipped sum, and nothing is tested. Give canaries with finite "
+            "gradients that are not zero, or a game whose observe looks at the updates themselves"
+        )
 
 
 class _Claim(NamedTuple):

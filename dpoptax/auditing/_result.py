@@ -34,7 +34,9 @@ class AuditResult:
 
     Attributes:
       claimed_epsilon: the ε that the ledger and the sampler state at `delta`.
-      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller.
+      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller. By
+        one run on full batches, where no ε is given, it takes for granted that the mechanism is a
+        Gaussian one, as `bounds` says: of another kind one may be right as often at a smaller ε.
       delta: δ of both.
       confidence: of the bound.
       trials: training runs with the canary, and as many without; canaries for a one-run audit.
