@@ -234,9 +234,9 @@ def _check_seen(*seen: np.ndarray, projected: bool) -> None:
     first = seen[0][0]
     if projected and all((values == first).all() for values in seen):
         raise ValueError(
-            "the projections on what canaries add are the same whatever the noise, so that they "
-            "add nothing to the clipped sum, and nothing is tested. Give canaries with finite "
-            "gradients that are not zero, or a game whose observe looks at the updates themselves"
+            "the projections on what canaries add are the same whatever the noise, which tests "
+            "nothing: they add nothing to the clipped sum, or all updates are zero. Give canaries "
+            "with finite gradients that are not zero, and a transform that lets something out"
         )
 
 
