@@ -282,6 +282,36 @@ def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
         auditing.audit_one_run(many, key=KEY, threat_model=threat_model)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "bands", "exact"),
+    [
+        (sampling.PoissonSampler(8, 4, seed=0), 1, True),
+        (sampling.FixedSizeSampler(8, 4, seed=0), 1, True),
+        (sampling.RandomAllocationSampler(8, 2, seed=0), 1, False),
+        (sampling.RandomAllocationSampler(8, 2, seed=0), 2, False),
+        (sampling.MinSeparationSampler(8, 2, seed=0, separation=2), 1, False),
+    ],
+)
+def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands, exact):
+    """Correlated noise and balls in bins are priced as a Gaussian mechanism, and are none.
+
+    Their errors may refute a Gaussian one whose ε at the audit's δ is above theirs.
+    """
+    tx = games.noise(sampler)
+    if bands > 1:
+        tx = dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz((1.0, 0.5)),
+            noise_multiplier=1.0,
+            batch_size=sampler.batch_size,
+            key=KEY,
+        )
+    game = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler, steps=4)
+    found = auditing.audit(game, key=KEY, trials=64, delta=1e-2)
+    methods = [bound.method for bound in found.bounds]
+    assert methods == ["one threshold", *["f-DP of the claim"] * exact]
+    assert found.claimed is not None
+
+
 def test_a_canary_that_its_dtype_cannot_hold_is_refused():
     tx, sampler = games.noise(games.poisson()), games.poisson()
     narrow = {"w": jnp.zeros(2), "v": jnp.zeros(2, jnp.float16)}

@@ -23,6 +23,7 @@ import numpy as np
 from dpoptax import accounting
 from dpoptax._keys import check_key
 from dpoptax._noise.ledger import after_releases, is_ledger
+from dpoptax._noise.reading import ledgers
 from dpoptax._privacy.trade_offs import TradeOff as TradeOff
 from dpoptax._privacy.trade_offs import approximate_trade_off as approximate_trade_off
 from dpoptax._privacy.trade_offs import gaussian_trade_off as gaussian_trade_off
@@ -82,7 +83,8 @@ def audit(
     and which score and threshold tell most (`_attacks`). On the others the bound is
     computed, for that one score and threshold; so it is valid whatever was learned. So is the curve
     of errors at two dozen learned thresholds, which bounds the whole trade-off function: it refutes
-    claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`).
+    claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`), where these are
+    priced exactly: independent noise, and steps that are sampled apart.
 
     The chain's stages behind the noise are no obstacle as long as they are linear: learning the
     correlations inverts any filter.
@@ -160,7 +162,7 @@ def audit_one_run(
     `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, and with
     `claimed_epsilon`, which says nothing of the mechanism, it is for (ε, δ) alone (`p_value_dp`),
     which sees little unless δ is far below (1 − confidence)/canaries; `AuditResult.bounds` has that
-    of the claimed mechanism's trade-off curve, too.
+    of the claimed mechanism's trade-off curve, too, where it is priced exactly, as for `audit`.
 
     Args:
       game: what is attacked, with a row for each record.
@@ -256,7 +258,12 @@ class _Claim(NamedTuple):
         spent = opt_state()
         epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
         family = claimed_family(spent, game.sampler)
-        return cls(epsilon, family.trade_off(1.0), gaussian or family)
+        # Elsewhere the price is a bound, and no mechanism need have the ε that its noise is priced
+        # at: what is refuted of it may be above the true one.
+        exact = game.sampler.independent_steps and not any(
+            ledger.mechanism.strategy for ledger in ledgers(spent)
+        )
+        return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 
 def _after(game, releases):
