@@ -193,8 +193,9 @@ def per_user_loss(
 
     Privacy: with `clipped_grad` a user moves the sum by at most C: the loss is a function of the
     records under the user's own mask alone, and what stands in the padding changes nothing, not
-    even where it is not finite. A user without records adds exactly zero; so does, as everywhere,
-    one with a record whose gradient is not finite.
+    even where it is not finite. A user without records has the loss zero, and is computed with
+    records of zeros: its gradient is exactly zero, and `adaptive_clip` counts it as one below the
+    threshold. As everywhere, one with a record whose gradient is not finite adds exactly zero.
 
     Args:
       loss_fn: `loss_fn(params, record)`, or with a key `loss_fn(params, record, key)`; scalar, or
@@ -202,7 +203,7 @@ def per_user_loss(
       reduction: "mean", so that the clip norm does not depend on how many records users have, or
         "sum", so that a user with more records weighs more until it is clipped.
       has_aux: whether `loss_fn` returns auxiliary outputs; returned for all rows of a user, (R, …),
-        those of the padding too.
+        those of the padding too, where the user's first record stands, or zeros if it has none.
 
     Returns:
       `loss(params, (records, mask))`, or with a third argument `key`, of which each row gets its
@@ -236,6 +237,9 @@ def per_user_loss(
         # user's contribution would depend on it.
         rows = jnp.where(mask, jnp.arange(len(mask)), jnp.argmax(mask))
         own = jax.tree.map(lambda x: jnp.asarray(x)[rows], records)
+        # A user without any has none to repeat: zeros, or whether its gradient is finite, which a
+        # geometry with a statistic of each example counts, would be told by records of others.
+        own = jax.tree.map(lambda x: jnp.where(jnp.any(mask), x, jnp.zeros_like(x)), own)
         if key is None:
             out = jax.vmap(loss_fn, (None, 0))(params, own)
         else:

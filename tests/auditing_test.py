@@ -102,8 +102,14 @@ def test_the_claim_is_the_ledgers():
     assert result.claimed_epsilon == pytest.approx(games.claim(1.0, 0.25, 3, 1e-3), rel=1e-3)
 
 
-def _silent(game):
-    return dataclasses.replace(game, dataset=jax.tree.map(jnp.zeros_like, game.dataset))
+def _silent(game, **changes):
+    silent = jax.tree.map(jnp.zeros_like, game.dataset)
+    return dataclasses.replace(game, dataset=silent, **changes)
+
+
+def _updates(update, canary):
+    """An attacker who looks at everything, for canaries that no projection is on."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(update)])
 
 
 @pytest.mark.parametrize("threat_model", slow_but(("white-box",), ("white-box", "last-iterate")))
@@ -114,7 +120,7 @@ def test_scores_without_signal_prove_nothing(threat_model):
     )
     for seed in range(2):
         result = auditing.audit(
-            _silent(game),
+            _silent(game, observe=_updates),
             key=jax.random.key(seed),
             trials=2_000,
             threat_model=threat_model,
@@ -130,7 +136,8 @@ def test_one_run_sees_a_part_and_keeps_the_claim(threat_model):
     game = auditing.canary_gradients(tx, dpoptax.l2_clip(1.0), 2_000, sampler)
     result = auditing.audit_one_run(game, key=KEY, threat_model=threat_model)
     assert 1.0 < result.epsilon_lower_bound <= result.claimed_epsilon, result
-    silent = auditing.audit_one_run(_silent(game), key=KEY, threat_model=threat_model)
+    unseen = dataclasses.replace(game, dataset=1e-6 * game.dataset)
+    silent = auditing.audit_one_run(unseen, key=KEY, threat_model=threat_model)
     assert silent.epsilon_lower_bound < 0.05
     assert result.claimed_epsilon == pytest.approx(games.claim())
 
@@ -247,6 +254,71 @@ def test_bad_audits(change, message):
     )
     with pytest.raises(ValueError, match=message):
         auditing.audit(game, **{"key": KEY, **change})
+
+
+@pytest.mark.parametrize("canary", [0.0, np.inf, np.nan])
+def test_an_audit_of_canaries_that_add_nothing_is_refused(canary):
+    """Their bound of 0 would be that of any noise, and of none."""
+    sampler = games.poisson(64)
+    one = auditing.canary_gradient(games.noise(sampler), games.CLIP, games.PARAMS, sampler)
+    many = auditing.canary_gradients(games.noise(sampler), games.CLIP, 64, sampler)
+    for audit, game in ((auditing.audit, one), (auditing.audit_one_run, many)):
+        dataset = jax.tree.map(lambda x: jnp.full_like(x, canary), game.dataset)
+        silent = dataclasses.replace(game, dataset=dataset)
+        options = {"trials": 100} if audit is auditing.audit else {}
+        with pytest.raises(ValueError, match="they add nothing"):
+            audit(silent, key=KEY, **options)
+
+
+@pytest.mark.parametrize("threat_model", ["white-box", "last-iterate"])
+def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
+    sampler = games.poisson(64)
+    tx = optax.chain(games.noise(sampler), optax.scale(1e38), optax.scale(1e10))
+    one = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler)
+    many = auditing.canary_gradients(tx, games.CLIP, 64, sampler)
+    with pytest.raises(ValueError, match="not finite"):
+        auditing.audit(one, key=KEY, trials=100, threat_model=threat_model)
+    with pytest.raises(ValueError, match="not finite"):
+        auditing.audit_one_run(many, key=KEY, threat_model=threat_model)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "bands", "exact"),
+    [
+        (sampling.PoissonSampler(8, 4, seed=0), 1, True),
+        (sampling.FixedSizeSampler(8, 4, seed=0), 1, True),
+        (sampling.RandomAllocationSampler(8, 2, seed=0), 1, False),
+        (sampling.RandomAllocationSampler(8, 2, seed=0), 2, False),
+        (sampling.MinSeparationSampler(8, 2, seed=0, separation=2), 1, False),
+    ],
+)
+def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands, exact):
+    """Correlated noise and balls in bins are priced as a Gaussian mechanism, and are none.
+
+    Their errors may refute a Gaussian one whose ε at the audit's δ is above theirs.
+    """
+    tx = games.noise(sampler)
+    if bands > 1:
+        tx = dpoptax.correlated_noise(
+            dpoptax.matrix.BandedToeplitz((1.0, 0.5)),
+            noise_multiplier=1.0,
+            batch_size=sampler.batch_size,
+            key=KEY,
+        )
+    game = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler, steps=4)
+    found = auditing.audit(game, key=KEY, trials=64, delta=1e-2)
+    methods = [bound.method for bound in found.bounds]
+    assert methods == ["one threshold", *["f-DP of the claim"] * exact]
+    assert found.claimed is not None
+
+
+def test_a_canary_that_its_dtype_cannot_hold_is_refused():
+    tx, sampler = games.noise(games.poisson()), games.poisson()
+    narrow = {"w": jnp.zeros(2), "v": jnp.zeros(2, jnp.float16)}
+    with pytest.raises(ValueError, match="params of float16 hold no canary of 100000"):
+        auditing.canary_gradient(tx, dpoptax.l2_clip(100.0), narrow, sampler)
+    game = auditing.canary_gradient(tx, dpoptax.l2_clip(1.0), narrow, sampler)
+    assert auditing.audit(game, key=KEY, trials=2000, delta=1e-2).epsilon_lower_bound > 0.1
 
 
 def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():

@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix, sampling
+from dpoptax import accounting, auditing, matrix, sampling
 from dpoptax.training import audit
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
@@ -358,6 +358,38 @@ def test_an_audit_does_not_contradict_the_claim(name):
     assert not any(row.violated for row in rows)
     # The attack on one release sees; a fraction of the claim at so few trials.
     assert rows[0].result.epsilon_lower_bound > 0.1 * rows[0].result.claimed_epsilon
+
+
+def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
+    """By loss distributions the same run would claim four times as much, and nothing be refuted."""
+    config = tiny(
+        method=CorrelatedNoise(bands=3),
+        sampling="balls_in_bins",
+        accountant="monte_carlo",
+        noise_multiplier=1.0,
+        epsilon=None,
+        steps=46,
+        delta=5e-4,
+    )
+    plan = make_plan(config, load_dataset(config.dataset).train_size)
+    stated, by_pld = (
+        dataclasses.replace(plan, accountant=name).epsilon(46) for name in ("monte_carlo", "pld")
+    )
+    assert 3 * stated < by_pld
+    curve = auditing.trade_off_curve([1.0] * 900 + [0.0] * 100, [0.0] * 990 + [1.0] * 10, [0.5])
+    assert curve.refutes(auditing.approximate_trade_off(stated, 5e-4))
+    seen = auditing.AuditResult(
+        by_pld, 2 * stated, 5e-4, 0.999, 1000, "white-box", "planted", 0.1,
+        claimed=auditing.approximate_trade_off(by_pld, 5e-4), evidence=curve,
+    )  # fmt: skip
+    assert not seen.violated
+    monkeypatch.setattr(auditing, "audit", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(auditing, "audit_one_run", lambda *args, **kwargs: seen)
+    monkeypatch.setattr(audit, "_worst_example", lambda run: None)
+    rows = audit.audit_config(config)
+    assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
+    assert [row.violated for row in rows] == [False] * 2 + [True] * 3
+    assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
 
 
 def test_what_claims_nothing_is_not_audited():

@@ -122,6 +122,28 @@ def test_a_user_without_records_adds_exactly_zero():
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(total))
 
 
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_a_user_without_records_is_counted_alike_whatever_stands_in_its_place(method):
+    """Its gradient is zero, or NaN and not counted: by the record of another in the padding."""
+    clip = dpoptax.adaptive_clip(1.0, count_share=0.25)
+    tx = dpoptax.adaptive_gaussian_noise(
+        clip, noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)
+    )
+    w = jnp.zeros(2)
+    points = dpoptax.gradient_points(tx.init(w), w)
+    loss = per_user_loss(lambda w, x: jnp.sum(w * x))
+    grad_fn = dpoptax.clipped_grad(loss, clip, method=method)
+    mask = jnp.zeros((9, 3), bool).at[0].set(True)  # eight users have none
+
+    def total(padding):
+        return grad_fn(points, (jnp.where(mask[..., None], 1.0, padding), mask)).sum
+
+    clean = total(0.5)
+    assert clean.count == pytest.approx(8 * 0.5 - 0.5, abs=1e-3)
+    for padding in (0.0, 3e38, np.inf, np.nan):
+        assert_same_bits(total(padding), clean)
+
+
 def test_randomness_in_the_loss_goes_by_user_and_differs_among_records():
     def noisy(w, x, key):
         return jnp.sum(w * (x + jax.random.normal(key, x.shape)))

@@ -23,6 +23,7 @@ import numpy as np
 from dpoptax import accounting
 from dpoptax._keys import check_key
 from dpoptax._noise.ledger import after_releases, is_ledger
+from dpoptax._noise.reading import ledgers
 from dpoptax._privacy.trade_offs import TradeOff as TradeOff
 from dpoptax._privacy.trade_offs import approximate_trade_off as approximate_trade_off
 from dpoptax._privacy.trade_offs import gaussian_trade_off as gaussian_trade_off
@@ -82,7 +83,8 @@ def audit(
     and which score and threshold tell most (`_attacks`). On the others the bound is
     computed, for that one score and threshold; so it is valid whatever was learned. So is the curve
     of errors at two dozen learned thresholds, which bounds the whole trade-off function: it refutes
-    claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`).
+    claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`), where these are
+    priced exactly: independent noise, and steps that are sampled apart.
 
     The chain's stages behind the noise are no obstacle as long as they are linear: learning the
     correlations inverts any filter.
@@ -100,7 +102,9 @@ def audit(
       claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
 
     Raises:
-      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`.
+      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`; runs in
+        which the attacker saw something that is not finite, or a canary that adds nothing to
+        project on: a bound of 0 would say that something was tested.
 
     Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
     Nasr et al., "Tight auditing of differentially private machine learning", 2023.
@@ -109,6 +113,7 @@ def audit(
     start = time.perf_counter()
     runs = Runs(game, threat_model, check_key(key))
     seen = [runs(included, trials) for included in (True, False)]
+    _check_seen(*seen, projected=game.observe is leaf_projections)
     claim = _Claim.of(game, lambda: _after(game, runs.releases), delta, claimed_epsilon)
     probability = game.sampler.sampling_probability if threat_model == "white-box" else 1.0
     learning = max(trials // 4, 8)
@@ -157,7 +162,7 @@ def audit_one_run(
     `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, and with
     `claimed_epsilon`, which says nothing of the mechanism, it is for (ε, δ) alone (`p_value_dp`),
     which sees little unless δ is far below (1 − confidence)/canaries; `AuditResult.bounds` has that
-    of the claimed mechanism's trade-off curve, too.
+    of the claimed mechanism's trade-off curve, too, where it is priced exactly, as for `audit`.
 
     Args:
       game: what is attacked, with a row for each record.
@@ -170,7 +175,8 @@ def audit_one_run(
       claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
 
     Raises:
-      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`.
+      ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`; a
+        run that is not finite, or canaries that all add nothing, as for `audit`.
 
     Source: Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", 2023; for
     the trade-off curve, Mahloujifar, Melis, Chaudhuri, "Auditing f-differential privacy in one
@@ -184,6 +190,7 @@ def audit_one_run(
     run_key, coin_key = jax.random.split(check_key(key))
     included = np.asarray(jax.random.bernoulli(coin_key, 0.5, (canaries,)))
     scores, opt_state = one_run(game, threat_model, run_key, included)
+    _check_seen(scores, projected=True)
     claim = _Claim.of(game, lambda: opt_state, delta, claimed_epsilon)
     guesses = guesses_about(scores, included, confidence)
     bound = guesses.epsilon(delta)
@@ -215,6 +222,26 @@ def _check(trials, confidence, threat_model):
         raise ValueError(f"threat_model={threat_model!r}: want 'white-box' or 'last-iterate'")
 
 
+def _check_seen(*seen: np.ndarray, projected: bool) -> None:
+    """Raises where features or scores tell nothing, whatever the noise.
+
+    An `observe` of a game's own may see the same in all runs because the noise hides the rest; a
+    projection on what a canary adds may not.
+    """
+    if not all(np.isfinite(values).all() for values in seen):
+        raise ValueError(
+            "what the attacker saw is not finite: a release was refused, or the training diverged. "
+            "Nothing is tested so; audit a run that stays finite, such as with less learning rate"
+        )
+    first = seen[0][0]
+    if projected and all((values == first).all() for values in seen):
+        raise ValueError(
+            "the projections on what canaries add are the same whatever the noise, which tests "
+            "nothing: they add nothing to the clipped sum, or all updates are zero. Give canaries "
+            "with finite gradients that are not zero, and a transform that lets something out"
+        )
+
+
 class _Claim(NamedTuple):
     """What is claimed, and mechanisms of the same kind."""
 
@@ -231,7 +258,12 @@ class _Claim(NamedTuple):
         spent = opt_state()
         epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
         family = claimed_family(spent, game.sampler)
-        return cls(epsilon, family.trade_off(1.0), gaussian or family)
+        # Elsewhere the price is a bound, and no mechanism need have the ε that its noise is priced
+        # at: what is refuted of it may be above the true one.
+        exact = game.sampler.independent_steps and not any(
+            ledger.mechanism.strategy for ledger in ledgers(spent)
+        )
+        return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 
 def _after(game, releases):

@@ -108,6 +108,9 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     The parameter is how many times *less* the noise is than the ledgers say: 1 is the claim. Its
     trade-off function is made of 80 pairs of ε and δ, as `accounting.epsilon_spent` prices the
     events by privacy loss distributions: a lower bound on the exact one, so that less is claimed.
+    What it refutes is refuted; but its ε of a parameter, which is an upper bound, bounds the true
+    one from below only where the price is exact: independent noise, of a sampler whose steps are
+    independent. Correlated noise with examples drawn by chance, for one, is priced as a Gaussian.
 
     Args:
       opt_state: holds at least one noise stage's state.

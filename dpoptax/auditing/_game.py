@@ -103,7 +103,7 @@ def canary_gradient(
 
     Raises:
       TypeError: `clip` is no geometry.
-      ValueError: parameters with an empty leaf.
+      ValueError: parameters with an empty leaf, or of a dtype too narrow for the canary.
 
     >>> import dpoptax
     >>> from dpoptax.auditing import audit
@@ -118,6 +118,13 @@ def canary_gradient(
     leaves, treedef = jax.tree.flatten(params)
     if not all(leaf.size for leaf in leaves):
         raise ValueError("params has an empty leaf, which no canary can be seen in")
+    narrow = [leaf.dtype for leaf in leaves if magnitude > float(jnp.finfo(leaf.dtype).max)]
+    if narrow:
+        raise ValueError(
+            f"params of {narrow[0]} hold no canary of {magnitude:g}, {_MAGNITUDE:g} times the "
+            "clip's sensitivity: its gradient would be infinite and add zero. Give parameters in "
+            "float32, or a clip with a smaller bound"
+        )
     canary = [
         jnp.zeros(leaf.size, leaf.dtype).at[0].set((-1) ** i * magnitude).reshape(leaf.shape)
         for i, leaf in enumerate(leaves)

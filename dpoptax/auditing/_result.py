@@ -34,7 +34,9 @@ class AuditResult:
 
     Attributes:
       claimed_epsilon: the ε that the ledger and the sampler state at `delta`.
-      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller.
+      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller. By
+        one run on full batches, where no ε is given, it takes for granted that the mechanism is a
+        Gaussian one, as `bounds` says: of another kind one may be right as often at a smaller ε.
       delta: δ of both.
       confidence: of the bound.
       trials: training runs with the canary, and as many without; canaries for a one-run audit.
@@ -46,7 +48,7 @@ class AuditResult:
       evidence: what was seen, and what it refutes: a `TradeOffCurve` by many runs, or the guesses
         about the canaries of one; `None` likewise.
       family: mechanisms like the claimed one, for bounds by the evidence; `None` where ε was given
-        and the claimed mechanism is not Gaussian.
+        and the claimed mechanism is not Gaussian, or where its price is not exact but a bound.
       canaries: the scores of the canaries of one run; `None` by many runs.
     """
 
@@ -85,8 +87,9 @@ class AuditResult:
         """All bounds that the runs prove, computed when they are asked for, in seconds.
 
         By many runs: at one threshold, for any mechanism; and by the whole curve, for mechanisms
-        like the claimed one. By one run: Steinke et al.'s and Mahloujifar et al.'s for any
-        (ε, δ)-private mechanism, and the latter's for mechanisms like the claimed one.
+        like the claimed one, if there is a family of them. By one run: Steinke et al.'s and
+        Mahloujifar et al.'s for any (ε, δ)-private mechanism, and the latter's for mechanisms like
+        the claimed one.
         """
         found = []
         seen = self.evidence
