@@ -70,7 +70,8 @@ def each_leaf(
 ) -> PyTree:
     """Returns the tree of noisy(leaf, noise of the leaf), a key for every leaf.
 
-    Inside a program, small leaves are rows of one matrix, which one kernel makes noisy.
+    Inside a program for one device, small leaves are rows of one matrix, which one kernel makes
+    noisy: the bits are the same, and sooner compiled.
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
@@ -105,7 +106,7 @@ def _apart(
         if (
             not isinstance(keys, jax.core.Tracer)
             or float32_at_least(leaf) != jnp.float32
-            or out_sharding(leaf) is not None  # under explicit axes each device draws its own part
+            or jax.device_count() > 1  # each draws its own part of an array, and none of a matrix
             or not fits(leaf.shape, noise.halves)
         ):
             alone.append(i)

@@ -13,11 +13,9 @@ from dpoptax._trees import unstacked
 
 # Numbers in a row; what is left of an array's last row is padding.
 _WIDTH = 128
-# Arrays of at most so many numbers, padding included: the matrix is another pass through memory,
-# and each of several devices draws all of it, also for arrays that are split among them. Found by
-# hand on one x86 CPU; no command of the benchmarks repeats it.
+# Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
+# through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
 _MOST = 2**18
-_MOST_ON_SEVERAL = 2**16
 
 Halves = Callable[[tuple[int, ...]], tuple[int, int]]
 """Of a shape, how many numbers repeat (one after another, in row-major order), and how many of
@@ -90,8 +88,7 @@ class Rows:
 
 def fits(shape: tuple[int, ...], halves: Halves) -> bool:
     """Whether an array is small enough for rows."""
-    most = _MOST if jax.device_count() == 1 else _MOST_ON_SEVERAL
-    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= most
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MOST
 
 
 class _Cut(NamedTuple):
