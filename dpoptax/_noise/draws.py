@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from dpoptax._noise import box_muller
 from dpoptax._noise.keys import check_threefry_key, split
 from dpoptax._noise.rows import Halves, Rows, fits
-from dpoptax._trees import PyTree, float32_at_least, held, out_sharding, unstacked
+from dpoptax._trees import PyTree, alike, float32_at_least, held, out_sharding, unstacked
 
 
 class Noise(NamedTuple):
@@ -75,52 +75,70 @@ def each_leaf(
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise)
+        groups.setdefault(leaf.dtype if rows else None, []).append(i)
     results = list(leaves)
-    together, alone = _apart(leaves, keys, noise)
-
-    def draw() -> tuple[list[jax.Array], list[jax.Array]]:
-        matrices = [
-            noisy(rows.packed([leaves[i] for i in indices]), _in_rows(noise, rows, keys, indices))
-            for rows, indices in together
-        ]
-        own = unstacked(keys[np.array(alone)])[0] if alone else []
-        return matrices, [
-            noisy(leaves[i], noise.of(key, leaves[i])) for i, key in zip(alone, own, strict=True)
-        ]
-
-    matrices, drawn = _once(draw)
-    for i, leaf in zip(alone, drawn, strict=True):
-        results[i] = leaf
-    for (rows, indices), matrix in zip(together, matrices, strict=True):
-        for i, leaf in zip(indices, rows.unpacked(matrix), strict=True):
+    for dtype, indices in groups.items():
+        drawn = (_in_stacks if dtype is None else _in_rows)(
+            [leaves[i] for i in indices], keys[np.array(indices)], noise, noisy
+        )
+        for i, leaf in zip(indices, drawn, strict=True):
             results[i] = leaf
     return jax.tree.unflatten(treedef, results)
 
 
-def _apart(
-    leaves: list[jax.Array], keys: jax.Array, noise: Noise
-) -> tuple[list[tuple[Rows, list[int]]], list[int]]:
-    """Which leaves are drawn in rows, those of a dtype together, and which by themselves."""
-    alone, groups = [], dict[Hashable, list[int]]()
-    for i, leaf in enumerate(leaves):
-        if (
-            not isinstance(keys, jax.core.Tracer)
-            or float32_at_least(leaf) != jnp.float32
-            or jax.device_count() > 1  # each draws its own part of an array, and none of a matrix
-            or not fits(leaf.shape, noise.halves)
-        ):
-            alone.append(i)
-        else:
-            groups.setdefault(leaf.dtype, []).append(i)
-    return [
-        (Rows([leaves[i].shape for i in indices], noise.halves), indices)
-        for indices in groups.values()
-    ], alone
+def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
+    # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
+    one = jax.device_count() == 1
+    return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
 
 
-def _in_rows(noise: Noise, rows: Rows, keys: jax.Array, indices: list[int]) -> jax.Array:
-    places = rows.places()
-    return noise.at(keys[np.array(indices)[places.array]][:, None], places.pair, places.second)
+def _in_rows(
+    leaves: list[jax.Array],
+    keys: jax.Array,
+    noise: Noise,
+    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+) -> list[jax.Array]:
+    """Noisy leaves of one dtype, made in one matrix."""
+    rows = Rows([leaf.shape for leaf in leaves], noise.halves)
+
+    def draw() -> jax.Array:
+        places = rows.places()
+        drawn = noise.at(keys[places.array][:, None], places.pair, places.second)
+        return noisy(rows.packed(leaves), drawn)
+
+    return rows.unpacked(_once(draw))
+
+
+def _in_stacks(
+    leaves: list[jax.Array],
+    keys: jax.Array,
+    noise: Noise,
+    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+) -> list[jax.Array]:
+    """Noisy leaves, of which those that are alike are drawn in a loop."""
+    groups = alike(leaves)
+    single = [indices[0] for indices in groups if len(indices) == 1]
+
+    def draw() -> list[jax.Array]:
+        own = dict(zip(single, unstacked(keys[np.array(single)])[0] if single else (), strict=True))
+
+        def stack(indices: list[int]) -> jax.Array:
+            leaf = leaves[indices[0]]
+            if len(indices) == 1:
+                return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
+            drawn = jax.lax.map(lambda key: noise.of(key, leaf), keys[np.array(indices)])
+            return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
+
+        return list(map(stack, groups))
+
+    results = list(leaves)
+    for indices, parts in zip(groups, unstacked(*_once(draw)), strict=True):
+        for i, part in zip(indices, parts, strict=True):
+            results[i] = part
+    return results
 
 
 def _once(draw: Callable[[], PyTree]) -> PyTree:
