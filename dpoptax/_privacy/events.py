@@ -278,6 +278,11 @@ def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
     return event
 
 
+def hashable(event: Event) -> Event:
+    """The event with a tuple in the place of each list that is composed."""
+    return over_parts(event, hashable)
+
+
 def bounded(event: Event) -> Event:
     """The event with what is priced by Monte Carlo alone replaced by what bounds it."""
     return event.bound if isinstance(event, ParticipationDpEvent) else over_parts(event, bounded)
