@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting as dpa
+import numpy as np
 
 from dpoptax import accounting, selection
 from dpoptax.training.errors import ConfigError, unknown_name
@@ -100,7 +101,7 @@ def price(
     relations = sorted({plan.priced.neighbouring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
+    events = [_event(plan) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
@@ -137,6 +138,21 @@ def price(
             stddev *= 1.02
             scores = [dpa.GaussianDpEvent(stddev)] * len(events)
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
+
+
+def _event(plan: PrivacyPlan) -> dpa.DpEvent:
+    """What a trial releases, each phase of a schedule with its noise.
+
+    Where steps cannot be priced apart from each other, all with the least, which reveals no less.
+    """
+    noise, steps = plan.noise, plan.permitted_steps
+    if not isinstance(noise, dict) or not plan.priced.independent_steps:
+        return plan.priced.dp_event(plan.noise_multiplier, steps)
+    firsts = [first for first in sorted(noise) if first < steps]
+    counts = np.diff([*firsts, steps]).tolist()
+    return dpa.ComposedDpEvent(
+        [plan.priced.dp_event(noise[first], n) for first, n in zip(firsts, counts, strict=True)]
+    )
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:

@@ -242,15 +242,25 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
     """Raises where a trial that was found again had other noise than the one that is priced."""
     for trial, record in zip(trials, found, strict=True):
         plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
-        priced = (plan.noise_multiplier, plan.permitted_steps, plan.sampler.dataset_size)
-        had = (record["noise_multiplier"], record["steps"], record["dataset_size"])
+        priced = records.plain(
+            {
+                "noise_multiplier": plan.noise_multiplier,
+                "noise_schedule": plan.schedule,
+                "steps": plan.permitted_steps,
+                "dataset_size": plan.sampler.dataset_size,
+            }
+        )
+        had = {name: record.get(name) for name in priced}
         if had != priced:
             raise ConfigError(
-                f"a trial in {directory} had noise_multiplier={had[0]} in {had[1]} steps on "
-                f"{had[2]} examples, and would be priced as of {priced[0]} in {priced[1]} on "
-                f"{priced[2]}: its version, or its data, was another one. Finish the sweep with "
-                "these, or give another workdir and count both"
+                f"a trial in {directory} had {_listed(had)}, and would be priced as of "
+                f"{_listed(priced)}: its version, or its data, was another one. Finish the sweep "
+                "with these, or give another workdir and count both"
             )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
