@@ -19,6 +19,7 @@ from flax import serialization
 from dpoptax import accounting, selection
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DecayingNoise, Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import checkpoints
@@ -177,6 +178,29 @@ def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
     given = {"grid": ("sampling=in_order",), "seed": None}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place):
+    """One that is trained on, and one that is held out: no ε holds for two data sets."""
+    whole = trials.dataset_of(TINY, held_out=False)
+    held_out = trials.dataset_of(TINY, held_out=True)
+    assert (whole.train["inputs"][place] == held_out.test["inputs"][0]).all() == (place == 4)
+    configs = {"one": dataclasses.replace(TINY, dataset="own")}
+    given = {"grid": ("learning_rate=0.5,1",)}
+    for replaced in (False, True):
+        inputs = whole.train["inputs"].copy()
+        inputs[place] *= 0.5 if replaced else 1
+        train = {**whole.train, "inputs": inputs}
+        own = dataclasses.replace(whole, name="own", train=train)
+        monkeypatch.setitem(DATASETS, "own", lambda found=own: found)
+        trials._loaded.cache_clear()
+        if replaced:
+            with pytest.raises(ConfigError, match="examples differ from those"):
+                run_sweep(configs, sweep(tmp_path, **given), progress=False)
+        else:
+            first = run_sweep(configs, sweep(tmp_path, **given), progress=False)
+            assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
 
 
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -44,6 +45,13 @@ def run_sweep(
     if begun["seed_given"]:
         sweep = dataclasses.replace(sweep, seed=seed)
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
+    data = _fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    if begun.setdefault("data", data) != data:
+        raise ConfigError(
+            f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
+            "with, or it does not say which these were: no ε holds for two data sets in one "
+            "sweep; give the old ones (data_dir), or another workdir and count both"
+        )
     cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(sweep.workdir / "trials", stack)
@@ -130,9 +138,7 @@ def prepare(
     if not configs:
         raise ConfigError("no config given; give the path of at least one")
     candidates, chosen = _drawn(configs, sweep, seed)
-    priced = candidates
-    if sweep.random and sweep.repetitions != "fixed":
-        priced = settings.costs(configs, sweep.random)  # not of what was drawn, but of what can be
+    priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
     if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
         raise ConfigError(
@@ -167,6 +173,26 @@ def prepare(
                 f"{size}, and the noise on scores is made for that; leave such examples out"
             )
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
+
+
+def _priced(
+    configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
+) -> list[settings.Candidate]:
+    """What the price is of, one at least: of a random number of draws all that can be drawn."""
+    if sweep.random and sweep.repetitions != "fixed":
+        return settings.costs(configs, sweep.random)
+    return candidates
+
+
+def _fingerprint(config: TrainConfig, seed: int) -> str:
+    """A hash of all examples that are trained on or held out, keyed by the sweep's seed.
+
+    It is kept beside that seed alone: who knows neither learns nothing from it.
+    """
+    dataset = dataset_of(config, held_out=False)
+    whole = dataset.computed_from or streaming.checksums(cast(Split, dataset.train))
+    key = hashlib.sha256(str(seed).encode()).digest()
+    return hashlib.blake2b(records.to_json(whole).encode(), key=key, digest_size=16).hexdigest()
 
 
 def table(results: SweepResult) -> str:
@@ -208,9 +234,14 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
         )
     seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
     seed_given = sweep.seed is not None
-    if begun is not None:
-        seed, seed_given = begun["seed"], seed_given or begun["seed_given"]
-    return {**identity, "seed": seed, "seed_given": seed_given}
+    if begun is None:
+        return {**identity, "seed": seed, "seed_given": seed_given}
+    return {
+        **identity,
+        "seed": begun["seed"],
+        "seed_given": seed_given or begun["seed_given"],
+        "data": begun.get("data"),
+    }
 
 
 def _drawn(
