@@ -22,8 +22,9 @@ from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import step
+from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.records import epsilon_text, params_sha256, to_json
+from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 
 TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
 SUMMARY_FIELDS = {
@@ -194,6 +195,8 @@ def test_an_epsilon_is_rounded_up_where_it_is_shown():
         "0.000",
     ]
     assert epsilon_text(2.7201, 2) == "2.73"
+    assert [delta_text(d) for d in (1e-5, 1.6601e-5, 0.01)] == ["1e-05", "1.67e-05", "0.01"]
+    assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 
 def test_saved_parameters_are_those_of_the_hash(finished):

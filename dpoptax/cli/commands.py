@@ -43,7 +43,7 @@ def _train(arguments: list[str]) -> int:
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
         epsilon = records.epsilon_text(summary["epsilon"])
-        spent = f"({epsilon}, {summary['delta']:g})-differentially private"
+        spent = f"({epsilon}, {records.delta_text(summary['delta'])})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if its seed stays secret and is no other run's"

@@ -157,11 +157,11 @@ def _event(plan: PrivacyPlan) -> dpa.DpEvent:
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
     """What is promised of the result, and what of it may be published."""
-    if cost.epsilon is None or cost.of_one_trial is None:
+    if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({records.epsilon_text(cost.epsilon)}, {cost.delta:g})-differentially "
-        "private, its selection included; one trial alone is ε = "
+        f"The result is ({records.epsilon_text(cost.epsilon)}, {records.delta_text(cost.delta)})-"
+        "differentially private, its selection included; one trial alone is ε = "
         f"{records.epsilon_text(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":
