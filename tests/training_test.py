@@ -232,6 +232,14 @@ def test_without_a_seed_every_run_is_fresh_and_no_file_holds_the_seed():
     assert run(TINY).summary["assumed_secret"] == ["config.seed"]
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_summary_with_a_seed_is_for_the_owner_alone(tmp_path, seed):
+    """Who reads the seed has the noise."""
+    train_and_evaluate(tiny(seed=seed), tmp_path, progress=False)
+    others = (tmp_path / "summary.json").stat().st_mode & 0o077
+    assert (others == 0) == (seed is not None)
+
+
 def test_seeds_and_learning_rates_share_one_executable():
     run(TINY)
     before = step._compile.cache_info()

@@ -150,7 +150,8 @@ def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
         outputs.write(result, workdir)
     spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
     summary = {**result.summary, **spent}
-    records.write_json(workdir / "summary.json", summary)
+    seeded = result.summary["config"]["seed"] is not None  # which tells the noise
+    records.write_json(workdir / "summary.json", summary, secret=seeded)
     return dataclasses.replace(result, summary=summary)
 
 
