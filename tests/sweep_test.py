@@ -26,7 +26,7 @@ from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
-from dpoptax.training.search.sweep import Sweep, prepare, run_sweep, table
+from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
@@ -421,6 +421,31 @@ def test_a_comparison_on_two_processes_is_the_same(tmp_path):
     for found, expected in zip(two.methods, one.methods, strict=True):
         assert found.learning_rate == expected.learning_rate
         assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
+
+
+def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
+    """It priced the draws of seed 0."""
+    config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
+    drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
+    known = sweep(tmp_path, **drawn)
+    results = run_sweep({"one": config}, known, progress=False)
+    other = dataclasses.replace(known, workdir=tmp_path / "other", seed=2)
+    runs = dry_run({"one": config}, other, progress=False)
+    assert runs == run_sweep({"one": config}, other, progress=False).notes != results.notes
+    begun = dataclasses.replace(known, seed=None)
+    assert dry_run({"one": config}, begun, progress=False) == results.notes
+    unknown = "drawn when the sweep begins"
+    for changes, said in (
+        ({"random": ("batch_size=int:1:1000",)}, True),
+        ({"random": (), "grid": ("batch_size=64,128",)}, True),
+        ({"random": (), "grid": ("batch_size=64,128",), "trials": None}, False),
+        ({"random": ("learning_rate=log:0.1:1", "batch_size=64")}, False),
+        ({"random": ("batch_size=64,128",), "repetitions": "geometric"}, False),
+    ):
+        new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)
+        assert (unknown in dry_run({"one": config}, new, progress=False)[-1]) == said
+    with pytest.raises(ConfigError, match="of a sweep over other settings"):
+        dry_run({"one": config}, dataclasses.replace(begun, trials=3), progress=False)
 
 
 def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):

@@ -40,10 +40,8 @@ def run_sweep(
         ConfigError: Settings that no config has, configs whose results do not compare, or a
             working directory of another sweep.
     """
-    begun = _begun(configs, sweep)
+    begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
-    if begun["seed_given"]:
-        sweep = dataclasses.replace(sweep, seed=seed)
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
     data = _fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
     if begun.setdefault("data", data) != data:
@@ -59,12 +57,39 @@ def run_sweep(
             # Before the first trial, and not before all is known to be allowed: a second start has
             # to use the same seeds.
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
-        elif _begun(configs, sweep)["seed"] != seed:
+        elif _begun(configs, sweep)[0]["seed"] != seed:
             raise ConfigError(
                 f"another process has begun this sweep in {sweep.workdir} since this one was "
                 "started, and the result of both has no ε; the same command goes on with that one"
             )
         return _run(begun, sweep, candidates, chosen, cost, progress=progress)
+
+
+def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
+    """What would be said of the result; nothing is trained or written.
+
+    Raises:
+        ConfigError: As for `run_sweep`.
+    """
+    begun, seeded = _begun(configs, sweep)
+    _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
+    said = notes(seeded, cost)
+    new = sweep.seed is None and "data" not in begun
+    if new and sweep.repetitions == "fixed" and sweep.trials and not _of_one_cost(configs, sweep):
+        said.append(
+            "The settings are drawn when the sweep begins, and do not cost the same: the price is "
+            "that of other draws, and that of the sweep will be another one. With --seed it is "
+            "that of the draws that run."
+        )
+    return said
+
+
+def _of_one_cost(configs: dict[str, TrainConfig], sweep: Sweep) -> bool:
+    """Whether all that can be drawn costs the same."""
+    try:
+        return len(settings.costs(configs, sweep.random or sweep.grid)) == 1
+    except ConfigError:  # a range
+        return False
 
 
 def _run(
@@ -211,8 +236,11 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
-    """The identity of this sweep, or of the same one that was begun in the working directory."""
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
+    """The identity of this sweep, or of the same one that was begun in the working directory.
+
+    And the sweep with the seed that was given at either start, if one was.
+    """
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
@@ -232,16 +260,18 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
             f"{path} is of a sweep over other settings: its trials have been released already, and "
             "are not part of this one's ε; give another workdir"
         )
-    seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
     seed_given = sweep.seed is not None
     if begun is None:
-        return {**identity, "seed": seed, "seed_given": seed_given}
-    return {
-        **identity,
+        seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
+        return {**identity, "seed": seed, "seed_given": seed_given}, sweep
+    if seed_given or begun["seed_given"]:
+        sweep = dataclasses.replace(sweep, seed=begun["seed"])
+    found = {
         "seed": begun["seed"],
         "seed_given": seed_given or begun["seed_given"],
         "data": begun.get("data"),
     }
+    return {**identity, **found}, sweep
 
 
 def _drawn(
