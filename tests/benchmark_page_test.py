@@ -220,6 +220,17 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
     )  # and not the one without privacy
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A method of a user's."""
+
+
+def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
+    lines.append(tmp_path / "images" / "x.jsonl", [run("own", OwnDisk(), 0.9)])
+    with pytest.raises(ConfigError, match="mnist/own are of a method that is none of dpoptax's"):
+        write_benchmark(tmp_path / "images")
+
+
 def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
     own = {"features": "none", "model": "tanh_cnn_mnist", "steps": 240}
     lines.append(

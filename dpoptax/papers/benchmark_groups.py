@@ -13,6 +13,7 @@ from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.papers.report_costs import points
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.search.lines import Line
@@ -239,7 +240,12 @@ def _method(line: Line) -> methods.Method:
     given = dict(line.settings["method"])
     every = vars(methods).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
-    kind = kinds[given.pop("name")]
+    kind = kinds.get(given.pop("name"))
+    if kind is None or "class" in given:
+        raise ConfigError(
+            f"the records of {line.name} are of a method that is none of dpoptax's own, and how "
+            "many gradients it takes is not known; leave them out of the benchmark's directory"
+        )
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
     }
