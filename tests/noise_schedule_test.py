@@ -269,6 +269,11 @@ def test_a_decay_that_is_none_is_refused(field, value):
         make_plan(config, 1000)
 
 
+def test_no_noise_has_no_schedule():
+    with pytest.raises(ConfigError, match="noise_multiplier=0.0 for method=Decaying noise"):
+        make_plan(dataclasses.replace(CONFIG, noise_multiplier=0.0), 1000)
+
+
 @dataclasses.dataclass(frozen=True)
 class OffLeast(DecayingNoise):
     """Of which a sweep, which prices by the least multiplier, stated a third of what it costs."""
