@@ -77,6 +77,12 @@ def stopped(tmp_path_factory):
     return workdir
 
 
+def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot make the directory"):
+        run(tmp_path / "file" / "workdir", dataset="none")
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnDisk(Disk):
     """A method of a user's, with the name and the fields of another one."""
