@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import serialization
 
-from dpoptax import selection
+import dpoptax
 from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -280,7 +280,7 @@ def _drawn(
     """The candidates, and the index of the candidate of each trial."""
     count = sweep.trials or 0
     if sweep.repetitions != "fixed":
-        count = selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
+        count = dpoptax.selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
     rng = np.random.default_rng(_seed(seed, "settings"))
     if sweep.random:
         candidates = settings.random_candidates(configs, sweep.random, count, rng)
