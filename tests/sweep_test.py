@@ -326,7 +326,8 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
     [
         ({"grid": ("learning_rat=1",)}, "'learning_rat' is unknown"),
         ({"grid": ("seed=1,2",)}, "'seed' is unknown"),
-        ({"grid": ("learning_rate",)}, "FIELD=VALUE"),
+        ({"grid": ("learning_rate",)}, "'learning_rate' has no =VALUE; give FIELD=VALUE"),
+        ({"grid": ("=1",)}, "'=1' names no field; give FIELD=VALUE"),
         ({"grid": ("steps=1", "steps=2")}, "a field twice"),
         ({"grid": ("learning_rate=1,-1",)}, "learning_rate=-1"),
         ({"grid": ("dataset=digits,mnist",)}, "dataset differs"),
