@@ -102,6 +102,16 @@ def gaussian_event(noise_multiplier: float) -> Event:
     return dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
 
 
+def joint_multiplier(multipliers: Sequence[float]) -> float:
+    """Of the one Gaussian release that several are together: (Σ σ⁻²)^(-1/2)."""
+    if len(multipliers) == 1:
+        return multipliers[0]
+    if 0 in multipliers:
+        return 0.0
+    precision = math.fsum(sigma**-2 for sigma in multipliers)
+    return precision**-0.5 if precision else math.inf
+
+
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
