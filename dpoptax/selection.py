@@ -123,7 +123,7 @@ def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
                 f"{event!r} is no event: want what a trial released, such as "
                 "sampler.dp_event(noise_multiplier, steps); an ε does not say it"
             )
-    return collections.Counter(events)
+    return collections.Counter(map(_events.hashable, events))
 
 
 def _check(mean: float, distribution: str) -> None:

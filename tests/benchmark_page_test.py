@@ -75,9 +75,60 @@ def test_runs_on_batches_in_order_are_compared_among_themselves():
         setting.title: [entry.mean for entry in entries] for setting, entries in groups.items()
     }
     assert found == {
-        "MNIST, scattering, ε = 1, 30 steps": [97.0, 96.0],
-        "MNIST, scattering, ε = 1, 30 steps in order": [90.0, 95.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps": [97.0, 96.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps in order": [90.0, 95.0],
     }
+
+
+def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_their_own():
+    """Each was in the row of the first, the last of them under the ε of all."""
+    free = run("non_private", NonPrivate(), 0.99)
+    found = [
+        run("dp_sgd", DPSGD(), 0.97),
+        dataclasses.replace(run("dp_sgd", DPSGD(), 0.98), delta=1.661e-5),
+        run("dp_sgd", DPSGD(), 0.9, sampling="fixed_size"),
+        run("dp_sgd", DPSGD(), 0.8, unit="user"),
+    ]
+    groups = benchmark_groups.grouped([*found, free])
+    assert {setting.title: [e.mean for e in entries] for setting, entries in groups.items()} == {
+        "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps": [97.0],
+        "MNIST, scattering, ε = 1, δ = 1.67e-05, 30 steps": [98.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05 for one user, 30 steps": [80.0],
+        "MNIST, scattering, ε = 1, δ = 1e-05 for one example replaced by another, 30 steps": [90.0],
+        "MNIST, scattering, ε = inf, 30 steps": [99.0],
+    }
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, groups, {}, "mnist")
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1e-05"] == [97.0]
+    assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1.67e-05"] == [98.0]
+
+
+def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
+    found = [run("dp_sgd", DPSGD(), 0.97), run("geodp", GeoDP(), 0.1)]
+    (entries,) = benchmark_groups.grouped(found).values()
+    assert [entry.label for entry in entries] == ["DP-SGD", "GeoDP"]
+    other = dataclasses.replace(found[0], delta=1e-6)
+    groups = benchmark_groups.grouped([*found, other])
+    assert [[entry.label for entry in entries] for entries in groups.values()] == [
+        ["GeoDP"], ["DP-SGD"], ["DP-SGD"],
+    ]  # fmt: skip
+
+
+def test_rows_whose_neighbours_are_others_say_so(tmp_path):
+    """An example is replaced by one that adds nothing in the one, and taken out in the other."""
+    found = [
+        run("dp_sgd", DPSGD(), 0.97),
+        run("dp_sgd", DPSGD(), 0.96, sampling="balls_in_bins"),
+        run("correlated", CorrelatedNoise(), 0.95, sampling="cyclic"),
+    ]
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_benchmark(tmp_path / "images").read_text()
+    rows = [row.split("|")[1:3] for row in text.splitlines() if re.search(r"\| 9\d\.00 ", row)]
+    assert [[cell.strip() for cell in row] for row in rows[:3]] == [
+        ["DP-SGD", "97.00"], ["DP-SGD, balls_in_bins ²", "96.00"], ["Correlated noise ²", "95.00"],
+    ]  # fmt: skip
+    assert "² ε is for one example that is replaced by one that adds nothing" in text
 
 
 def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
@@ -164,7 +215,20 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert 1000 < (tmp_path / link).stat().st_size < 150_000
     published = next(line for line in text.splitlines() if "| 89.01 " in line)
-    assert "97.30 at ε = 1 (DP-SGD, momentum)" in published  # and not the one without privacy
+    assert (
+        "97.30 at ε = 1, δ = 1e-05 (DP-SGD, momentum)" in published
+    )  # and not the one without privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A method of a user's."""
+
+
+def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
+    lines.append(tmp_path / "images" / "x.jsonl", [run("own", OwnDisk(), 0.9)])
+    with pytest.raises(ConfigError, match="mnist/own are of a method that is none of dpoptax's"):
+        write_benchmark(tmp_path / "images")
 
 
 def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
@@ -179,15 +243,21 @@ def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp
     )
     write_benchmark(tmp_path / "images")
     text = (tmp_path / "images.md").read_text()
-    assert "### MNIST, tanh_cnn_mnist, ε = 1, 240 steps\n\nModel tanh_cnn_mnist, B = " in text
-    assert "### MNIST, scattering, ε = 1, 30 steps\n\nModel linear on scattering features" in text
+    assert (
+        "### MNIST, tanh_cnn_mnist, ε = 1, δ = 1e-05, 240 steps\n\nModel tanh_cnn_mnist, B = "
+        in text
+    )
+    assert (
+        "### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps\n\nModel linear on scattering features"
+        in text
+    )
     axes = Figure().subplots()
     benchmark_figures.draw_accuracies(
         axes, benchmark_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
     )
     drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps"], [95.5])
-    assert "DP-SGD, linear on scattering, 30 steps" in drawn
+    np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps, δ = 1e-05"], [95.5])
+    assert "DP-SGD, linear on scattering, 30 steps, δ = 1e-05" in drawn
 
 
 def test_methods_on_each_kind_of_features_have_lines_of_their_own():
@@ -203,7 +273,8 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
     benchmark_figures.draw_accuracies(axes, compared, alone, "mnist")
     drawn = {line.get_label(): line for line in axes.get_lines()}
     first, other = (
-        drawn[f"DP-SGD, linear on {name}, 30 steps"] for name in ("scattering", "dictionary")
+        drawn[f"DP-SGD, linear on {name}, 30 steps, δ = 1e-05"]
+        for name in ("scattering", "dictionary")
     )
     assert (list(first.get_ydata()), list(other.get_ydata())) == ([90.0], [80.0])
     assert first.get_color() != other.get_color()

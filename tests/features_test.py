@@ -313,7 +313,9 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
             "features='wavelets' is unknown; available: dictionary, none, scattering",
         ),
         ("feature=scattering", "'feature' is unknown"),
-        ("features", "'features' is no setting; give FIELD=VALUE"),
+        ("features", "'features' has no =VALUE; give FIELD=VALUE"),
+        ("steps", "set='steps' has no =VALUE, and is not what decides steps; give --steps"),
+        ("features=", "'features=' has no =VALUE; give FIELD=VALUE"),
         ("method.kappa=1", "'method.kappa' is unknown"),
     ],
 )

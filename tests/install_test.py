@@ -126,6 +126,21 @@ def test_what_prices_and_trains_nothing_imports_neither_accounting_nor_models(pr
     assert len(added) < most
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_help_of_what_prices_many_runs_waits_for_no_accounting(command):
+    done = run(
+        f"""
+        import sys
+        from dpoptax.cli.main import main
+        try:
+            main(["{command}", "--help"])
+        except SystemExit:
+            print("dp_accounting" in sys.modules)
+        """
+    )
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
 def test_a_name_that_is_none_is_an_attribute_error():
     where = "module 'dpoptax' has no attribute 'no_such_name'; it may be in dpoptax.accounting, fil"
     with pytest.raises(AttributeError, match=where):

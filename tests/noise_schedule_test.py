@@ -1,6 +1,7 @@
 """Noise that follows a schedule: each release with its phase's noise, and priced with it."""
 
 import dataclasses
+from fractions import Fraction
 
 import chex
 import dp_accounting as dpa
@@ -12,6 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
+from dpoptax._privacy import events, one_step
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
@@ -114,13 +116,44 @@ def test_full_batches_have_the_mu_of_all_releases():
     whole = sampling.PoissonSampler(dataset_size=10, batch_size=10, seed=0)
     gaussian = dpa.GaussianDpEvent(1 / mu)
     spent = accounting.epsilon_spent(after(stage(), 7), whole, DELTA)
-    assert spent == pytest.approx(accounting.event_epsilon(gaussian, DELTA), rel=1e-3)
+    one = accounting.event_epsilon(gaussian, DELTA)
+    assert one <= spent == pytest.approx(one, rel=1e-9)
     found = accounting.gdp_spent(after(stage(), 7), whole, DELTA)
     assert found == pytest.approx(mu, rel=1e-2)
     assert found == accounting.gdp(noise_multiplier=SCHEDULE, steps=7, sampler=whole, delta=DELTA)
     curve = accounting.trade_off_spent(after(stage(), 7), whole)
     same = accounting.trade_off(noise_multiplier=SCHEDULE, steps=7, sampler=whole)
     assert curve(0.1) == same(0.1)
+
+
+@pytest.mark.parametrize("relation", events.RELATIONS)
+def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
+    """The pair of each took a hundredth of a second to build, at each question of a calibration."""
+    sigmas = np.linspace(30, 10, 300)
+    # Beside a sampled release, whose pair they are composed with.
+    other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
+    whole = [dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma), 3) for sigma in sigmas]
+    joined = dpa.GaussianDpEvent(float((3 * sigmas**-2.0).sum() ** -0.5))
+    built, loss_of = [], one_step.loss_of
+    monkeypatch.setattr(one_step, "loss_of", lambda *args: built.append(args) or loss_of(*args))
+    for beside in ([], [other]):
+        built.clear()
+        found, want = (
+            accounting.event_epsilon(
+                dpa.ComposedDpEvent([*parts, *beside]), DELTA, neighbouring_relation=relation
+            )
+            for parts in (whole, [joined])
+        )
+        assert found == pytest.approx(want, rel=1e-9)
+        assert len(built) == 2 * (1 + len(beside))
+        (priced,) = {event for event, *_ in built} - {joined, other}
+        exact = sum(3 / Fraction(sigma) ** 2 for sigma in sigmas.tolist())
+        assert Fraction(priced.noise_multiplier) ** 2 * exact <= 1  # never more noise than there is
+
+
+def test_many_phases_that_hide_nothing_together_have_no_epsilon():
+    little = dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.2e-3), dpa.GaussianDpEvent(1.1e-3)])
+    assert accounting.event_epsilon(little, DELTA) == np.inf
 
 
 def test_stages_on_the_same_batches_are_one_release_a_batch():
@@ -267,6 +300,11 @@ def test_a_decay_that_is_none_is_refused(field, value):
     config = dataclasses.replace(CONFIG, method=method)
     with pytest.raises(ConfigError, match=f"{field}={value}"):
         make_plan(config, 1000)
+
+
+def test_no_noise_has_no_schedule():
+    with pytest.raises(ConfigError, match="noise_multiplier=0.0 for method=Decaying noise"):
+        make_plan(dataclasses.replace(CONFIG, noise_multiplier=0.0), 1000)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,33 @@ def stopped(tmp_path_factory):
     return workdir
 
 
+def test_a_workdir_that_cannot_be_made_is_told_before_the_data_are_read(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot make the directory"):
+        run(tmp_path / "file" / "workdir", dataset="none")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDisk(Disk):
+    """A method of a user's, with the name and the fields of another one."""
+
+
+def test_a_method_of_ones_own_is_told_from_others_of_its_name():
+    """By module and class; those of dpoptax itself as in all records so far."""
+    fields = {"name": "DiSK", "kappa": 0.7, "gamma": 0.5}
+    assert Disk(0.7, 0.5).to_dict().items() >= fields.items()
+    assert "class" not in Disk(0.7, 0.5).to_dict()
+    own = dataclasses.replace(CONFIG, method=OwnDisk(0.7, 0.5)).to_dict()["method"]
+    assert own == {**Disk(0.7, 0.5).to_dict(), "class": "tests.resume_test.OwnDisk"}
+
+
+def test_a_run_does_not_go_on_with_another_method_of_the_same_name(tmp_path):
+    with pytest.raises(StoppedError):
+        run(tmp_path, stop_before=2, method=Disk())
+    with pytest.raises(ConfigError, match=r"^method=.*OwnDisk.* differs from "):
+        run(tmp_path, method=OwnDisk())
+
+
 def test_a_stopped_run_goes_on_and_ends_bit_for_bit_as_without_the_stop(stopped, undisturbed):
     assert not (stopped / "summary.json").exists()
     result = run(stopped)

@@ -138,6 +138,18 @@ def test_what_is_no_event_is_refused():
         selection.best_of_random(RUN, mean=2, distribution="geometric")
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_trial_may_be_a_composition(kind):
+    """A list in one, as dp_accounting makes them, has no hash to be counted by."""
+    trial = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent(kind([RUN, CHEAPER])), 2)
+    flat = [RUN, CHEAPER] * 4
+    assert epsilon(selection.all_of([trial, trial])) == pytest.approx(
+        epsilon(selection.all_of(flat)), rel=1e-9
+    )
+    best = selection.best_of_random([trial, RUN], mean=2, distribution="geometric")
+    assert epsilon(best) > epsilon(RUN)
+
+
 def test_trials_that_can_be_read_but_once_are_priced_all_the_same():
     """The check read them, and the best of none cost an ε of 0."""
     assert selection.all_of(iter([RUN, RUN])) == selection.all_of([RUN, RUN])

@@ -1,5 +1,6 @@
 """A run's guarantee in words: from its ledgers and its sampler, and never too little."""
 
+import dataclasses
 import json
 import math
 
@@ -121,6 +122,17 @@ def test_a_machine_can_read_it():
     text = json.dumps(accounting.statement(spent(tx), cyclic, DELTA).to_dict())
     assert json.loads(text)["ledgers"][0]["releases"] == 3
     assert "12345" not in text
+
+
+def test_less_is_said_than_holds_where_digits_are_left_out():
+    """A δ was rounded down, and a σ up."""
+    noise = {0: 1.23456789, 2: 1.9999999}
+    for multiplier, said in ((noise, "1.23456 from step 0 on, 1.99999"), (1.2345678, "1.23456")):
+        found = accounting.statement(spent(gaussian(multiplier)), SAMPLER, 1.0000001e-5)
+        assert f"multiplier{'s' * (multiplier is noise)} {said}" in str(found)
+        assert ", 1.00001e-05)-differentially" in str(found)
+    none = dataclasses.replace(found, epsilon=math.inf)
+    assert "no ε holds at δ = 1.00001e-05" in str(none)
 
 
 @pytest.mark.parametrize(

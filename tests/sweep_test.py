@@ -19,13 +19,14 @@ from flax import serialization
 from dpoptax import accounting, selection
 from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import Doppler, GeoDP, NonPrivate
+from dpoptax.training.methods import DecayingNoise, Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
-from dpoptax.training.search.sweep import Sweep, prepare, run_sweep, table
+from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
@@ -131,10 +132,75 @@ def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Falling(DecayingNoise):
+    """Whose noise does not follow from its fields alone, as where another version wrote it."""
+
+    name = "Falling"
+    by = 3.0
+
+    def schedule(self, steps):
+        return {2: 1.0, 0: self.by}
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
+def test_each_step_of_a_schedule_is_priced_with_its_noise_where_steps_can_be(tmp_path, sampling):
+    """Priced as of the least noise throughout, the result cost a fifth more."""
+    config = dataclasses.replace(TINY, method=Falling(), sampling=sampling)
+    given = {"grid": ("learning_rate=0.5,1",), "held_out": "public"}
+    _, _, price = prepare({"one": config}, sweep(tmp_path, **given), 0)
+    plan = trials.make_plan(config, 1151)
+    first, last = (2, 1) if sampling == "poisson" else (0, 3)
+    events = [
+        plan.sampler.dp_event(3 * plan.noise_multiplier, first),
+        plan.sampler.dp_event(plan.noise_multiplier, last),
+    ]
+    both = accounting.event_epsilon(
+        dpa.ComposedDpEvent(2 * events),
+        1e-5,
+        accountant="rdp",
+        neighbouring_relation=plan.sampler.neighbouring_relation,
+    )
+    assert price.epsilon == pytest.approx(both, rel=1e-9)
+
+
+def test_trials_of_another_schedule_than_is_priced_are_refused(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, method=Falling(), epsilon=None, noise_multiplier=1.0)
+    configs = {"one": config}
+    given = {"grid": ("learning_rate=0.5,1",)}
+    run_sweep(configs, sweep(tmp_path, **given), progress=False)
+    monkeypatch.setattr(Falling, "by", 4.0)
+    with pytest.raises(ConfigError, match=r"noise_schedule=.*4\.0"):
+        run_sweep(configs, sweep(tmp_path, **given), progress=False)
+
+
 def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
     given = {"grid": ("sampling=in_order",), "seed": None}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert records_of(tmp_path, results.trials[0])["dataset_size"] == 1151 // 64 * 64
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place):
+    """One that is trained on, and one that is held out: no ε holds for two data sets."""
+    whole = trials.dataset_of(TINY, held_out=False)
+    held_out = trials.dataset_of(TINY, held_out=True)
+    assert (whole.train["inputs"][place] == held_out.test["inputs"][0]).all() == (place == 4)
+    configs = {"one": dataclasses.replace(TINY, dataset="own")}
+    given = {"grid": ("learning_rate=0.5,1",)}
+    for replaced in (False, True):
+        inputs = whole.train["inputs"].copy()
+        inputs[place] *= 0.5 if replaced else 1
+        train = {**whole.train, "inputs": inputs}
+        own = dataclasses.replace(whole, name="own", train=train)
+        monkeypatch.setitem(DATASETS, "own", lambda found=own: found)
+        trials._loaded.cache_clear()
+        if replaced:
+            with pytest.raises(ConfigError, match="examples differ from those"):
+                run_sweep(configs, sweep(tmp_path, **given), progress=False)
+        else:
+            first = run_sweep(configs, sweep(tmp_path, **given), progress=False)
+            assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
 
 
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
@@ -260,7 +326,8 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
     [
         ({"grid": ("learning_rat=1",)}, "'learning_rat' is unknown"),
         ({"grid": ("seed=1,2",)}, "'seed' is unknown"),
-        ({"grid": ("learning_rate",)}, "FIELD=VALUE"),
+        ({"grid": ("learning_rate",)}, "'learning_rate' has no =VALUE; give FIELD=VALUE"),
+        ({"grid": ("=1",)}, "'=1' names no field; give FIELD=VALUE"),
         ({"grid": ("steps=1", "steps=2")}, "a field twice"),
         ({"grid": ("learning_rate=1,-1",)}, "learning_rate=-1"),
         ({"grid": ("dataset=digits,mnist",)}, "dataset differs"),
@@ -355,6 +422,31 @@ def test_a_comparison_on_two_processes_is_the_same(tmp_path):
     for found, expected in zip(two.methods, one.methods, strict=True):
         assert found.learning_rate == expected.learning_rate
         assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
+
+
+def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
+    """It priced the draws of seed 0."""
+    config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
+    drawn = {"grid": (), "random": ("batch_size=int:1:1000",), "trials": 2}
+    known = sweep(tmp_path, **drawn)
+    results = run_sweep({"one": config}, known, progress=False)
+    other = dataclasses.replace(known, workdir=tmp_path / "other", seed=2)
+    runs = dry_run({"one": config}, other, progress=False)
+    assert runs == run_sweep({"one": config}, other, progress=False).notes != results.notes
+    begun = dataclasses.replace(known, seed=None)
+    assert dry_run({"one": config}, begun, progress=False) == results.notes
+    unknown = "drawn when the sweep begins"
+    for changes, said in (
+        ({"random": ("batch_size=int:1:1000",)}, True),
+        ({"random": (), "grid": ("batch_size=64,128",)}, True),
+        ({"random": (), "grid": ("batch_size=64,128",), "trials": None}, False),
+        ({"random": ("learning_rate=log:0.1:1", "batch_size=64")}, False),
+        ({"random": ("batch_size=64,128",), "repetitions": "geometric"}, False),
+    ):
+        new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)
+        assert (unknown in dry_run({"one": config}, new, progress=False)[-1]) == said
+    with pytest.raises(ConfigError, match="of a sweep over other settings"):
+        dry_run({"one": config}, dataclasses.replace(begun, trials=3), progress=False)
 
 
 def test_a_dry_run_prints_the_price_alone(tmp_path, capsys):

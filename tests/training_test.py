@@ -22,8 +22,9 @@ from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import step
+from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.records import epsilon_text, params_sha256, to_json
+from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 
 TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
 SUMMARY_FIELDS = {
@@ -194,6 +195,8 @@ def test_an_epsilon_is_rounded_up_where_it_is_shown():
         "0.000",
     ]
     assert epsilon_text(2.7201, 2) == "2.73"
+    assert [delta_text(d) for d in (1e-5, 1.6601e-5, 0.01)] == ["1e-05", "1.67e-05", "0.01"]
+    assert scientific(9.9999e-6) == scientific(1e-5) == "$10^{-5}$"
 
 
 def test_saved_parameters_are_those_of_the_hash(finished):
@@ -227,6 +230,14 @@ def test_without_a_seed_every_run_is_fresh_and_no_file_holds_the_seed():
     assert first["assumed_secret"] == []
     assert "seed" not in {key for key in first if key != "config"}
     assert run(TINY).summary["assumed_secret"] == ["config.seed"]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_summary_with_a_seed_is_for_the_owner_alone(tmp_path, seed):
+    """Who reads the seed has the noise."""
+    train_and_evaluate(tiny(seed=seed), tmp_path, progress=False)
+    others = (tmp_path / "summary.json").stat().st_mode & 0o077
+    assert (others == 0) == (seed is not None)
 
 
 def test_seeds_and_learning_rates_share_one_executable():

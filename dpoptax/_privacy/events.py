@@ -102,6 +102,16 @@ def gaussian_event(noise_multiplier: float) -> Event:
     return dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
 
 
+def joint_multiplier(multipliers: Sequence[float]) -> float:
+    """Of the one Gaussian release that several are together: (Σ σ⁻²)^(-1/2)."""
+    if len(multipliers) == 1:
+        return multipliers[0]
+    if 0 in multipliers:
+        return 0.0
+    precision = math.fsum(sigma**-2 for sigma in multipliers)
+    return precision**-0.5 if precision else math.inf
+
+
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
@@ -276,6 +286,11 @@ def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
     if isinstance(getattr(event, "event", None), dpa.DpEvent) and attr.has(type(event)):
         return attr.evolve(event, event=change(event.event))
     return event
+
+
+def hashable(event: Event) -> Event:
+    """The event with a tuple in the place of each list that is composed."""
+    return over_parts(event, hashable)
 
 
 def bounded(event: Event) -> Event:

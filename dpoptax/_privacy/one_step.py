@@ -34,10 +34,8 @@ def loss_of(
     )
 
 
-def is_gaussian(event: Event) -> bool:
-    """Whether `loss_of` has one for it: not where nothing is drawn, or nothing is hidden."""
-    if isinstance(event, dpa.GaussianDpEvent):
-        return bool(event.noise_multiplier > 0)
+def is_sampled_gaussian(event: Event) -> bool:
+    """Whether it is a sampled one of a loss: not where nothing is drawn, or nothing is hidden."""
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
         return event.sampling_probability > 0 and all(size > 0 for size in sizes)

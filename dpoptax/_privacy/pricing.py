@@ -34,6 +34,7 @@ from dpoptax._privacy.events import (
     allocation_as_poisson,
     bounded,
     gaussian_event,
+    joint_multiplier,
     overflows,
     rewrite,
     without_truncation,
@@ -45,6 +46,8 @@ DISCRETIZATION = 1e-4
 # Of a larger epsilon PLD states infinity: the interval that its grid would take is a loss of many
 # units, of which it can neither form the exponential nor compose the steps of a long run.
 LARGEST = 1e7
+# By more than a joint multiplier is rounded by: in all it is four roundings of a few parts in 2^53.
+_LESS = 1 - 2.0**-49
 # Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
 # series for others does not converge at a sampling probability of a half.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
@@ -226,7 +229,8 @@ class _RdpAccountant(rdp.RdpAccountant):
 class _PldAccountant(pld.PLDAccountant):
     """dp_accounting's, with random allocation, and with a composition that knows its rounding.
 
-    Steps are built once, kept apart and composed where an epsilon is asked for.
+    Steps are built once, kept apart and composed where an epsilon is asked for; all Gaussian
+    releases without sampling as the one that they are together.
     """
 
     _pld: Pair
@@ -234,18 +238,31 @@ class _PldAccountant(pld.PLDAccountant):
     def __init__(self, relation: dpa.NeighboringRelation, interval: float) -> None:
         super().__init__(relation, interval)
         self._steps: dict[int, tuple[Pair, int]] = {}
+        self._gaussians: list[float] = []
 
     def get_epsilon(self, target_delta: float) -> float:
-        if self._contains_non_dp_event:
+        if (pairs := self._pairs()) is None:
             return math.inf
-        pairs = [(self._pld, 1), *self._steps.values()]
         return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
 
     def get_delta(self, target_epsilon: Any) -> Any:
-        if self._contains_non_dp_event:
+        if (pairs := self._pairs()) is None:
             return np.ones_like(target_epsilon)
-        pairs = [(self._pld, 1), *self._steps.values()]
         return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
+
+    def _pairs(self) -> list[tuple[Pair, int]] | None:
+        """What is composed, and how often; None where a part hides nothing."""
+        if self._contains_non_dp_event:
+            return None
+        pairs = [(self._pld, 1), *self._steps.values()]
+        if self._gaussians:
+            rounded = _LESS if len(self._gaussians) > 1 else 1.0
+            event = gaussian_event(joint_multiplier(self._gaussians) * rounded)
+            if not isinstance(event, dpa.GaussianDpEvent):
+                return None
+            interval = self._value_discretization_interval
+            pairs.append((one_step.loss_of(event, self._neighboring_relation, interval), 1))
+        return pairs
 
     def _maybe_compose(
         self, event: Event, count: int, do_compose: bool
@@ -254,8 +271,12 @@ class _PldAccountant(pld.PLDAccountant):
         if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
             # Several are one with less noise.
             event, count = gaussian_event(event.noise_multiplier / math.sqrt(count)), 1
+            if isinstance(event, dpa.GaussianDpEvent):
+                if do_compose:
+                    self._gaussians.append(event.noise_multiplier)
+                return None
         if not isinstance(event, RandomAllocationDpEvent):
-            if not (do_compose and one_step.is_gaussian(event)):
+            if not (do_compose and one_step.is_sampled_gaussian(event)):
                 return super()._maybe_compose(event, count, do_compose)
             self._add(one_step.loss_of(event, self._neighboring_relation, interval), count)
             return None

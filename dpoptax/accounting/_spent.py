@@ -1,6 +1,5 @@
 """Epsilon of what was released, read from the ledgers of an optimizer state."""
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import dp_accounting as dpa
 from dpoptax._participation import Participation
 from dpoptax._privacy import phases
 from dpoptax._privacy.checks import Accountant, check_delta
-from dpoptax._privacy.events import with_others
+from dpoptax._privacy.events import joint_multiplier, with_others
 from dpoptax._privacy.phases import Phases
 from dpoptax.accounting._design import check_sampler
 from dpoptax.accounting._epsilon import event_epsilon
@@ -190,7 +189,7 @@ def _event(
     events, before = [], 0
     for last in sorted(ends):
         active = [phases.at(each, before) for count, each in releases if count >= last]
-        events.append(sampling.dp_event(_joint_multiplier(active), last - before))
+        events.append(sampling.dp_event(joint_multiplier(active), last - before))
         before = last
     return _composed(events)
 
@@ -202,12 +201,3 @@ def _phases(mechanism: "Mechanism", noise: float) -> Phases:
 
 def _composed(events: list[dpa.DpEvent]) -> dpa.DpEvent:
     return events[0] if len(events) == 1 else dpa.ComposedDpEvent(events)
-
-
-def _joint_multiplier(multipliers: Sequence[float]) -> float:
-    if len(multipliers) == 1:
-        return multipliers[0]
-    if 0 in multipliers:
-        return 0.0
-    precision = math.fsum(m**-2 for m in multipliers)
-    return precision**-0.5 if precision else math.inf

@@ -72,7 +72,7 @@ class Statement:
     def __str__(self) -> str:
         neighbours = _NEIGHBOURS[self.neighbouring_relation].format(self.unit)
         if not math.isfinite(self.epsilon):
-            return f"not private: no ε holds at δ = {self.delta:g} for {neighbours}"
+            return f"not private: no ε holds at δ = {_delta(self.delta)} for {neighbours}"
         drawn = self.sampling
         exact = all(ledger.mechanism.fixed_point for ledger in self.ledgers)
         lines = {
@@ -90,7 +90,9 @@ class Statement:
             "left out": "what was chosen by private results, or published beside the releases",
         }
         width = max(map(len, lines)) + 2
-        head = f"({_up(self.epsilon)}, {self.delta:g})-differentially private for {neighbours}"
+        head = (
+            f"({_up(self.epsilon)}, {_delta(self.delta)})-differentially private for {neighbours}"
+        )
         return "\n".join([head, *(f"  {name:{width}}{text}" for name, text in lines.items())])
 
 
@@ -108,8 +110,8 @@ def statement(
 
     An ε does not say at which δ and for whom it holds, which data sets are neighbours, how batches
     were drawn, and what was accounted how. All of these are here from the objects that the run was
-    made of, and printed numbers are rounded up. What nobody but the caller knows is
-    `unit`, and what was chosen or published beside the run.
+    made of, and printed numbers are rounded up, noise multipliers down. What nobody but the
+    caller knows is `unit`, and what was chosen or published beside the run.
 
     Args:
       opt_state: as for `epsilon_spent`.
@@ -163,8 +165,8 @@ def _releases(ledger: "Ledger") -> str:
 
 def _multipliers(mechanism: "Mechanism") -> str:
     if mechanism.schedule is None:
-        return f"multiplier {mechanism.noise_multiplier:g}"
-    phases = [f"{sigma:g} from step {first} on" for first, sigma in mechanism.schedule]
+        return f"multiplier {_down(mechanism.noise_multiplier)}"
+    phases = [f"{_down(sigma)} from step {first} on" for first, sigma in mechanism.schedule]
     if len(phases) > _FEW:
         phases = [*phases[: _FEW - 1], "…", phases[-1]]
     return f"multipliers {', '.join(phases)}"
@@ -178,6 +180,21 @@ def _plain(ledger: "Ledger") -> dict[str, Any]:
         "strategy": None if strategy is None else repr(strategy),
         "releases": ledger.releases,
     }
+
+
+def _down(sigma: float) -> str:
+    """A noise multiplier to six digits, rounded down."""
+    return _six_digits(sigma, decimal.ROUND_FLOOR)
+
+
+def _delta(delta: float) -> str:
+    """A δ to six digits, rounded up."""
+    return _six_digits(delta, decimal.ROUND_CEILING)
+
+
+def _six_digits(value: float, rounding: str) -> str:
+    with decimal.localcontext(prec=6, rounding=rounding):
+        return f"{float(+decimal.Decimal(repr(float(value)))):g}"
 
 
 def _up(value: float, digits: int = 3) -> str:

@@ -43,7 +43,7 @@ def _train(arguments: list[str]) -> int:
     spent = "without a proven guarantee" if summary["unproven"] else "not private"
     if summary["private"]:
         epsilon = records.epsilon_text(summary["epsilon"])
-        spent = f"({epsilon}, {summary['delta']:g})-differentially private"
+        spent = f"({epsilon}, {records.delta_text(summary['delta'])})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
             spent += " if its seed stays secret and is no other run's"
@@ -117,7 +117,7 @@ def _compare(arguments: list[str]) -> int:
 def _sweep(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import SweepArguments, configs_by_name, with_data
     from dpoptax.training.search import sweep
-    from dpoptax.training.search.price import Sweep, notes
+    from dpoptax.training.search.price import Sweep
 
     fields = _names(TrainConfig) - _names(SweepArguments, Sweep)
     _check_fields(
@@ -134,8 +134,7 @@ def _sweep(arguments: list[str]) -> int:
     )
     configs, chosen = with_data(configs_by_name(given.configs), given), given.sweep
     if given.dry_run:
-        _, _, cost = sweep.prepare(configs, chosen, chosen.seed or 0, progress=True)
-        print("\n".join(notes(chosen, cost)))
+        print("\n".join(sweep.dry_run(configs, chosen)))
         return 0
     results = sweep.run_sweep(configs, chosen)
     print(sweep.table(results))

@@ -123,19 +123,33 @@ def _table(entries: Sequence[Entry]) -> str:
         rate = f"{entry.learning_rate:g}" + (", at the edge" if entry.at_edge else "")
         rows.append(
             (
-                entry.label + (" ¹" if entry.unproven else ""),
+                _marked(entry),
                 entry.accuracy,
                 *(_interval(entry, named(entries, other)) for other in (BASELINE, MOMENTUM)),
                 rate,
                 str(entry.gradients),
             )
         )
-    table = records.markdown_table(head, rows)
-    if any(entry.unproven for entry in entries):
-        table += "\n\n¹ No ε is proven; the noise is that of DP-SGD at this ε."
+    table = _with_notes(records.markdown_table(head, rows), entries)
     seeds = " to ".join(map(str, sorted({len(entry.accuracies) for entry in entries})))
     tried = " to ".join(map(str, sorted({len(entry.rates) for entry in entries})))
     return f"Seeds: {seeds}; rates tried for each on held-out training data: {tried}.\n\n{table}"
+
+
+def _marked(entry: Entry) -> str:
+    """Its label, with the marks that `_with_notes` explains."""
+    return entry.label + " ¹" * entry.unproven + " ²" * entry.zeroed
+
+
+def _with_notes(table: str, entries: Sequence[Entry]) -> str:
+    if any(entry.unproven for entry in entries):
+        table += "\n\n¹ No ε is proven; the noise is that of DP-SGD at this ε."
+    if any(entry.zeroed for entry in entries):
+        table += (
+            "\n\n² ε is for one example that is replaced by one that adds nothing; without the "
+            "mark it is for one more or less, or as the heading says."
+        )
+    return table
 
 
 def _interval(entry: Entry, other: Entry | None) -> str:
@@ -156,8 +170,8 @@ def _recipes(alone: Groups) -> str:
                 (
                     data_name(setting.dataset),
                     f"{features}{setting.model}",
-                    entry.label,
-                    epsilon,
+                    _marked(entry),
+                    epsilon + setting.stated,
                     str(setting.batch_size),
                     str(setting.steps),
                     f"{entry.learning_rate:g}",
@@ -166,7 +180,8 @@ def _recipes(alone: Groups) -> str:
                 )
             )
     head = ("data", "model", "method", "ε", "B", "steps", "rate", "test accuracy, %", "seeds")
-    return records.markdown_table(head, rows)
+    every = [entry for entries in alone.values() for entry in entries]
+    return _with_notes(records.markdown_table(head, rows), every)
 
 
 def _published(groups: Groups) -> str:
@@ -174,7 +189,7 @@ def _published(groups: Groups) -> str:
     rows = []
     for number, point in enumerate(PUBLISHED, 1):
         ours = [
-            (entry.mean, setting.epsilon, entry.label)
+            (entry.mean, setting.epsilon, f"{setting.epsilon:g}{setting.stated} ({_marked(entry)})")
             for setting, entries in groups.items()
             for entry in entries
             if setting.dataset == point.dataset and setting.epsilon <= point.epsilon * 1.03
@@ -182,8 +197,8 @@ def _published(groups: Groups) -> str:
         ]
         beside = ""
         if ours:
-            mean, epsilon, label = max(ours)
-            beside = f"{mean:.2f} at ε = {epsilon:g} ({label})"
+            mean, _, where = max(ours)
+            beside = f"{mean:.2f} at ε = {where}"
         rows.append(
             (
                 str(number),
@@ -196,7 +211,8 @@ def _published(groups: Groups) -> str:
             )
         )
     head = ("", "data", "ε", "published, %", "of", "source", "best here, at that ε or 3 % more, %")
-    return records.markdown_table(head, rows)
+    proven = [entry for entries in groups.values() for entry in entries if not entry.unproven]
+    return _with_notes(records.markdown_table(head, rows), proven)
 
 
 def _made_with(found: Sequence[Line]) -> str:

@@ -46,10 +46,10 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
-    kinds = dict.fromkeys(setting.features for setting in private)
+    kinds = dict.fromkeys((setting.features, setting.stated) for setting in private)
     colours = dict(zip(kinds, (COLOURS[0], *COLOURS[3:]), strict=False))
-    for features, colour in colours.items():
-        of_kind = {s: e for s, e in private.items() if s.features == features}
+    for kind, colour in colours.items():
+        of_kind = {s: e for s, e in private.items() if (s.features, s.stated) == kind}
         _over_epsilon(axes, of_kind, colour)
     for number, (setting, entries) in enumerate(
         (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
@@ -58,13 +58,14 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
         _best(axes, setting, entries, marker="*", markersize=13, color=COLOURS[1], label=label_once)
     for setting, entries in finite.items():
         if setting not in private:
-            name = f"best of {len(entries)}, {setting.model}, {setting.steps} steps"
+            name = f"best of {len(entries)}, {setting.model}, {setting.steps} steps{setting.stated}"
             proven = [entry for entry in entries if not entry.unproven]
             _best(axes, setting, proven, marker="D", markersize=6, color=COLOURS[2], label=name)
     for setting, entries in recipes.items():
         if setting.dataset == dataset and math.isinf(setting.epsilon):
             accuracy = max(entry.mean for entry in entries)
-            name, colour = f"not private, {_kind(setting)}", colours.get(setting.features, _GREY)
+            of_features = [colours[kind] for kind in colours if kind[0] == setting.features]
+            name, colour = f"not private, {_kind(setting)}", (*of_features, _GREY)[0]
             axes.axhline(accuracy, color=colour, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
@@ -83,7 +84,7 @@ def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) 
 
 def _kind(setting: Setting) -> str:
     features = "" if setting.features == "none" else f" on {setting.features}"
-    return f"{setting.model}{features}, {setting.steps} steps"
+    return f"{setting.model}{features}, {setting.steps} steps{setting.stated}"
 
 
 def _over_epsilon(axes: Axes, settings: Groups, colour: str) -> None:

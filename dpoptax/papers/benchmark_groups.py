@@ -5,13 +5,17 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from scipy import stats
 
+from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.papers.report_costs import points
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.search.lines import Line
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
@@ -29,6 +33,10 @@ class Setting:
         batch_size: Expected batch size.
         in_order: Whether batches come in a fixed order, so that nothing amplifies.
         epsilon: ε; infinite without privacy.
+        delta: δ; 0 where none is stated.
+        unit: Whose data both are about: "example" or "user".
+        replaced: Whether both are for one of these that is replaced by another, and not for one
+            that is there or not: a sum moves by twice as much.
     """
 
     dataset: str
@@ -38,13 +46,27 @@ class Setting:
     batch_size: int
     in_order: bool
     epsilon: float
+    delta: float
+    unit: str
+    replaced: bool
+
+    @property
+    def stated(self) -> str:
+        """What goes with ε, for headings and figures; nothing without privacy."""
+        if math.isinf(self.epsilon):
+            return ""
+        delta = f", δ = {records.delta_text(self.delta)}" if self.delta else ", no δ stated"
+        if self.replaced:
+            return f"{delta} for one {self.unit} replaced by another"
+        return delta + " for one user" * (self.unit == "user")
 
     @property
     def title(self) -> str:
         """For headings and figures."""
         own = f"{self.model if self.features == 'none' else self.features}, "
         order = " in order" if self.in_order else ""
-        return f"{data_name(self.dataset)}, {own}ε = {self.epsilon:g}, {self.steps} steps{order}"
+        privacy = f"ε = {self.epsilon:g}{self.stated}"
+        return f"{data_name(self.dataset)}, {own}{privacy}, {self.steps} steps{order}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +76,7 @@ class Entry:
     Attributes:
         label: Its name, with what tells it from others of that name.
         unproven: Whether no ε is stated for want of a proof.
+        zeroed: Whether ε is for one example that is replaced by one that adds nothing.
         learning_rate: The one that was selected.
         rates: All that were tried, in order.
         accuracies: In %, on the test split, by seed.
@@ -62,6 +85,7 @@ class Entry:
 
     label: str
     unproven: bool
+    zeroed: bool
     learning_rate: float
     rates: tuple[float, ...]
     accuracies: dict[int, float]
@@ -121,24 +145,38 @@ def difference(entry: Entry, other: Entry) -> Difference:
 def grouped(lines: Iterable[Line]) -> Groups:
     """The methods of each setting in the order of the records; of a repeated run the last counts.
 
-    A method counts once it has runs on the test split at the rate that its trials select. What is
+    Runs under one name whose batches were drawn in several ways are rows of their own. A method
+    counts once it has runs on the test split at the rate that its trials select. What is
     trained without privacy has a setting of its own.
     """
+    lines = list(lines)
+    deltas: dict[Setting, set[float]] = {}
+    for line in lines:
+        if line.delta is not None:
+            deltas.setdefault(_setting(line, 0.0), set()).add(line.delta)
     configs: dict[str, set[str]] = {}
-    newest: dict[tuple[Setting, str], dict[tuple[str, float, int], Line]] = {}
+    newest: dict[tuple[Setting, str, str], dict[tuple[str, float, int], Line]] = {}
     for line in lines:
         name = line.name.rpartition("/")[2]
         configs.setdefault(line.method, set()).add(name)
-        runs = newest.setdefault((_setting(line), name), {})
+        delta = line.delta
+        if delta is None:  # without a proof: it is beside what has one, if that has one δ
+            among = deltas.get(_setting(line, 0.0), set())
+            delta = min(among) if len(among) == 1 else 0.0
+        runs = newest.setdefault((_setting(line, delta), name, _sampling(line)), {})
         runs[line.split, line.learning_rate, line.seed] = line
     found: dict[Setting, dict[str, Entry]] = {}
-    for (setting, name), runs in newest.items():
+    for (setting, name, sampling), runs in newest.items():
         of_name = list(runs.values())
         method = of_name[0].method
         label = method if len(configs[method]) == 1 else _told_apart(method, name)
         entry = _entry(label, of_name)
         if entry is not None:
-            found.setdefault(setting, {})[label] = entry
+            entries = found.setdefault(setting, {})
+            if label in entries:
+                label = f"{label}, {sampling}"
+                entry = dataclasses.replace(entry, label=label)
+            entries[label] = entry
     return {setting: list(entries.values()) for setting, entries in sorted(found.items())}
 
 
@@ -166,6 +204,7 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
     return Entry(
         label=label,
         unproven=tests[0].unproven,
+        zeroed=_relation(tests[0]) == "replace-special" and tests[0].delta is not None,
         learning_rate=tests[0].learning_rate,
         rates=tuple(sorted(tried)),
         accuracies={run.seed: 100 * run.accuracy for run in sorted(tests, key=lambda r: r.seed)},
@@ -173,14 +212,27 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
     )
 
 
-def _setting(line: Line) -> Setting:
+def _setting(line: Line, delta: float) -> Setting:
     given = TrainConfig().to_dict() | line.settings
-    common = ("dataset", "features", "model", "steps", "batch_size")
+    common = ("dataset", "features", "model", "steps", "batch_size", "unit")
     return Setting(
         **{name: given[name] for name in common},
-        in_order=given["sampling"] == "in_order",
+        in_order=_sampling(line) == "in_order",
         epsilon=math.inf if line.epsilon is None else line.epsilon,
+        delta=delta,
+        replaced=line.epsilon is not None and _relation(line) == "replace-one",
     )
+
+
+def _sampling(line: Line) -> str:
+    return str((TrainConfig().to_dict() | line.settings)["sampling"])
+
+
+def _relation(line: Line) -> str:
+    """Which data sets are neighbours."""
+    sampling = _sampling(line)
+    sampler: Any = CyclicPoissonSampler if sampling == "in_order" else SAMPLERS[sampling]
+    return str(sampler.neighbouring_relation)
 
 
 def _method(line: Line) -> methods.Method:
@@ -188,7 +240,12 @@ def _method(line: Line) -> methods.Method:
     given = dict(line.settings["method"])
     every = vars(methods).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
-    kind = kinds[given.pop("name")]
+    kind = kinds.get(given.pop("name"))
+    if kind is None or "class" in given:
+        raise ConfigError(
+            f"the records of {line.name} are of a method that is none of dpoptax's own, and how "
+            "many gradients it takes is not known; leave them out of the benchmark's directory"
+        )
     values = {
         field: tuple(value) if isinstance(value, list) else value for field, value in given.items()
     }

@@ -85,63 +85,68 @@ def train_and_evaluate(
     if not main:
         phases.hush()
     shapes = shapes_of_files(config) if place.mesh is None else None
-    with contextlib.ExitStack() as stack:
+    with (
+        Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints,
+        contextlib.ExitStack() as stack,
+    ):
         stack.enter_context(preparing(config, shapes, phases))
         with phases("data"):
             dataset = config.data(progress=progress and main).load()
             if place.mesh is None and shapes != (shapes := shapes_of(dataset, config.unit)):
                 stack.enter_context(preparing(config, shapes, phases))
-        return _train_in(config, dataset, Path(workdir), place, phases, progress and main)
+        return _train_in(
+            config, dataset, Path(workdir), checkpoints, place, phases, progress and main
+        )
 
 
 def _train_in(
     config: TrainConfig,
     dataset: Dataset,
     workdir: Path,
+    checkpoints: Checkpoints,
     place: devices.Devices,
     phases: Phases,
     progress: bool,
 ) -> RunResult:
     """Trains from what `workdir` holds, and writes the files of the run there."""
     main = jax.process_index() == 0
-    with Checkpoints(workdir / "checkpoints", config.keep_checkpoints) as checkpoints:
-        with phases("checkpoints"):
-            begun = checkpoints.newest_record()
-        metrics_path = workdir / "metrics.jsonl"
-        if begun is None and metrics_path.exists():
-            raise CheckpointError(
-                f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
-                "fresh start would forget what was already released: give another workdir, or "
-                "remove these files if they do not matter"
-            )
-        # A typing error is told before the noise is worked out, which may take long.
-        models.build_model(config, dataset.num_classes, dataset.kind)
-        check_names(config)
+    with phases("checkpoints"):
+        begun = checkpoints.newest_record()
+    metrics_path = workdir / "metrics.jsonl"
+    if begun is None and metrics_path.exists():
+        raise CheckpointError(
+            f"workdir={str(workdir)!r} holds the metrics of a run and no checkpoint of it. A "
+            "fresh start would forget what was already released: give another workdir, or "
+            "remove these files if they do not matter"
+        )
+    # A typing error is told before the noise is worked out, which may take long.
+    models.build_model(config, dataset.num_classes, dataset.kind)
+    check_names(config)
+    with phases("accounting"):
+        plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
+    with phases("init"):
+        run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+    earlier = resume.shown_records(metrics_path) if config.method.private else {}
+    shown = max(earlier, default=0)
+    if begun is not None:
         with phases("accounting"):
-            plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
-        with phases("init"):
-            run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
-        earlier = resume.shown_records(metrics_path) if config.method.private else {}
-        shown = max(earlier, default=0)
-        if begun is not None:
-            with phases("accounting"):
-                resume.check_same_run(run, begun, workdir, shown)
-        if progress and config.epsilon is not None and plan.permitted_steps < config.steps:
-            say(
-                f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
-                f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
-                "would exceed it"
-            )
-        with outputs.metrics_file(metrics_path if main else None, shown) as observe:
-            if config.fixed_point:
-                observe = resume.as_shown(observe, earlier)
-            around = Surroundings(place, phases, checkpoints, observe, progress, shown)
-            ready = set_up((run,), dataset, around)
-            if main:  # not before: a start that is refused leaves what is stated of the run
-                (workdir / "summary.json").unlink(missing_ok=True)
-            (result,) = _results(ready)
-            # While no other process may train here: its parameters would lie beside this summary.
-            return _written(result, workdir, phases) if main else result
+            resume.check_same_run(run, begun, workdir, shown)
+    if progress and config.epsilon is not None and plan.permitted_steps < config.steps:
+        say(
+            f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
+            f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
+            "would exceed it"
+        )
+    with outputs.metrics_file(metrics_path if main else None, shown) as observe:
+        if config.fixed_point:
+            observe = resume.as_shown(observe, earlier)
+        around = Surroundings(place, phases, checkpoints, observe, progress, shown)
+        ready = set_up((run,), dataset, around)
+        if main:  # not before: a start that is refused leaves what is stated of the run
+            (workdir / "summary.json").unlink(missing_ok=True)
+        (result,) = _results(ready)
+        # While no other process may train here: its parameters would lie beside this summary.
+        return _written(result, workdir, phases) if main else result
 
 
 def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
@@ -150,7 +155,8 @@ def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
         outputs.write(result, workdir)
     spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
     summary = {**result.summary, **spent}
-    records.write_json(workdir / "summary.json", summary)
+    seeded = result.summary["config"]["seed"] is not None  # which tells the noise
+    records.write_json(workdir / "summary.json", summary, secret=seeded)
     return dataclasses.replace(result, summary=summary)
 
 

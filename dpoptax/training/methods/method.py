@@ -98,8 +98,11 @@ class Method:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters as plain values."""
-        return {"name": self.name, **dataclasses.asdict(self)}
+        """Name and parameters as plain values, and the class where it is not dpoptax's own."""
+        kind = type(self)
+        own = kind.__module__.partition(".")[0] == "dpoptax"
+        known = {} if own else {"class": f"{kind.__module__}.{kind.__qualname__}"}
+        return {"name": self.name, **known, **dataclasses.asdict(self)}
 
 
 def scheduled(

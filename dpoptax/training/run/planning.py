@@ -290,7 +290,7 @@ def _epsilon(cost: RunCost) -> str:
     if cost.epsilon is None:
         return f"none: {cost.promise}" if cost.noise_multiplier else "none: no noise"
     return (
-        f"{records.epsilon_text(cost.epsilon)} at δ = {cost.config.delta:.3g} "
+        f"{records.epsilon_text(cost.epsilon)} at δ = {records.delta_text(cost.config.delta)} "
         f"({cost.config.accountant}, {cost.promise}, {cost.config.sampling} sampling)"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpoptax.training.run.records import epsilon_text
+from dpoptax.training.run.records import delta_text, epsilon_text
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
@@ -43,9 +43,9 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
     figure.savefig(path, dpi=200)
 
 
-def scientific(value: float) -> str:
-    """`value` as a power of ten in mathtext, such as $10^{-5}$."""
-    mantissa, exponent = f"{value:.2e}".split("e")
+def scientific(delta: float) -> str:
+    """A δ as a power of ten in mathtext, such as $10^{-5}$."""
+    mantissa, exponent = f"{float(delta_text(delta)):.2e}".split("e")
     factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
     return rf"${factor}10^{{{int(exponent)}}}$"
 

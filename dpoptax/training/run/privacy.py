@@ -204,6 +204,11 @@ def _schedule(config: TrainConfig) -> Schedule | None:
     relative = config.method.schedule(config.steps)
     if relative is None:
         return None
+    if config.noise_multiplier == 0:
+        raise ConfigError(
+            f"noise_multiplier={config.noise_multiplier} for method={config.method.name}: no noise "
+            "has no schedule; give a positive one, or method=DPSGD() for clipping without noise"
+        )
     if (least := min(relative.values(), default=None)) != 1:
         raise ConfigError(
             f"method={config.method.name}: the least of schedule({config.steps}) is {least}, and "

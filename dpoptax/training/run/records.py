@@ -52,6 +52,12 @@ def epsilon_text(epsilon: float, decimals: int = 3, *, lower: bool = False) -> s
         return f"{decimal.Decimal(repr(float(epsilon))):.{decimals}f}"
 
 
+def delta_text(delta: float) -> str:
+    """δ to show, to three digits, rounded up."""
+    with decimal.localcontext(rounding=decimal.ROUND_CEILING):
+        return f"{float(f'{decimal.Decimal(repr(float(delta))):.2e}'):g}"
+
+
 def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
     """Write `value` to `path` in one piece: a killed process leaves no half-written file.
 

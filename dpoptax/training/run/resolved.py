@@ -57,6 +57,7 @@ class Run:
             "epsilon": epsilon,
             "delta": plan.delta,
             "noise_multiplier": plan.noise_multiplier if config.method.private else None,
+            "noise_schedule": plan.schedule,
             "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
             "accountant": config.accountant,
             **plan.sampler.describe(),

@@ -232,7 +232,10 @@ def _with_values(configs: dict[str, TrainConfig], comparison: Comparison) -> dic
     for text in comparison.set:
         field = text.partition("=")[0].replace("-", "_")
         if field in options:
-            raise ConfigError(f"set={text!r} is not what decides {field}; give {options[field]}")
+            lacks = "" if "=" in text else " has no =VALUE, and"
+            raise ConfigError(
+                f"set={text!r}{lacks} is not what decides {field}; give {options[field]}"
+            )
         if field in changes:
             raise ConfigError(f"set={text!r}: a comparison has no use for {field}; leave it out")
     configs = {name: dataclasses.replace(config, **changes) for name, config in configs.items()}

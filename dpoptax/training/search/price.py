@@ -2,17 +2,20 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting as dpa
+import numpy as np
 
-from dpoptax import accounting, selection
+import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import PrivacyPlan
 from dpoptax.training.search import settings
 
-REPETITIONS = ("fixed", *selection.SHAPES)
+if TYPE_CHECKING:
+    import dp_accounting as dpa
+
+# What prices is imported by what asks for a price: help is not for who waits for that.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Sweep:
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
             raise ConfigError("give the settings to try, either as --grid or as --random")
-        if self.repetitions not in REPETITIONS:
-            raise unknown_name("repetitions", self.repetitions, REPETITIONS)
+        if self.repetitions not in (known := ("fixed", *dpoptax.selection.SHAPES)):
+            raise unknown_name("repetitions", self.repetitions, known)
         if self.held_out not in ("private", "public"):
             raise unknown_name("held_out", self.held_out, ("private", "public"))
         if self.trials is not None:
@@ -91,6 +94,8 @@ def price(
     A record is either trained on or held out. The first kind is protected by each trial's noisy
     gradients, the second by the noise on its scores: as little as keeps its ε within the first's.
     """
+    from dp_accounting import GaussianDpEvent
+
     for candidate, plan in zip(candidates, plans, strict=True):
         if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
             why = plan.unproven or f"{candidate.name} trains without privacy"
@@ -100,22 +105,22 @@ def price(
     relations = sorted({plan.priced.neighbouring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
+    events = [_event(plan) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
         if sweep.repetitions == "fixed":
-            return accounting.event_epsilon(
-                selection.all_of([trials[which] for which in chosen]),
+            return dpoptax.accounting.event_epsilon(
+                dpoptax.selection.all_of([trials[which] for which in chosen]),
                 delta,
                 accountant=plans[0].accountant,
                 neighbouring_relation=relation,
             )
-        event = selection.best_of_random(
+        event = dpoptax.selection.best_of_random(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
         try:
-            return accounting.event_epsilon(
+            return dpoptax.accounting.event_epsilon(
                 event, delta, accountant="rdp", neighbouring_relation=relation
             )
         except ValueError as error:
@@ -129,23 +134,40 @@ def price(
     if sweep.held_out == "private":
         # One record changes the number of right answers by at most 1, added, removed or replaced.
         least = min(spent for spent in singles if spent is not None)
-        stddev = accounting.calibrate_noise_multiplier(
+        stddev = dpoptax.accounting.calibrate_noise_multiplier(
             epsilon=least, delta=delta, steps=1, sampling_probability=1.0
         )
-        scores = [dpa.GaussianDpEvent(stddev)] * len(events)
+        scores = [GaussianDpEvent(stddev)] * len(events)
         while selected(scores, "add-or-remove-one") > epsilon:
             stddev *= 1.02
-            scores = [dpa.GaussianDpEvent(stddev)] * len(events)
+            scores = [GaussianDpEvent(stddev)] * len(events)
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
+
+
+def _event(plan: PrivacyPlan) -> "dpa.DpEvent":
+    """What a trial releases, each phase of a schedule with its noise.
+
+    Where steps cannot be priced apart from each other, all with the least, which reveals no less.
+    """
+    from dp_accounting import ComposedDpEvent
+
+    noise, steps = plan.noise, plan.permitted_steps
+    if not isinstance(noise, dict) or not plan.priced.independent_steps:
+        return plan.priced.dp_event(plan.noise_multiplier, steps)
+    firsts = [first for first in sorted(noise) if first < steps]
+    counts = np.diff([*firsts, steps]).tolist()
+    return ComposedDpEvent(
+        [plan.priced.dp_event(noise[first], n) for first, n in zip(firsts, counts, strict=True)]
+    )
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
     """What is promised of the result, and what of it may be published."""
-    if cost.epsilon is None or cost.of_one_trial is None:
+    if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [
-        f"The result is ({records.epsilon_text(cost.epsilon)}, {cost.delta:g})-differentially "
-        "private, its selection included; one trial alone is ε = "
+        f"The result is ({records.epsilon_text(cost.epsilon)}, {records.delta_text(cost.delta)})-"
+        "differentially private, its selection included; one trial alone is ε = "
         f"{records.epsilon_text(cost.of_one_trial)}."
     ]
     if sweep.repetitions == "fixed":

@@ -108,8 +108,10 @@ def _parsed(given: Sequence[str], form: str = "FIELD=VALUE,VALUE,...") -> list[t
     pairs = []
     for text in given:
         field, separator, values = text.partition("=")
-        if not (field and separator and values):
-            raise ConfigError(f"{text!r} is no setting; give {form}")
+        if not (separator and values):
+            raise ConfigError(f"{text!r} has no =VALUE; give {form}")
+        if not field:
+            raise ConfigError(f"{text!r} names no field; give {form}")
         pairs.append((field.replace("-", "_"), values))
     names = [field for field, _ in pairs]
     if len(set(names)) < len(names):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from flax import serialization
 
-from dpoptax import selection
+import dpoptax
 from dpoptax.training import cache_folder
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
@@ -39,11 +40,16 @@ def run_sweep(
         ConfigError: Settings that no config has, configs whose results do not compare, or a
             working directory of another sweep.
     """
-    begun = _begun(configs, sweep)
+    begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
-    if begun["seed_given"]:
-        sweep = dataclasses.replace(sweep, seed=seed)
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
+    data = _fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    if begun.setdefault("data", data) != data:
+        raise ConfigError(
+            f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
+            "with, or it does not say which these were: no ε holds for two data sets in one "
+            "sweep; give the old ones (data_dir), or another workdir and count both"
+        )
     cache_folder.make_private(sweep.workdir / "trials")  # their seeds are their noise
     with contextlib.ExitStack() as stack:
         let_no_other_in(sweep.workdir / "trials", stack)
@@ -51,12 +57,39 @@ def run_sweep(
             # Before the first trial, and not before all is known to be allowed: a second start has
             # to use the same seeds.
             records.write_json(sweep.workdir / "sweep.json", begun, secret=True)
-        elif _begun(configs, sweep)["seed"] != seed:
+        elif _begun(configs, sweep)[0]["seed"] != seed:
             raise ConfigError(
                 f"another process has begun this sweep in {sweep.workdir} since this one was "
                 "started, and the result of both has no ε; the same command goes on with that one"
             )
         return _run(begun, sweep, candidates, chosen, cost, progress=progress)
+
+
+def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
+    """What would be said of the result; nothing is trained or written.
+
+    Raises:
+        ConfigError: As for `run_sweep`.
+    """
+    begun, seeded = _begun(configs, sweep)
+    _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
+    said = notes(seeded, cost)
+    new = sweep.seed is None and "data" not in begun
+    if new and sweep.repetitions == "fixed" and sweep.trials and not _of_one_cost(configs, sweep):
+        said.append(
+            "The settings are drawn when the sweep begins, and do not cost the same: the price is "
+            "that of other draws, and that of the sweep will be another one. With --seed it is "
+            "that of the draws that run."
+        )
+    return said
+
+
+def _of_one_cost(configs: dict[str, TrainConfig], sweep: Sweep) -> bool:
+    """Whether all that can be drawn costs the same."""
+    try:
+        return len(settings.costs(configs, sweep.random or sweep.grid)) == 1
+    except ConfigError:  # a range
+        return False
 
 
 def _run(
@@ -130,9 +163,7 @@ def prepare(
     if not configs:
         raise ConfigError("no config given; give the path of at least one")
     candidates, chosen = _drawn(configs, sweep, seed)
-    priced = candidates
-    if sweep.random and sweep.repetitions != "fixed":
-        priced = settings.costs(configs, sweep.random)  # not of what was drawn, but of what can be
+    priced = _priced(configs, sweep, candidates)
     _check_one_data_set(priced)
     if any(candidate.config.unit == "user" for candidate in (*candidates, *priced)):
         raise ConfigError(
@@ -169,6 +200,26 @@ def prepare(
     return candidates, chosen, dataclasses.replace(cost, held_out_size=size)
 
 
+def _priced(
+    configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
+) -> list[settings.Candidate]:
+    """What the price is of, one at least: of a random number of draws all that can be drawn."""
+    if sweep.random and sweep.repetitions != "fixed":
+        return settings.costs(configs, sweep.random)
+    return candidates
+
+
+def _fingerprint(config: TrainConfig, seed: int) -> str:
+    """A hash of all examples that are trained on or held out, keyed by the sweep's seed.
+
+    It is kept beside that seed alone: who knows neither learns nothing from it.
+    """
+    dataset = dataset_of(config, held_out=False)
+    whole = dataset.computed_from or streaming.checksums(cast(Split, dataset.train))
+    key = hashlib.sha256(str(seed).encode()).digest()
+    return hashlib.blake2b(records.to_json(whole).encode(), key=key, digest_size=16).hexdigest()
+
+
 def table(results: SweepResult) -> str:
     """The trials as a Markdown table, the best first, and what may be published of it."""
     rows = sorted(results.trials, key=lambda row: -row.score)
@@ -185,8 +236,11 @@ def table(results: SweepResult) -> str:
     return "\n".join(lines)
 
 
-def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
-    """The identity of this sweep, or of the same one that was begun in the working directory."""
+def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any], Sweep]:
+    """The identity of this sweep, or of the same one that was begun in the working directory.
+
+    And the sweep with the seed that was given at either start, if one was.
+    """
     given = {
         name: value
         for name, value in dataclasses.asdict(sweep).items()
@@ -206,11 +260,18 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> dict[str, Any]:
             f"{path} is of a sweep over other settings: its trials have been released already, and "
             "are not part of this one's ε; give another workdir"
         )
-    seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
     seed_given = sweep.seed is not None
-    if begun is not None:
-        seed, seed_given = begun["seed"], seed_given or begun["seed_given"]
-    return {**identity, "seed": seed, "seed_given": seed_given}
+    if begun is None:
+        seed = secrets.randbits(63) if sweep.seed is None else sweep.seed
+        return {**identity, "seed": seed, "seed_given": seed_given}, sweep
+    if seed_given or begun["seed_given"]:
+        sweep = dataclasses.replace(sweep, seed=begun["seed"])
+    found = {
+        "seed": begun["seed"],
+        "seed_given": seed_given or begun["seed_given"],
+        "data": begun.get("data"),
+    }
+    return {**identity, **found}, sweep
 
 
 def _drawn(
@@ -219,7 +280,7 @@ def _drawn(
     """The candidates, and the index of the candidate of each trial."""
     count = sweep.trials or 0
     if sweep.repetitions != "fixed":
-        count = selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
+        count = dpoptax.selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
     rng = np.random.default_rng(_seed(seed, "settings"))
     if sweep.random:
         candidates = settings.random_candidates(configs, sweep.random, count, rng)
@@ -242,15 +303,25 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
     """Raises where a trial that was found again had other noise than the one that is priced."""
     for trial, record in zip(trials, found, strict=True):
         plan = make_plan(trial.config, dataset_of(trial.config, held_out=True).train_size)
-        priced = (plan.noise_multiplier, plan.permitted_steps, plan.sampler.dataset_size)
-        had = (record["noise_multiplier"], record["steps"], record["dataset_size"])
+        priced = records.plain(
+            {
+                "noise_multiplier": plan.noise_multiplier,
+                "noise_schedule": plan.schedule,
+                "steps": plan.permitted_steps,
+                "dataset_size": plan.sampler.dataset_size,
+            }
+        )
+        had = {name: record.get(name) for name in priced}
         if had != priced:
             raise ConfigError(
-                f"a trial in {directory} had noise_multiplier={had[0]} in {had[1]} steps on "
-                f"{had[2]} examples, and would be priced as of {priced[0]} in {priced[1]} on "
-                f"{priced[2]}: its version, or its data, was another one. Finish the sweep with "
-                "these, or give another workdir and count both"
+                f"a trial in {directory} had {_listed(had)}, and would be priced as of "
+                f"{_listed(priced)}: its version, or its data, was another one. Finish the sweep "
+                "with these, or give another workdir and count both"
             )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 def _scores(found: list[dict[str, Any]], cost: Price, seed: int) -> list[float]:
