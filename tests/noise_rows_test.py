@@ -61,14 +61,19 @@ def test_no_number_is_drawn_twice():
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_which_arrays_are_small(shape):
-    assert fits(shape, box_muller.halves)
-    assert fits(shape, _INTEGERS.halves)
+    assert fits(shape, box_muller.halves, several=False)
+    assert fits(shape, _INTEGERS.halves, several=False)
 
 
 @pytest.mark.parametrize("shape", ALONE, ids=str)
 def test_which_arrays_are_drawn_alone(shape):
     """Large ones, empty ones, and those that would be mostly padding."""
-    assert not fits(shape, box_muller.halves)
+    assert not fits(shape, box_muller.halves, several=True)
+
+
+def test_more_are_small_where_several_have_the_shape():
+    assert fits((512, 512), box_muller.halves, several=True)
+    assert not fits((512, 512), box_muller.halves, several=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])

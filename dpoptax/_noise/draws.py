@@ -1,5 +1,6 @@
 """How noise is drawn: each number once, for all readers, without long compilation."""
 
+import collections
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -75,9 +76,11 @@ def each_leaf(
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
+    shapes = collections.Counter(leaf.shape for leaf in leaves)
     groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise)
+        several = shapes[leaf.shape] > 1
+        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise, several=several)
         groups.setdefault(leaf.dtype if rows else None, []).append(i)
     results = list(leaves)
     for dtype, indices in groups.items():
@@ -89,10 +92,10 @@ def each_leaf(
     return jax.tree.unflatten(treedef, results)
 
 
-def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
+def _goes_in_rows(leaf: jax.Array, noise: Noise, *, several: bool) -> bool:
     # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
-    one = jax.device_count() == 1
-    return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
+    one, single = jax.device_count() == 1, float32_at_least(leaf) == jnp.float32
+    return one and single and fits(leaf.shape, noise.halves, several=several)
 
 
 def _in_rows(

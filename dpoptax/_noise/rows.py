@@ -14,8 +14,10 @@ from dpoptax._trees import unstacked
 # Numbers in a row; what is left of an array's last row is padding.
 _WIDTH = 128
 # Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
-# through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
-_MOST = 2**18
+# through memory. Where several have one shape, the network is deep, and its steps long beside that.
+# Found by hand on one x86 CPU; no command of the benchmarks repeats it.
+_MOST = 2**17
+_MOST_OF_SEVERAL = 2**18
 
 Halves = Callable[[tuple[int, ...]], tuple[int, int]]
 """Of a shape, how many numbers repeat (one after another, in row-major order), and how many of
@@ -86,9 +88,10 @@ class Rows:
         return Places(table[:, 0], before + jnp.where(second, within - half, within), second)
 
 
-def fits(shape: tuple[int, ...], halves: Halves) -> bool:
-    """Whether an array is small enough for rows."""
-    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MOST
+def fits(shape: tuple[int, ...], halves: Halves, *, several: bool) -> bool:
+    """Whether an array is small enough for rows; `several` for one of several of its shape."""
+    most = _MOST_OF_SEVERAL if several else _MOST
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= most
 
 
 class _Cut(NamedTuple):
