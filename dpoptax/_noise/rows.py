@@ -72,20 +72,14 @@ class Rows:
 
     def places(self) -> Places:
         """The place of every number of the matrix; that of padding is whatever comes out."""
-        table = np.array(
-            [
-                (i, start, cut.half, period * cut.half)
-                for _, cut, indices in self._groups
-                for i in indices
-                for period in range(cut.periods)
-                for start in range(0, cut.period, _WIDTH)
-            ],
-            np.uint32,
+        table = np.concatenate(
+            [np.tile(cut.table(), (len(indices), 1)) for _, cut, indices in self._groups]
         )
-        start, half, before = (jnp.asarray(table[:, [column]]) for column in (1, 2, 3))
+        start, half, before = (jnp.asarray(table[:, [column]]) for column in range(3))
         within = start + lax.broadcasted_iota(np.uint32, self.shape, 1)
         second = within >= half
-        return Places(table[:, 0], before + jnp.where(second, within - half, within), second)
+        array = np.concatenate([np.repeat(indices, cut.rows) for _, cut, indices in self._groups])
+        return Places(array, before + jnp.where(second, within - half, within), second)
 
 
 def fits(shape: tuple[int, ...], halves: Halves, *, several: bool) -> bool:
@@ -104,6 +98,13 @@ class _Cut(NamedTuple):
     @property
     def rows(self) -> int:
         return self.periods * -(-self.period // _WIDTH)
+
+    def table(self) -> np.ndarray:
+        """Of each row its start in the period, the half, and the pairs of periods before."""
+        starts = np.arange(0, self.period, _WIDTH, dtype=np.uint32)
+        before = np.arange(self.periods, dtype=np.uint32) * np.uint32(self.half)
+        rows = np.meshgrid(before, starts, indexing="ij")
+        return np.stack([rows[1], np.full_like(rows[1], self.half), rows[0]], -1).reshape(-1, 3)
 
 
 def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
