@@ -46,9 +46,11 @@ def test_bits_are_those_of_each_array_alone(noise, key):
         assert same_bits(got, want), shape
 
 
-def test_bits_are_those_of_the_leafs_own_key():
+@pytest.mark.parametrize("most", [0, 2**30], ids=["by numbers", "by pairs"])
+def test_bits_are_those_of_the_leafs_own_key(most, monkeypatch):
+    monkeypatch.setattr(box_muller, "_MOST_IN_PAIRS", most)
     keys = split(KEYS["threefry"], len(SMALL))
-    drawn = jax.jit(NOISES["normal"])(_zeros(SMALL), KEYS["threefry"])
+    drawn = jax.jit(lambda *given: NOISES["normal"](*given))(_zeros(SMALL), KEYS["threefry"])
     for key, shape, got in zip(keys, SMALL, drawn, strict=True):
         assert same_bits(got, box_muller.normal(key, shape)), shape
 
@@ -61,19 +63,14 @@ def test_no_number_is_drawn_twice():
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_which_arrays_are_small(shape):
-    assert fits(shape, box_muller.halves, several=False)
-    assert fits(shape, _INTEGERS.halves, several=False)
+    assert fits(shape, box_muller.halves)
+    assert fits(shape, _INTEGERS.halves)
 
 
 @pytest.mark.parametrize("shape", ALONE, ids=str)
 def test_which_arrays_are_drawn_alone(shape):
     """Large ones, empty ones, and those that would be mostly padding."""
-    assert not fits(shape, box_muller.halves, several=True)
-
-
-def test_more_are_small_where_several_have_the_shape():
-    assert fits((512, 512), box_muller.halves, several=True)
-    assert not fits((512, 512), box_muller.halves, several=False)
+    assert not fits(shape, box_muller.halves)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
@@ -89,7 +86,7 @@ def test_sums_come_back_from_their_rows(dtype):
 
 def test_sums_of_several_dtypes_keep_them():
     tree = {"a": jnp.full(9, 2, jnp.bfloat16), "b": jnp.ones((4, 4)), "c": jnp.full(9, 3.0)}
-    noise = draws.Noise(lambda key, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves)
+    noise = draws.Noise(lambda _, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves)
     kept = jax.jit(lambda key: draws.each_leaf(tree, key, noise, lambda leaf, _: leaf))
     for name, leaf in kept(KEYS["threefry"]).items():
         assert same_bits(leaf, tree[name]), name

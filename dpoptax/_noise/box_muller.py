@@ -10,8 +10,12 @@ import numpy as np
 from jax import lax
 
 from dpoptax._noise.keys import check_noise_key, words_at
+from dpoptax._noise.rows import Rows
 from dpoptax._noise.threefry import places
+from dpoptax._trees import held
 
+# So many numbers are stored in pairs at most: found by hand on one x86 CPU.
+_MOST_IN_PAIRS = 2**20
 _STREAM = 1  # of hashes, of which `jax.random` has none for the same key
 _SIGN = 0x80000000
 # Odd, and its continued fraction over 2³² has no quotient above 3: multiples are spread evenly.
@@ -96,8 +100,33 @@ def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
+def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
+    """The numbers of all rows, with a key for each array.
+
+    On CPU each pair is hashed once, and stored as one complex number, from which both are read: no
+    kernel of XLA's there has two results. Not so where the pairs would take much memory: for what
+    passes 32 MB a step asks the system for fresh pages each time, which costs more.
+    """
+
+    def by_pairs() -> jax.Array:
+        first = ~rows.second
+        key, place = keys[rows.array[first]][:, None], rows.places(rows.place[first])
+        radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
+        x, y = _signed(radius * low, signs), _signed(radius * high, signs << 1)
+        pairs = held(lax.complex(x, y)).at[rows.pair].get(mode="promise_in_bounds")
+        return jnp.where(rows.second[:, None], pairs.imag, pairs.real)
+
+    def by_numbers() -> jax.Array:
+        key, place = keys[rows.array][:, None], rows.places(rows.place)
+        return normal_at(key, place, jnp.asarray(rows.second)[:, None])
+
+    if math.prod(rows.shape) > _MOST_IN_PAIRS:
+        return by_numbers()
+    return lax.platform_dependent(cpu=by_pairs, default=by_numbers)
+
+
 def halves(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How many numbers, in row-major order, have a first and a second half; and the first's."""
+    """Periods of an array, as `dpoptax._noise.rows` has them, and their first halves."""
     axis, half = _halves(shape or (1,))
     inner = math.prod(shape[axis + 1 :])
     return math.prod(shape[axis:]), half * inner

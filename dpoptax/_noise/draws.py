@@ -1,6 +1,5 @@
 """How noise is drawn: each number once, for all readers, without long compilation."""
 
-import collections
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -16,17 +15,17 @@ from dpoptax._trees import PyTree, alike, float32_at_least, held, out_sharding, 
 
 
 class Noise(NamedTuple):
-    """How numbers are drawn, of a whole array or at places in several, to the same bits.
+    """How numbers are drawn, of a whole array or of the rows of several, to the same bits.
 
     Attributes:
       of: from a key and an array noise of its shape and sharding.
-      at: from keys, pairs and whether they are in the second half, as `Places` has them, float32
-        or integer numbers.
+      in_rows: from a key for each array, and arrays cut into rows, a matrix of noise, of float32 or
+        integers.
       halves: how the numbers of an array are paired.
     """
 
     of: Callable[[jax.Array, jax.Array], jax.Array]
-    at: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    in_rows: Callable[[jax.Array, Rows], jax.Array]
     halves: Halves
 
 
@@ -60,7 +59,7 @@ def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree
         scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
         return leaf + scale * noise
 
-    return each_leaf(tree, key, Noise(of, box_muller.normal_at, box_muller.halves), noisy)
+    return each_leaf(tree, key, Noise(of, box_muller.normal_in_rows, box_muller.halves), noisy)
 
 
 def each_leaf(
@@ -76,11 +75,9 @@ def each_leaf(
     """
     leaves, treedef = jax.tree.flatten(tree)
     keys = split(key, len(leaves))
-    shapes = collections.Counter(leaf.shape for leaf in leaves)
     groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        several = shapes[leaf.shape] > 1
-        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise, several=several)
+        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise)
         groups.setdefault(leaf.dtype if rows else None, []).append(i)
     results = list(leaves)
     for dtype, indices in groups.items():
@@ -92,10 +89,10 @@ def each_leaf(
     return jax.tree.unflatten(treedef, results)
 
 
-def _goes_in_rows(leaf: jax.Array, noise: Noise, *, several: bool) -> bool:
+def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
     # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
     one, single = jax.device_count() == 1, float32_at_least(leaf) == jnp.float32
-    return one and single and fits(leaf.shape, noise.halves, several=several)
+    return one and single and fits(leaf.shape, noise.halves)
 
 
 def _in_rows(
@@ -106,13 +103,7 @@ def _in_rows(
 ) -> list[jax.Array]:
     """Noisy leaves of one dtype, made in one matrix."""
     rows = Rows([leaf.shape for leaf in leaves], noise.halves)
-
-    def draw() -> jax.Array:
-        places = rows.places()
-        drawn = noise.at(keys[places.array][:, None], places.pair, places.second)
-        return noisy(rows.packed(leaves), drawn)
-
-    return rows.unpacked(_once(draw))
+    return rows.unpacked(_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows))))
 
 
 def _in_stacks(

@@ -116,7 +116,9 @@ def integers(stddev: float) -> draws.Noise:
         of=lambda key, leaf: discrete_gaussian(
             key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
         ),
-        at=lambda key, place, second: discrete_gaussian_at(key, place, stddev),
+        in_rows=lambda keys, rows: discrete_gaussian_at(
+            keys[rows.array][:, None], rows.places(rows.place), stddev
+        ),
         halves=lambda shape: (math.prod(shape), math.prod(shape)),
     )
 

@@ -11,49 +11,49 @@ from jax import lax
 
 from dpoptax._trees import unstacked
 
-# Numbers in a row; what is left of an array's last row is padding.
+# Numbers in a row; what is left of the last row of a half is padding.
 _WIDTH = 128
 # Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
-# through memory. Where several have one shape, the network is deep, and its steps long beside that.
-# Found by hand on one x86 CPU; no command of the benchmarks repeats it.
-_MOST = 2**17
-_MOST_OF_SEVERAL = 2**18
+# through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
+_MOST = 2**18
 
 Halves = Callable[[tuple[int, ...]], tuple[int, int]]
-"""Of a shape, how many numbers repeat (one after another, in row-major order), and how many of
-those are the first half: the numbers of both halves are drawn in pairs."""
-
-
-class Places(NamedTuple):
-    """What the numbers of a matrix of rows are drawn by.
-
-    Attributes:
-      array: which array a row is of.
-      pair: uint32, of every number its place in its array, the second half's counted like the
-        first's.
-      second: whether a number is in the second half.
-    """
-
-    array: np.ndarray
-    pair: jax.Array
-    second: jax.Array
+"""Of a shape, how many numbers in row-major order are a period, and how many of these its first
+half; numbers at the same place in both halves are drawn as a pair. A half that is a period has no
+pairs."""
 
 
 class Rows:
-    """Arrays of these shapes, each cut into rows of one matrix, those of a shape side by side."""
+    """Arrays of these shapes, each cut into rows of one matrix, those of a shape side by side.
+
+    Each half of each period has rows of its own.
+
+    Attributes:
+      shape: of the matrix.
+      array: which array each row is of.
+      place: uint32, the place in its array of each row's first number; where numbers are drawn in
+        pairs, of its first pair among the array's.
+      second: whether a row is of the second half.
+      pair: of each row the one of the first half with the same pairs, among those of first halves.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], halves: Halves) -> None:
         """Lays the rows out."""
         groups = {shape: [i for i, x in enumerate(shapes) if x == shape] for shape in shapes}
         self._groups = [(shape, _cut(shape, halves), indices) for shape, indices in groups.items()]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the matrix."""
-        return sum(cut.rows * len(indices) for _, cut, indices in self._groups), _WIDTH
+        cuts = [(cut, i) for _, cut, indices in self._groups for i in indices]
+        self.array = np.concatenate([np.full(cut.rows, i) for cut, i in cuts])
+        self.place = np.concatenate([cut.place() for cut, _ in cuts])
+        self.second = np.concatenate([cut.second() for cut, _ in cuts])
+        self.shape = len(self.array), _WIDTH
+        # First halves are followed by second ones.
+        places = np.cumsum(~self.second) - 1
+        length = np.concatenate([np.full(cut.rows, cut.rows_of_half) for cut, _ in cuts])
+        first = np.arange(len(self.array)) - np.where(self.second, length, 0)
+        self.pair = places[first]
 
     def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """The matrix of arrays of one dtype, with zeros behind each."""
+        """The matrix of arrays of one dtype, with zeros behind each half."""
         return jnp.concatenate(
             [_in_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
         )
@@ -70,41 +70,45 @@ class Rows:
             found.update(zip(indices, parts, strict=True))
         return [found[i] for i in range(len(found))]
 
-    def places(self) -> Places:
-        """The place of every number of the matrix; that of padding is whatever comes out."""
-        table = np.concatenate(
-            [np.tile(cut.table(), (len(indices), 1)) for _, cut, indices in self._groups]
-        )
-        start, half, before = (jnp.asarray(table[:, [column]]) for column in range(3))
-        within = start + lax.broadcasted_iota(np.uint32, self.shape, 1)
-        second = within >= half
-        array = np.concatenate([np.repeat(indices, cut.rows) for _, cut, indices in self._groups])
-        return Places(array, before + jnp.where(second, within - half, within), second)
+    def places(self, place: np.ndarray) -> jax.Array:
+        """uint32, the places of all numbers of rows, from those of their first ones."""
+        along = lax.broadcasted_iota(np.uint32, (len(place), _WIDTH), 1)
+        return jnp.asarray(place)[:, None] + along
 
 
-def fits(shape: tuple[int, ...], halves: Halves, *, several: bool) -> bool:
-    """Whether an array is small enough for rows; `several` for one of several of its shape."""
-    most = _MOST_OF_SEVERAL if several else _MOST
-    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= most
+def fits(shape: tuple[int, ...], halves: Halves) -> bool:
+    """Whether an array is small enough for rows."""
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MOST
 
 
 class _Cut(NamedTuple):
-    """How an array is cut: each of its periods into rows of its own."""
+    """How an array is cut: each half of each of its periods into rows of its own."""
 
     periods: int
     period: int
     half: int
 
     @property
-    def rows(self) -> int:
-        return self.periods * -(-self.period // _WIDTH)
+    def sides(self) -> int:
+        return 1 if self.half == self.period else 2
 
-    def table(self) -> np.ndarray:
-        """Of each row its start in the period, the half, and the pairs of periods before."""
-        starts = np.arange(0, self.period, _WIDTH, dtype=np.uint32)
-        before = np.arange(self.periods, dtype=np.uint32) * np.uint32(self.half)
-        rows = np.meshgrid(before, starts, indexing="ij")
-        return np.stack([rows[1], np.full_like(rows[1], self.half), rows[0]], -1).reshape(-1, 3)
+    @property
+    def rows_of_half(self) -> int:
+        return -(-self.half // _WIDTH)
+
+    @property
+    def rows(self) -> int:
+        return self.periods * self.sides * self.rows_of_half
+
+    def second(self) -> np.ndarray:
+        """Whether rows are of a second half."""
+        return np.tile(np.repeat(np.arange(self.sides) == 1, self.rows_of_half), self.periods)
+
+    def place(self) -> np.ndarray:
+        """The places of rows: both halves have those of pairs."""
+        of_half = np.tile(np.arange(self.rows_of_half) * _WIDTH, self.sides)
+        before = np.arange(self.periods)[:, None] * self.half
+        return (before + of_half).ravel().astype(np.uint32)
 
 
 def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
@@ -113,14 +117,16 @@ def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
 
 
 def _in_rows(x: jax.Array, cut: _Cut) -> jax.Array:
-    x = x.reshape(cut.periods, cut.period)
-    padding = -cut.period % _WIDTH
-    if padding:
-        x = jnp.pad(x, ((0, 0), (0, padding)))
-    return x.reshape(cut.rows, _WIDTH)
+    x = _padded(x.reshape(cut.periods, cut.period), cut.sides * cut.half)
+    x = x.reshape(cut.periods * cut.sides, cut.half)
+    return _padded(x, cut.rows_of_half * _WIDTH).reshape(cut.rows, _WIDTH)
+
+
+def _padded(x: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(x, ((0, 0), (0, size - x.shape[1]))) if size > x.shape[1] else x
 
 
 def _out_of_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
     """Of as many arrays as there are rows for: without the padding."""
-    padded = rows.reshape(-1, -(-cut.period // _WIDTH) * _WIDTH)
-    return padded[:, : cut.period]
+    halves = rows.reshape(-1, cut.rows_of_half * _WIDTH)[:, : cut.half]
+    return halves.reshape(-1, cut.sides * cut.half)[:, : cut.period]
