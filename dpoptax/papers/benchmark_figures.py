@@ -159,7 +159,8 @@ def plot_differences(groups: Groups, path: Path) -> None:
         _differences(axes, entries, labels)
         baseline = named(entries, BASELINE)
         assert baseline is not None
-        axes.set_title(f"{setting.title}\nDP-SGD {baseline.mean:.2f} %", fontsize="small")
+        heading = setting.title.replace(", ε", "\nε")
+        axes.set_title(f"{heading}\nDP-SGD {baseline.mean:.2f} %", fontsize="small")
     for axes in panels.ravel()[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("difference from DP-SGD in points, 95 % interval", fontsize="medium")
