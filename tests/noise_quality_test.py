@@ -175,20 +175,23 @@ def _train_with_key_checker(tx):
 
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_no_key_is_used_twice(fixed_point, monkeypatch):
-    # The checker does not see through what hashes a key's data, nor that slices at places which
-    # the compiler does not know are apart.
-    def once(key, shape, *args, **kwargs):
-        drawn = jax.random.normal(key, shape)
-        return drawn.astype(jnp.int32) if fixed_point else drawn
+    # The checker does not see through what hashes a key's data.
+    def once(keys, rows):
+        drawn = jax.vmap(lambda key: jax.random.normal(key, ()))(keys)[rows.array]
+        matrix = jnp.broadcast_to(drawn[:, None], rows.shape)
+        return matrix.astype(jnp.int32) if fixed_point else matrix
 
-    def twice(*args, **kwargs):
-        return once(*args, **kwargs) + once(*args, **kwargs)
+    def twice(*args):
+        return once(*args) + once(*args)
 
-    where = (_fixed_point, "discrete_gaussian") if fixed_point else (box_muller, "normal")
-    monkeypatch.setattr(*where, once)
-    monkeypatch.setattr(draws, "unstacked", lambda *stacks: [list(x) for x in stacks])
+    def draw_by(in_rows):
+        monkeypatch.setattr(box_muller, "normal_in_rows", in_rows)
+        integers = draws.Noise(None, in_rows, lambda shape: (math.prod(shape),) * 2)
+        monkeypatch.setattr(_fixed_point, "integers", lambda stddev: integers)
+
+    draw_by(once)
     _train_with_key_checker(optax.chain(_noise(fixed_point), dpoptax.disk(0.7, 0.5)))
-    monkeypatch.setattr(*where, twice)
+    draw_by(twice)
     with pytest.raises(jax.errors.KeyReuseError):
         _train_with_key_checker(_noise(fixed_point))
 

@@ -133,8 +133,9 @@ def test_the_batch_is_read_and_the_noise_drawn_once_for_all(digits, method):
     rows = plan.sampler.padded_size
     assert max(math.prod(shape) for _, shape in made) == rows * 64
     noise = {shape for name, shape in made if name == "shift_left" and shape[-1:] == (128,)}
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    assert noise == {(sum(-(-size // 128) for size in sizes), 128)}  # rows of all parameters
+    halves = [leaf.size // 2 for leaf in jax.tree.leaves(params)]
+    rows = sum(-(-size // 128) for size in halves)
+    assert noise == {(rows, 128), (2 * rows, 128)}  # of all parameters, in pairs or one by one
 
 
 def test_a_group_that_does_not_fit_is_halved_down_to_runs_alone(digits):
