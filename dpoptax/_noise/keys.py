@@ -38,7 +38,7 @@ def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
       releases, and so all noise so far. For `gaussian_noise`, `adaptive_gaussian_noise`,
       `correlated_noise` and `clip_and_noise`, in float32 or fixed point; a number takes
       some four times as long, a little more than one of `jax.random.normal` in floating point, and
-      each shape of parameters a second to compile.
+      a second to compile, once for all small parameters and for each shape of large ones.
 
     Args:
       generator: "threefry" or "chacha20".
