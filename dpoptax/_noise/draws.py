@@ -91,8 +91,8 @@ def each_leaf(
 
 def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
     # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
-    one, single = jax.device_count() == 1, float32_at_least(leaf) == jnp.float32
-    return one and single and fits(leaf.shape, noise.halves)
+    one = jax.device_count() == 1 and out_sharding(leaf) is None  # a program for others has axes
+    return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
 
 
 def _in_rows(
