@@ -172,8 +172,8 @@ def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
 
 def _changed(x: jax.Array, turn: jax.Array, zero: Callable[..., jax.Array]) -> jax.Array:
     """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
-    if not x.ndim or jax.device_count() > 1:  # one entry may be on another device
-        return -x
+    if not x.ndim or jax.device_count() > 1 or out_sharding(x) is not None:
+        return -x  # one entry may be on another device
     return lax.dynamic_update_slice(
         x, zero((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
     )

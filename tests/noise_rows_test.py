@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import dpoptax
 from dpoptax._noise import box_muller, draws, fixed_point
 from dpoptax._noise.keys import split
 from dpoptax._noise.rows import Rows, fits
@@ -91,3 +94,17 @@ def test_sums_of_several_dtypes_keep_them():
     kept = jax.jit(lambda key: draws.each_leaf(tree, key, noise, lambda leaf, _: leaf))
     for name, leaf in kept(KEYS["threefry"]).items():
         assert same_bits(leaf, tree[name]), name
+
+
+def test_a_step_for_several_devices_is_traced_on_one():
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    split = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=KEYS["threefry"])
+
+    def release(total):
+        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(1.0), examples=8)
+        return tx.update(clipped, tx.init(total))[0]
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        released = jax.eval_shape(release, [split, split])
+    assert [x.sharding.spec for x in released] == [P("data", None)] * 2
