@@ -3,7 +3,7 @@
 import functools
 import math
 import numbers
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -158,24 +158,20 @@ def held(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
 def _stored(arrays: list[jax.Array]) -> list[jax.Array]:
     """What a loop of no turn returns of arrays."""
     never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
-
-    def changed(carry: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
-        turn, arrays = carry
-        zero = functools.lru_cache(jnp.zeros)  # each operation takes time to compile
-        return turn + 1, [_changed(x, turn, zero) for x in arrays]
-
     _, kept = lax.while_loop(
-        lambda carry: carry[0] < never, changed, (jnp.zeros_like(never), arrays)
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
+        (jnp.zeros_like(never), arrays),
     )
     return kept
 
 
-def _changed(x: jax.Array, turn: jax.Array, zero: Callable[..., jax.Array]) -> jax.Array:
+def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
     """Another array, as a loop that changes nothing is none; here the compiler is done soonest."""
     if not x.ndim or jax.device_count() > 1 or out_sharding(x) is not None:
         return -x  # one entry may be on another device
     return lax.dynamic_update_slice(
-        x, zero((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
+        x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
     )
 
 

@@ -109,16 +109,13 @@ def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
     """
 
     def by_pairs() -> jax.Array:
-        first = ~rows.second
-        key, place = keys[rows.array[first]][:, None], rows.places(rows.place[first])
-        radius, low, high, signs = _polar(*words_at(key, place, (_STREAM,)))
+        radius, low, high, signs = _polar(*words_at(*rows.drawn_by(keys, ~rows.second), (_STREAM,)))
         x, y = _signed(radius * low, signs), _signed(radius * high, signs << 1)
         pairs = held(lax.complex(x, y)).at[rows.pair].get(mode="promise_in_bounds")
         return jnp.where(rows.second[:, None], pairs.imag, pairs.real)
 
     def by_numbers() -> jax.Array:
-        key, place = keys[rows.array][:, None], rows.places(rows.place)
-        return normal_at(key, place, jnp.asarray(rows.second)[:, None])
+        return normal_at(*rows.drawn_by(keys), jnp.asarray(rows.second)[:, None])
 
     if math.prod(rows.shape) > _MOST_IN_PAIRS:
         return by_numbers()

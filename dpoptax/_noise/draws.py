@@ -1,7 +1,7 @@
 """How noise is drawn: each number once, for all readers, without long compilation."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ class Noise(NamedTuple):
     of: Callable[[jax.Array, jax.Array], jax.Array]
     in_rows: Callable[[jax.Array, Rows], jax.Array]
     halves: Halves
+
+
+Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""From leaves and their noise what is released of them, number by number."""
 
 
 def standard_normal(
@@ -66,7 +70,7 @@ def each_leaf(
     tree: PyTree,
     key: jax.Array,
     noise: Noise,
-    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+    noisy: Noisy,
 ) -> PyTree:
     """Returns the tree of noisy(leaf, noise of the leaf), a key for every leaf.
 
@@ -99,18 +103,18 @@ def _in_rows(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
-    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+    noisy: Noisy,
 ) -> list[jax.Array]:
     """Noisy leaves of one dtype, made in one matrix."""
     rows = Rows([leaf.shape for leaf in leaves], noise.halves)
-    return rows.unpacked(_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows))))
+    return rows.unpacked(_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys))
 
 
 def _in_stacks(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
-    noisy: Callable[[jax.Array, jax.Array], jax.Array],
+    noisy: Noisy,
 ) -> list[jax.Array]:
     """Noisy leaves, of which those that are alike are drawn in a loop."""
     groups = alike(leaves)
@@ -129,17 +133,19 @@ def _in_stacks(
         return list(map(stack, groups))
 
     results = list(leaves)
-    for indices, parts in zip(groups, unstacked(*_once(draw)), strict=True):
+    for indices, parts in zip(groups, unstacked(*_once(draw, keys)), strict=True):
         for i, part in zip(indices, parts, strict=True):
             results[i] = part
     return results
 
 
-def _once(draw: Callable[[], PyTree]) -> PyTree:
+def _once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
     """Returns `draw()`, noise or noisy sums, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
     and its buffer, into each: the draw is made twice and its parts go through memory.
     """
+    if not isinstance(keys, jax.core.Tracer):  # each operation by itself: nothing is fused
+        return draw()
     draw = jax.jit(draw)  # traced once for all that follows
     return jax.lax.platform_dependent(cpu=lambda: held(draw(), jnp.number), default=draw)

@@ -116,9 +116,7 @@ def integers(stddev: float) -> draws.Noise:
         of=lambda key, leaf: discrete_gaussian(
             key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
         ),
-        in_rows=lambda keys, rows: discrete_gaussian_at(
-            keys[rows.array][:, None], rows.places(rows.place), stddev
-        ),
+        in_rows=lambda keys, rows: discrete_gaussian_at(*rows.drawn_by(keys), stddev),
         halves=lambda shape: (math.prod(shape), math.prod(shape)),
     )
 

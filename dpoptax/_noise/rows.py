@@ -16,6 +16,7 @@ _WIDTH = 128
 # Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
 # through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
 _MOST = 2**18
+_ALL = slice(None)
 
 Halves = Callable[[tuple[int, ...]], tuple[int, int]]
 """Of a shape, how many numbers in row-major order are a period, and how many of these its first
@@ -70,10 +71,13 @@ class Rows:
             found.update(zip(indices, parts, strict=True))
         return [found[i] for i in range(len(found))]
 
-    def places(self, place: np.ndarray) -> jax.Array:
-        """uint32, the places of all numbers of rows, from those of their first ones."""
+    def drawn_by(
+        self, keys: jax.Array, which: np.ndarray | slice = _ALL
+    ) -> tuple[jax.Array, jax.Array]:
+        """Of a key for each array those of rows, (rows, 1), and the places of all their numbers."""
+        place = jnp.asarray(self.place[which])[:, None]
         along = lax.broadcasted_iota(np.uint32, (len(place), _WIDTH), 1)
-        return jnp.asarray(place)[:, None] + along
+        return keys[self.array[which]][:, None], place + along
 
 
 def fits(shape: tuple[int, ...], halves: Halves) -> bool:
