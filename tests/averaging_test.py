@@ -14,6 +14,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.seeds import Keys
 from tests import resume_test
 from tests.trainer_methods_test import run, tiny
 
@@ -86,9 +87,8 @@ def test_a_run_keeps_and_evaluates_the_average():
 def test_a_run_without_privacy_can_be_averaged():
     plain = {"method": NonPrivate(), "epsilon": None}
     assert run(tiny(parameter_ema=0.9, **plain)).summary["test_loss"] > 0
-    assert (
-        averaged(1.0, build_chain(tiny(**plain), 0.0, jax.random.key(0)).optimizer.init({})) == 1.0
-    )
+    chain = build_chain(tiny(**plain), 0.0, Keys.of(jax.random.key(0)))
+    assert averaged(1.0, chain.optimizer.init({})) == 1.0
 
 
 @pytest.mark.slow

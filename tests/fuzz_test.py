@@ -16,6 +16,7 @@ from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig, load_config
 from dpoptax.training.models.models import build_model
 from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.seeds import Keys
 
 DIGITS = Path(__file__).parents[1] / "configs" / "digits"
 GEODP = DIGITS.parent / "papers" / "geodp" / "figure_5.py"
@@ -46,7 +47,7 @@ def _plan(config, workdir):
 
     dataset = load_dataset(config.dataset)
     plan = make_plan(config, dataset.train_size)
-    build_chain(config, plan.noise_multiplier, jax.random.key(0))
+    build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
     build_model(config, dataset.num_classes)
     raise _PlannedError
 

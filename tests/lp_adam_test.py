@@ -11,6 +11,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import LPAdam
 from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.seeds import Keys
 
 
 def test_with_adams_momentum_it_is_adam():
@@ -52,7 +53,7 @@ def test_galore_goes_on_from_a_checkpoint(tmp_path):
         noise_multiplier=5.0,
         accountant="rdp",
     )
-    assert build_chain(config, 5.0, jax.random.key(0)).stddev == pytest.approx(5 / 64)
+    assert build_chain(config, 5.0, Keys.of(jax.random.key(0))).stddev == pytest.approx(5 / 64)
     whole = train_and_evaluate(config, tmp_path / "whole", progress=False).params
     train_and_evaluate(dataclasses.replace(config, steps=2), tmp_path / "parts", progress=False)
     parts = train_and_evaluate(config, tmp_path / "parts", progress=False).params

@@ -23,6 +23,7 @@ from dpoptax.training.models.models import MODELS, PUBLISHED_MODELS, build_model
 from dpoptax.training.run.chain import CLIPS, DIRECTIONS, SCHEDULES, build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Loaded, build_step
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
@@ -173,7 +174,7 @@ def trace(config):
     batch = Loaded(streaming.read(dataset.train, sample.indices), sample.indices)
     inputs = jax.tree.map(lambda x: x[0], batch.batch)["inputs"]
     params, frozen = start_variables(config, model, inputs, jax.random.key(0))
-    chain = build_chain(config, plan.noise_multiplier, jax.random.key(0))
+    chain = build_chain(config, plan.noise_multiplier, Keys.of(jax.random.key(0)))
     before = jax.eval_shape(lambda params: (params, chain.optimizer.init(params)), params)
     step = build_step(chain, model)
     after = jax.eval_shape(step, *before, batch, sample.mask, frozen)
@@ -237,7 +238,7 @@ def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
 
 def test_figure_9_has_two_curves_of_all_layers_and_of_each():
     clips = {
-        name.split("/")[-1]: build_chain(row, 1.0, jax.random.key(0)).clip
+        name.split("/")[-1]: build_chain(row, 1.0, Keys.of(jax.random.key(0))).clip
         for name, row in ROWS.items()
         if name.startswith("doppler/figure_8_9:clip/")
     }
@@ -334,4 +335,4 @@ def test_a_pattern_chooses_rows():
 def test_an_unknown_clip_is_named(data_dir):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, clip="automatic")
     with pytest.raises(ConfigError, match=r"clip='automatic' is unknown; available: auto_s"):
-        build_chain(config, 1.0, jax.random.key(0))
+        build_chain(config, 1.0, Keys.of(jax.random.key(0)))

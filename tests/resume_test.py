@@ -27,6 +27,7 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.seeds import Keys
 from tests.runs import CONFIG
 
 
@@ -423,7 +424,7 @@ def _state_like():
     model = models.build_model(CONFIG, dataset.num_classes)
     inputs = dataset.train["inputs"][0]
     params, _ = models.init_variables(model, inputs, jax.random.key(0))
-    tx = build_chain(CONFIG, CONFIG.noise_multiplier, jax.random.key(0)).optimizer
+    tx = build_chain(CONFIG, CONFIG.noise_multiplier, Keys.of(jax.random.key(0))).optimizer
     return params, tx.init(params)
 
 

@@ -17,6 +17,7 @@ from dpoptax.training.methods import Disk
 from dpoptax.training.models import models
 from dpoptax.training.roles import Part, Role, field, role_of
 from dpoptax.training.run.chain import build_chain
+from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Resident, build_step
 from dpoptax.training.search import settings
 
@@ -73,7 +74,7 @@ def test_a_part_has_its_fields_and_is_equal_by_them():
 
 def _traced(config, key):
     """The program of a step, with the arrays that it would have compiled in."""
-    chain = build_chain(config, 1.0, jax.random.key(key))
+    chain = build_chain(config, 1.0, Keys.of(jax.random.key(key)))
     model = models.build_model(config, 10)
     inputs = jax.ShapeDtypeStruct((8, 8, 1), jnp.float32)
     start = functools.partial(models.init_variables, model)
@@ -105,7 +106,7 @@ def test_a_field_without_the_role_cannot_be_compiled_in(monkeypatch):
         "dpoptax.training.roles.fields_with", lambda *_: ("method", "clip", "l2_clip_norm")
     )
     with pytest.raises(AttributeError, match=r"batch_size was read by what depends on .*STEP"):
-        build_chain(TrainConfig(), 1.0, jax.random.key(0))
+        build_chain(TrainConfig(), 1.0, Keys.of(jax.random.key(0)))
 
 
 def test_a_method_says_of_its_proof_what_its_ledger_says():
@@ -119,7 +120,7 @@ def test_a_method_says_of_its_proof_what_its_ledger_says():
             return None
 
     with pytest.raises(settings.ConfigError, match=r"its unproven\(\) is None, and the ledger"):
-        build_chain(TrainConfig(method=Silent()), 1.0, key)
+        build_chain(TrainConfig(method=Silent()), 1.0, Keys.of(key))
 
 
 class Halved(methods.DPSGD):
@@ -168,4 +169,4 @@ def test_a_method_whose_noise_is_not_what_the_run_is_priced_for_is_refused(metho
     """Its budget, and the ε that metrics.jsonl shows, would be of other noise."""
     config = TrainConfig(method=method, fixed_point=isinstance(method, Float))
     with pytest.raises(settings.ConfigError, match=message):
-        build_chain(config, 1.0, jax.random.key(0))
+        build_chain(config, 1.0, Keys.of(jax.random.key(0)))

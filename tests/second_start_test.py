@@ -17,6 +17,7 @@ from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import kept, privacy
 from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.seeds import Keys
 from dpoptax.users import UserTable
 
 CONFIG_FILE = """
@@ -191,7 +192,7 @@ def test_keys_take_all_bits_of_a_seed():
         config = dataclasses.replace(CONFIG, seed=seed)
         plan = privacy.make_plan(config, 1438)
         run = resolve(config, plan, num_classes=10, kind="images")
-        keys = jax.random.key_data(run.init_key), jax.random.key_data(run.chain.key)
+        keys = jax.random.key_data(run.init_key), jax.random.key_data(run.chain.keys.noise)
         return np.concatenate(keys).tobytes()
 
     low = 12345
@@ -206,7 +207,9 @@ def test_what_is_compiled_to_begin_a_run_holds_no_key():
     params = {"w": jax.numpy.ones((4, 3))}
     plan = privacy.make_plan(CONFIG, 1438)
     of_seed = [
-        resolve(CONFIG, plan, num_classes=10, kind="images", noise_key=jax.random.key(seed)).chain
+        resolve(
+            CONFIG, plan, num_classes=10, kind="images", keys=Keys.of(jax.random.key(seed))
+        ).chain
         for seed in (1, 2)
     ]
     assert of_seed[0].compiled_begin(params) is of_seed[1].compiled_begin(params)

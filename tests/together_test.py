@@ -18,6 +18,7 @@ from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
+from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.setup import set_up
 from dpoptax.training.run.shapes import shapes_of, step_arguments
 from dpoptax.training.run.step import build_steps
@@ -161,7 +162,7 @@ def test_runs_of_other_noise_are_refused(digits):
     """The configs are equal; the keys are not, and would be shared."""
     plan = make_plan(CONFIG, digits.train_size)
     runs = tuple(
-        resolve(CONFIG, plan, num_classes=10, kind=digits.kind, noise_key=jax.random.key(seed))
+        resolve(CONFIG, plan, num_classes=10, kind=digits.kind, keys=Keys.of(jax.random.key(seed)))
         for seed in (0, 1)
     )
     with pytest.raises(ValueError, match=r"key differs between runs that were to advance together"):

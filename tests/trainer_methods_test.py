@@ -39,6 +39,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.seeds import Keys
 from tests import resume_test
 from tests.helpers import normal, slow_but
 
@@ -53,6 +54,8 @@ METHODS = {
     "augmented_disk": {"method": AugmentedDisk(multiplicity=2, mirrored=True, flip=True)},
     "averaged": {"parameter_ema": 0.5},
     "fixed_point": {"fixed_point": True},
+    "chacha20": {"generator": "chacha20"},
+    "chacha20_augmented": {"generator": "chacha20", "method": Augmented(multiplicity=2)},
     "correlated_fixed_point": {
         "method": CorrelatedNoise(bands=3),
         "sampling": "cyclic",
@@ -116,7 +119,7 @@ def test_what_is_dp_sgd_with_poisson_sampling_spends_what_was_planned(name):
 
 def test_noise_in_fixed_point_is_where_it_is_asked_for():
     for fixed_point in (False, True):
-        made = chain.build_chain(tiny(fixed_point=fixed_point), 2.0, jax.random.key(0))
+        made = chain.build_chain(tiny(fixed_point=fixed_point), 2.0, Keys.of(jax.random.key(0)))
         (ledger,) = dpoptax.ledgers(made.optimizer.init(jnp.zeros(3)))
         assert ledger.mechanism.fixed_point is fixed_point
 
@@ -148,7 +151,7 @@ def test_noise_that_cannot_be_of_whole_numbers_is_refused_in_fixed_point(method)
 def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     # The noise in a released gradient alone is that of σ/√(1 − ρ).
     config = tiny(method=AdaptiveClip(count_share=0.19), noise_multiplier=2.0, epsilon=None)
-    resolved = chain.build_chain(config, 2.0, jax.random.key(0))
+    resolved = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
     params = jnp.zeros(40_000)
     release, clip = resolved.release, resolved.clip
     state = release.init(params)
@@ -232,7 +235,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
     model = models.build_model(config, 10, dataset.kind)
     example = jax.tree.map(lambda x: x[0], dataset.train)
     params = models.init_variables(model, example["inputs"], init_key).params
-    state = chain.build_chain(config, 0.0, noise_key).optimizer.init(params)
+    state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
     indices, mask = plan.sampler.sample(0)
     batch = jax.tree.map(lambda x: x[indices], dataset.train)
     loss, augment = models.example_loss(model), shifted(1)
@@ -261,7 +264,7 @@ def test_disk_on_copies_that_are_the_examples_is_disk(no_room):
     other = run(dataclasses.replace(config, method=AugmentedDisk(multiplicity=2))).params
     assert max(map(float, jax.tree.leaves(jax.tree.map(_distance, other, want)))) > 1e-3
     state = chain.build_chain(
-        dataclasses.replace(config, method=same), 1.0, jax.random.key(0)
+        dataclasses.replace(config, method=same), 1.0, Keys.of(jax.random.key(0))
     ).optimizer.init(want)
     assert len(dpoptax.gradient_points(state, want).points) == 2
 
@@ -271,7 +274,7 @@ def _distance(a, b):
 
 
 def test_every_step_has_a_key_of_its_own():
-    tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, jax.random.key(0)).optimizer
+    tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, Keys.of(jax.random.key(0))).optimizer
     params = jnp.zeros(2)
     state = tx.init(params)
     clipped = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
@@ -280,7 +283,7 @@ def test_every_step_has_a_key_of_its_own():
         _, state = tx.update(clipped, state, params)
         keys.add(tuple(jax.random.key_data(step_key(state)).tolist()))
     assert len(keys) == 4
-    plain = chain.build_chain(TINY, 1.0, jax.random.key(0)).optimizer
+    plain = chain.build_chain(TINY, 1.0, Keys.of(jax.random.key(0))).optimizer
     assert step_key(plain.init(params)) is None
 
 
@@ -412,7 +415,7 @@ def test_what_claims_nothing_is_not_audited():
 def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind):
     config = tiny(method=method, noise_multiplier=2.0, epsilon=None, learning_rate=0.5)
     params = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(4)}
-    trainer = chain.build_chain(config, 2.0, jax.random.key(0))
+    trainer = chain.build_chain(config, 2.0, Keys.of(jax.random.key(0)))
     noise = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=64, key=jax.random.key(0))
     by_hand = optax.chain(noise, behind(2.0 * config.l2_clip_norm / 64), optax.scale(-0.5))
     states = trainer.optimizer.init(params), by_hand.init(params)

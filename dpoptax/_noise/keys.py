@@ -88,6 +88,11 @@ def check_threefry_key(key: object) -> jax.Array:
     return checked
 
 
+def generator_of(key: jax.Array) -> Generator:
+    """Which generator a key of noise is of."""
+    return "chacha20" if _is_chacha20(key) else "threefry"
+
+
 def fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """A key for a number, by the key's own generator."""
     if _is_chacha20(key):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpoptax._noise.keys import Generator, generator_of
 from dpoptax._noise.ledger import (
     CHANGED_SUM,
     EDITED,
@@ -39,10 +40,12 @@ class Ledger(NamedTuple):
     Attributes:
       mechanism: the `Mechanism` of each release.
       releases: how many there were.
+      generator: of the noise, which the key decides: "threefry" or "chacha20".
     """
 
     mechanism: Mechanism
     releases: int
+    generator: Generator = "threefry"
 
 
 def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
@@ -84,7 +87,9 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
                 "own, as from jax.random.split; no epsilon holds for these releases"
             )
         found[key] = i
-    return tuple(Ledger(state.mechanism, int(state.count)) for state in states)
+    return tuple(
+        Ledger(state.mechanism, int(state.count), generator_of(state.key)) for state in states
+    )
 
 
 def _states_in(opt_state: PyTree) -> list[LedgerState]:

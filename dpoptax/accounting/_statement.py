@@ -30,6 +30,7 @@ _ACCOUNTED = {
     "rdp": "by Rényi divergences",
     "monte_carlo": "by Monte Carlo, whose chance to be wrong is in δ",
 }
+_GENERATORS = {"threefry": "threefry", "chacha20": "ChaCha20"}
 _ACCUSED = 0.01
 _FEW = 4  # phases of a schedule that are listed
 
@@ -79,6 +80,7 @@ class Statement:
             "releases": "; ".join(_releases(ledger) for ledger in self.ledgers),
             "batches": f"{drawn['batch_size']:,} expected of {drawn['dataset_size']:,} {self.unit}s"
             f", drawn by {drawn['sampling']}",
+            "random": f"noise by {_generators(self.ledgers)}, batches by {drawn['generator']}",
             "accounted": _ACCOUNTED[self.accountant]
             + (f", with {self.others} other releases of the data" if self.others else ""),
             "attacks": f"find at most {_up(100 * self.found)} % of the {self.unit}s where they "
@@ -172,6 +174,10 @@ def _multipliers(mechanism: "Mechanism") -> str:
     return f"multipliers {', '.join(phases)}"
 
 
+def _generators(ledgers: "Sequence[Ledger]") -> str:
+    return " and ".join(sorted({_GENERATORS[ledger.generator] for ledger in ledgers}))
+
+
 def _plain(ledger: "Ledger") -> dict[str, Any]:
     values = dataclasses.asdict(ledger.mechanism)
     strategy = ledger.mechanism.strategy
@@ -179,6 +185,7 @@ def _plain(ledger: "Ledger") -> dict[str, Any]:
         **values,
         "strategy": None if strategy is None else repr(strategy),
         "releases": ledger.releases,
+        "generator": ledger.generator,
     }
 
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 import dpoptax
@@ -17,6 +16,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
+from dpoptax.training.run.seeds import Keys
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -112,7 +112,7 @@ def costs(
 def points(config: TrainConfig) -> int:
     """Number of gradients that the method takes of each example and its copies."""
     params = {"w": jnp.zeros(2)}
-    chain = build_chain(config, 1.0, jax.random.key(0))
+    chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
     return (len(found.points) + (found.tangent is not None)) * config.method.copies
 

@@ -8,10 +8,14 @@ Records and padding stand in random order: what a record changes in the rounding
 for others that keep their places, whether it is drawn or not.
 
 Privacy: amplification by sampling holds against those who do not know which records were drawn.
-The seed is as secret as the data: never publish it, log it, or reuse it. The draws come from
-NumPy's PCG64, a statistical and not a cryptographic generator: enough against an adversary who
-sees the trained model, not against one who can recover the generator's state. NumPy may change
-its streams between versions (NEP 19); a run is reproducible within one.
+The seed is as secret as the data: never publish it, log it, or reuse it. It decides the generator.
+
+- An integer: NumPy's PCG64, a statistical and not a cryptographic generator: enough against an
+  adversary who sees the trained model, not against one who can recover the generator's state.
+  NumPy may change its streams between versions (NEP 19); a run is reproducible within one.
+- 32 bytes, from `secrets.token_bytes(32)`: SHAKE-256, of the standard library. The draws are as
+  good as random to whoever cannot break it, and their law is exact, in whole numbers: none rests on
+  floating point. A step takes time and memory of the order of the data set.
 """
 
 from dataclasses import dataclass
@@ -23,7 +27,6 @@ from dpoptax.sampling._allocation import RandomAllocationSampler as RandomAlloca
 from dpoptax.sampling._base import CutSampler, checked_step
 from dpoptax.sampling._base import Sample as Sample
 from dpoptax.sampling._base import Sampler as Sampler
-from dpoptax.sampling._draws import permuted
 from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSampler
 
 if TYPE_CHECKING:
@@ -63,13 +66,10 @@ class PoissonSampler(CutSampler):
     neighbouring_relation: ClassVar[str] = "add-or-remove-one"
 
     def sample(self, step: int) -> Sample:
-        """The records of a step; a Binomial(N, B/N) count, then a uniform subset of that size.
-
-        A uniform subset of a uniform subset is uniform, so cutting the count cuts the draw.
-        """
-        rng = self._generator(step)
-        count = int(rng.binomial(self.dataset_size, self.sampling_probability))
-        return self._subset(rng, min(count, self._largest))
+        """The records of a step."""
+        draws = self._draws(checked_step(step))
+        rates = self.dataset_size, self.sampling_probability
+        return self._pad(draws.by_chance(*rates, self._largest), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
@@ -108,7 +108,8 @@ class FixedSizeSampler(Sampler):
 
     def sample(self, step: int) -> Sample:
         """The B records of a step."""
-        return self._subset(self._generator(step), self.batch_size)
+        draws = self._draws(checked_step(step))
+        return self._pad(draws.subset(self.dataset_size, self.batch_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over samples without replacement."""
@@ -158,8 +159,8 @@ class ShuffledSampler(Sampler):
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
         positions = np.arange(first, min(first + self.batch_size, self.dataset_size))
-        rng = self._generator(epoch)
-        return self._pad(permuted(positions, self.dataset_size, rng), rng)
+        draws = self._draws(epoch)
+        return self._pad(draws.permuted(positions, self.dataset_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """Raises: no epsilon is known to hold."""

@@ -11,6 +11,7 @@ from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import permuted
+from dpoptax.sampling._shake256 import shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -78,15 +79,21 @@ class RandomAllocationSampler(ChainSampler):
         return AllocationChain(self.period, self.participations)
 
     def sample(self, step: int) -> Sample:
-        """The records of a step, in time of the order of the batch and of log T.
+        """The records of a step.
 
-        The T steps are halved down to the one that is asked for. Records with c steps to go in a
-        range are a group in a keyed random order: as many as have j of them in the left half, a
-        multinomial number, follow on those with less. The batch are those with one step to go
-        where it ends; then back up, from places in groups to records.
+        By PCG64 in time of the order of the batch and of log T. The T steps are halved down to the
+        one that is asked for. Records with c steps to go in a range are a group in a keyed random
+        order: as many as have j of them in the left half, a multinomial number, follow on those
+        with less. The batch are those with one step to go where it ends; then back up, from places
+        in groups to records.
         """
         step = checked_step(step)
         index, place = divmod(step, self.period)
+        if isinstance(self.seed, bytes):
+            drawn, draws = _allotted(self, index)[place], self._draws(index, place)
+            if len(drawn) > self._largest:
+                drawn = drawn[draws.permutation(len(drawn))[: self._largest]]
+            return self._pad(drawn, draws)
         low, high = 0, self.period
         sizes = {self.participations: self.dataset_size}
         path = []
@@ -96,7 +103,7 @@ class RandomAllocationSampler(ChainSampler):
             pieces = []
             for count, size in sizes.items():
                 odds = _halves(middle - low, high - middle, count)
-                lengths = self._node(index, low, high, count, 0).multinomial(size, odds)
+                lengths = self._pcg64(index, low, high, count, 0).multinomial(size, odds)
                 for j, end in enumerate(np.cumsum(lengths)):
                     to_go = j if left else count - j
                     if to_go and lengths[j]:
@@ -108,7 +115,7 @@ class RandomAllocationSampler(ChainSampler):
             low, high = (low, middle) if left else (middle, high)
         groups = {count: np.arange(size) for count, size in sizes.items()}
         if len(groups.get(1, ())) > self._largest:
-            cut = self._node(index, place).permutation(len(groups[1]))[: self._largest]
+            cut = self._pcg64(index, place).permutation(len(groups[1]))[: self._largest]
             groups = {1: cut}
         for low, high, sizes, pieces in reversed(path):
             groups = {
@@ -116,7 +123,7 @@ class RandomAllocationSampler(ChainSampler):
                 for count, places in _places(groups, pieces).items()
             }
         drawn = groups.get(self.participations, np.zeros(0, np.int64))
-        return self._pad(drawn, self._generator(step))
+        return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
         """As for every sampler, with k, T and the probability that a step's draw is cut."""
@@ -140,8 +147,27 @@ class RandomAllocationSampler(ChainSampler):
 
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
         """Which members of a group of `size` are at the places of its random order."""
-        rng = self._node(*key)
+        rng = self._pcg64(*key)
         return rng.permutation(size)[places] if size <= _SMALL else permuted(places, size, rng)
+
+
+@functools.lru_cache(maxsize=2)
+def _allotted(sampler: RandomAllocationSampler, index: int) -> list[np.ndarray]:
+    """The records of each of T steps, by the exact law; k numbers for each record are kept.
+
+    Floyd's way to k of T: a number of range(T − k + j + 1), and that bound where it was drawn.
+    """
+    assert isinstance(sampler.seed, bytes)
+    draws = shake256(sampler.seed, type(sampler).__name__, (index,))
+    size, times, period = sampler.dataset_size, sampler.participations, sampler.period
+    steps = np.zeros((times, size), np.int64)
+    for j in range(times):
+        last = period - times + j
+        found = draws.below(np.full(size, last + 1))
+        steps[j] = np.where(np.any(steps[:j] == found, axis=0), last, found)
+    order = np.argsort(steps, axis=None, kind="stable")
+    ends = np.cumsum(np.bincount(steps.ravel(), minlength=period))
+    return np.split(order % size, ends[:-1])
 
 
 class _Piece(NamedTuple):

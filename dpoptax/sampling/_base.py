@@ -9,7 +9,14 @@ import numpy as np
 
 from dpoptax._privacy.chains import Chain
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._draws import checked_largest, largest_rare_draw, largest_usual_draw
+from dpoptax.sampling._draws import (
+    Draws,
+    Pcg64,
+    checked_largest,
+    largest_rare_draw,
+    largest_usual_draw,
+)
+from dpoptax.sampling._shake256 import SEED_BYTES, shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -41,13 +48,15 @@ class Sampler(abc.ABC):
     Attributes:
       dataset_size: N, the number of records; of users with `dpoptax.users`, and so below.
       batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
-      seed: a non-negative integer of any size, secret.
+      seed: secret. A non-negative integer of any size, for NumPy's PCG64; or 32 bytes, from
+        `secrets.token_bytes(32)`, for SHAKE-256: a cryptographic generator, of whose bits every
+        draw has exactly the law that is priced, in time and memory of the order of N.
       multiple_of: `padded_size` is a multiple of this; give the microbatch size.
     """
 
     dataset_size: int
     batch_size: int
-    seed: int = field(repr=False)  # secret: it is in no message
+    seed: int | bytes = field(repr=False)  # secret: it is in no message
     multiple_of: int = 1
 
     neighbouring_relation: ClassVar[str]
@@ -56,17 +65,22 @@ class Sampler(abc.ABC):
         limits = {
             "dataset_size": (1, "count the training records, or users"),
             "batch_size": (1, "choose between 1 and dataset_size"),
-            "seed": (0, "take a fresh one from secrets.randbits(128)"),
             "multiple_of": (1, "give the microbatch size, or 1"),
         }
         for name, (minimum, remedy) in limits.items():
             # NumPy integers become Python's, for the sake of hashing, equality and JSON.
             object.__setattr__(self, name, integer(name, getattr(self, name), minimum, remedy))
+        object.__setattr__(self, "seed", _checked_seed(self.seed))
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"batch_size={self.batch_size} is above dataset_size={self.dataset_size}; "
                 "lower it, or take dataset_size for full batches"
             )
+
+    @property
+    def generator(self) -> str:
+        """What draws, which the seed decides: "PCG64", or the cryptographic "SHAKE-256"."""
+        return "SHAKE-256" if isinstance(self.seed, bytes) else "PCG64"
 
     @abc.abstractmethod
     def sample(self, step: int) -> Sample:
@@ -103,6 +117,7 @@ class Sampler(abc.ABC):
         """How batches were drawn, for a run's record: JSON values, and never the seed."""
         return {
             "sampling": type(self).__name__,
+            "generator": self.generator,
             "neighbouring_relation": self.neighbouring_relation,
             "dataset_size": self.dataset_size,
             "batch_size": self.batch_size,
@@ -113,22 +128,20 @@ class Sampler(abc.ABC):
     def _padded(self, length: int) -> int:
         return -(-length // self.multiple_of) * self.multiple_of
 
-    def _generator(self, step: int) -> np.random.Generator:
-        return self._node(checked_step(step))
-
-    def _node(self, *key: int) -> np.random.Generator:
-        # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
+    def _draws(self, *key: int) -> Draws:
+        """What is drawn by the seed and a key, apart from what is by others."""
         # The class is part of it, so that two kinds of sampler with one seed are independent.
+        if isinstance(self.seed, bytes):
+            return shake256(self.seed, type(self).__name__, key)
+        return Pcg64(self._pcg64(*key))
+
+    def _pcg64(self, *key: int) -> np.random.Generator:
+        assert isinstance(self.seed, int)
+        # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
         spawn_key = (*type(self).__name__.encode(), *key)
-        return np.random.default_rng(np.random.SeedSequence(int(self.seed), spawn_key=spawn_key))
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
 
-    def _subset(self, rng: np.random.Generator, size: int) -> Sample:
-        """`size` distinct records, all subsets alike; memory O(size), not O(dataset_size)."""
-        return self._pad(
-            rng.choice(self.dataset_size, size=size, replace=False, shuffle=False), rng
-        )
-
-    def _pad(self, drawn: np.ndarray, rng: np.random.Generator) -> Sample:
+    def _pad(self, drawn: np.ndarray, draws: Draws) -> Sample:
         """Records and padding in random order: one record more takes a padded place, or another's.
 
         All others stay where they were, and their sum is rounded as it was. In ascending order a
@@ -136,8 +149,20 @@ class Sampler(abc.ABC):
         """
         indices = np.zeros(self.padded_size, np.int64)
         indices[: len(drawn)] = np.sort(drawn)
-        places = rng.permutation(self.padded_size)
+        places = draws.permutation(self.padded_size)
         return Sample(indices[places], (np.arange(self.padded_size) < len(drawn))[places])
+
+
+def _checked_seed(seed: int | bytes) -> int | bytes:
+    if not isinstance(seed, bytes):
+        remedy = "take a fresh one from secrets.randbits(128), or secrets.token_bytes(32)"
+        return integer("seed", seed, 0, remedy)
+    if len(seed) != SEED_BYTES:
+        raise ValueError(
+            f"seed has {len(seed)} bytes, and SHAKE-256 is keyed by {SEED_BYTES}: take them from "
+            f"secrets.token_bytes({SEED_BYTES})"
+        )
+    return seed
 
 
 class CutSampler(Sampler):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dpoptax._privacy.checks import integer
-from dpoptax.sampling._base import Sample, Sampler
-from dpoptax.sampling._draws import largest_usual_draw, permuted
+from dpoptax.sampling._base import Sample, Sampler, checked_step
+from dpoptax.sampling._draws import largest_usual_draw
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -80,14 +80,14 @@ class CyclicPoissonSampler(Sampler):
 
     def sample(self, step: int) -> Sample:
         """The records of a step, from the group whose turn it is."""
-        rng = self._generator(step)
-        count = int(rng.binomial(self.group_size, self.participation_probability))
-        count = min(count, self.padded_size)
-        drawn = rng.choice(self.group_size, size=count, replace=False, shuffle=False)
+        step = checked_step(step)
+        draws = self._draws(step)
+        rates = self.group_size, self.participation_probability
+        drawn = draws.by_chance(*rates, self.padded_size)
         first = (step % self.cycle_length) * self.group_size
-        # Apart from every step's generator, whose spawn keys have one number after the name.
-        order = self._node(0, 0)
-        return self._pad(permuted(first + drawn, self.dataset_size, order), rng)
+        # Apart from every step's draws, whose keys have one number.
+        order = self._draws(0, 0)
+        return self._pad(order.permuted(first + drawn, self.dataset_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""

@@ -1,7 +1,8 @@
-"""What samplers draw with: how large a Poisson draw may be, and a permutation by a key."""
+"""What samplers draw with: how large a Poisson draw may be, and draws by NumPy's generator."""
 
 import functools
 import math
+from typing import Protocol
 
 import numpy as np
 
@@ -76,6 +77,48 @@ def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> in
             f"dataset_size={dataset_size}; leave it out for a safe default"
         )
     return largest
+
+
+class Draws(Protocol):
+    """What a sampler draws by its seed and a key."""
+
+    def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
+        """Of range(size) each with a probability, apart from all others; a subset of too many."""
+
+    def subset(self, size: int, count: int) -> np.ndarray:
+        """So many of range(size), all subsets alike."""
+
+    def permutation(self, size: int) -> np.ndarray:
+        """Of range(size), all alike."""
+
+    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
+        """What stands at the places of a permutation of range(size)."""
+
+
+class Pcg64:
+    """Draws by NumPy's PCG64, in memory and time of what is drawn, however large the data set."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
+        """A Binomial(N, p) count, then a uniform subset of that size.
+
+        A uniform subset of a uniform subset is uniform, so cutting the count cuts the draw.
+        """
+        return self.subset(size, min(int(self._rng.binomial(size, probability)), at_most))
+
+    def subset(self, size: int, count: int) -> np.ndarray:
+        """So many of range(size), all subsets alike."""
+        return self._rng.choice(size, size=count, replace=False, shuffle=False)
+
+    def permutation(self, size: int) -> np.ndarray:
+        """Of range(size), all alike."""
+        return self._rng.permutation(size)
+
+    def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
+        """By a keyed permutation that is evaluated at the places alone."""
+        return permuted(places, size, self._rng)
 
 
 def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -37,6 +37,7 @@ class MinSeparationSampler(ChainSampler):
     and under noise that is correlated over steps as a Gaussian of the greatest sensitivity.
 
     Attributes:
+      seed: an integer, for NumPy's PCG64.
       separation: b; b · batch_size is at most dataset_size.
       max_batch_size: draws are cut to this size, rounded up to a multiple of `multiple_of`;
         between B and N. None: so large that 1 draw in 10^18 is cut.
@@ -60,6 +61,11 @@ class MinSeparationSampler(ChainSampler):
         super().__post_init__()
         separation = integer("separation", self.separation, 1, "1 is Poisson sampling")
         object.__setattr__(self, "separation", separation)
+        if isinstance(self.seed, bytes):
+            raise ValueError(
+                "seed: minimum separation is drawn by NumPy's PCG64 alone, from an integer: take "
+                "secrets.randbits(128)"
+            )
         if separation * self.batch_size > self.dataset_size:
             raise ValueError(
                 f"separation={separation} times batch_size={self.batch_size} is above dataset_size="
@@ -94,7 +100,7 @@ class MinSeparationSampler(ChainSampler):
         first = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         if len(place) > self._largest:
-            kept = self._node(0, step, 0).permutation(len(place))[: self._largest]
+            kept = self._pcg64(0, step, 0).permutation(len(place))[: self._largest]
             first, place = first[kept], place[kept]
         last = np.zeros_like(first)
         for level in range(1, _LEVELS + 1):
@@ -111,13 +117,13 @@ class MinSeparationSampler(ChainSampler):
             before = np.cumsum(lengths, axis=2) - lengths
             place = place + before[first, last, middle]
             place = permuted_within(
-                place, whole[first, last], first * len(whole) + last, self._node(1, index, level)
+                place, whole[first, last], first * len(whole) + last, self._pcg64(1, index, level)
             )
         before = (np.cumsum(whole) - whole.ravel()).reshape(whole.shape)
         place = place + before[first, last]
         everyone = np.full(len(place), self.dataset_size)
-        drawn = permuted_within(place, everyone, np.zeros_like(place), self._node(2, 0, 0))
-        return self._pad(drawn, self._generator(step))
+        drawn = permuted_within(place, everyone, np.zeros_like(place), self._pcg64(2, 0, 0))
+        return self._pad(drawn, self._draws(step))
 
     def describe(self) -> dict[str, object]:
         """As for every sampler, with b, p and the probability that a step's draw is cut."""
@@ -178,7 +184,7 @@ def _sizes(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarray:
     start = np.full(len(power), share)
     start[-1] = 1 - share * (len(power) - 1)
     law = (start[:, None] * power).ravel()
-    drawn = sampler._node(3, 0, 0).multinomial(sampler.dataset_size, law / law.sum())
+    drawn = sampler._pcg64(3, 0, 0).multinomial(sampler.dataset_size, law / law.sum())
     return drawn.reshape(power.shape)
 
 
@@ -191,4 +197,4 @@ def _lengths(sampler: MinSeparationSampler, level: int, index: int) -> np.ndarra
     total = law.sum(axis=2, keepdims=True)
     # What cannot happen has no records, and any law does.
     law = np.divide(law, total, out=np.full_like(law, 1 / len(half)), where=total > 0)
-    return sampler._node(4, index, level).multinomial(sizes, law)
+    return sampler._pcg64(4, index, level).multinomial(sizes, law)

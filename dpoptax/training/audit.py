@@ -25,6 +25,7 @@ from dpoptax.training.run.plots import COLOURS, label
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import epsilon_text
 from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.seeds import Keys
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
 _SMALL = 2
@@ -121,7 +122,7 @@ def audit_config(
         make_plan(config, dataset.units(config.unit)),
         num_classes=dataset.num_classes,
         kind=dataset.kind,
-        noise_key=jax.random.key(0),
+        keys=Keys.fixed(config.generator),
     )
     plan, chain = run.plan, run.chain
     settings: dict[str, Any] = {
@@ -285,7 +286,7 @@ def _as_stated(result: auditing.AuditResult, run: Run) -> auditing.AuditResult:
 def _one_release(run: Run, batch_size: int) -> Chain:
     """The run's chain, with its noise, for a single step on a batch of another size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
-    return build_chain(config, run.plan.noise_multiplier, jax.random.key(0))
+    return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
 def _model(run: Run, dataset: Dataset) -> auditing.Game:

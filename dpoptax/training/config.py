@@ -26,7 +26,10 @@ Accountant = Literal["pld", "rdp", "monte_carlo"]
 _COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
 _LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "a whole number of at least 2")
 _NUMBER = Numbers(lambda x: isinstance(x, int) and 0 <= x < 2**63, "a whole number, 0 for none")
-_SEED = Numbers(_NUMBER.valid, "a whole number from 0 to 2**63 - 1")
+_SEED = Numbers(
+    lambda x: isinstance(x, int) and 0 <= x < 2**256,
+    "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
+)
 _POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
 _CLIP_NORM = Numbers(
     _POSITIVE.valid,
@@ -154,6 +157,12 @@ class TrainConfig:
     """Seed of initial parameters, batches and noise. Who knows it can subtract the noise, and two
     runs of one seed tell each other's: a model that is given away needs None, a fresh random seed
     that only the checkpoints record."""
+    generator: Literal["threefry", "chacha20"] = field(
+        "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
+    )
+    """Generator of the noise: threefry, or the cipher ChaCha20, and then SHAKE-256 draws the
+    batches. seed=None draws 63 bits for the first and 256 for these two, which hold against who
+    can compute as much as anybody can. Noise takes some four times as long to draw."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
@@ -192,6 +201,21 @@ class TrainConfig:
             raise ConfigError(
                 f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
                 "same Gaussian for every number of each release; give fixed_point=False"
+            )
+        if self.generator == "chacha20" and not self.method.ciphered:
+            raise ConfigError(
+                f"generator='chacha20' is not for method={self.method.name}, whose noise, if it "
+                "has any, is by threefry alone; give generator='threefry'"
+            )
+        if self.generator == "chacha20" and self.sampling == "min_separation":
+            raise ConfigError(
+                "generator='chacha20' draws batches by SHAKE-256, and sampling='min_separation' "
+                "has none that are; give generator='threefry', or sampling='balls_in_bins'"
+            )
+        if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
+            raise ConfigError(
+                f"seed={self.seed} is not allowed with generator='threefry', whose keys have fewer "
+                "bits; give a whole number from 0 to 2**63 - 1"
             )
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(

@@ -64,16 +64,12 @@ class StepKeysState(NamedTuple):
     augmentation_count: Any
 
 
-def step_keys(noise_key: jax.Array) -> optax.GradientTransformation:
-    """Passes updates on and counts them, for `step_key`.
-
-    The keys are folded from that of the noise, whose own are `fold_in(noise_key, step)`.
-    """
+def step_keys(key: jax.Array) -> optax.GradientTransformation:
+    """Passes updates on and counts them, for `step_key`."""
 
     def init(params: Any) -> StepKeysState:
         del params
-        own = jax.random.fold_in(noise_key, 2**32 - 1)  # there are not so many steps
-        return StepKeysState(own, jnp.zeros([], jnp.int32))
+        return StepKeysState(key, jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: StepKeysState, params: Any = None) -> tuple[Any, StepKeysState]:
         del params

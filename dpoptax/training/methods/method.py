@@ -21,6 +21,7 @@ class Method:
         evenly_noised: Whether the noise of a release is the same in all coordinates, where that of
             its clip is.
         fixed_point: Whether its noise can be of whole numbers.
+        ciphered: Whether its noise can be by ChaCha20.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
         copies: Number of copies of an example that a loss is the mean over.
@@ -31,6 +32,7 @@ class Method:
     random: ClassVar[bool] = False
     evenly_noised: ClassVar[bool] = True
     fixed_point: ClassVar[bool] = True
+    ciphered: ClassVar[bool] = True
 
     @property
     def cycle_length(self) -> int:
@@ -121,6 +123,7 @@ class NonPrivate(Method):
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False
     fixed_point: ClassVar[bool] = False
+    ciphered: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ class GeoDP(Method):
 
     name: ClassVar[str] = "GeoDP"
     fixed_point: ClassVar[bool] = False
+    ciphered: ClassVar[bool] = False
 
     beta: float = field(0.1, Role.UNPRICED)
     """Factor of the noise on the angles, in (0, 1]."""

@@ -18,6 +18,7 @@ from dpoptax.training.methods.method import scheduled
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.recording import recorder
+from dpoptax.training.run.seeds import Keys
 from dpoptax.training.sharing import once
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -71,7 +72,7 @@ class Chain:
         stddev: Of the noise in each coordinate of a release; 0 if not private, NaN where there is
             no one number.
         learning_rate: The peak, which the optimizer's state begins with.
-        key: Of the noise, too.
+        keys: Of the noise, and of losses with randomness.
     """
 
     config: TrainConfig
@@ -80,7 +81,7 @@ class Chain:
     filtered_stddev: float = dataclasses.field(compare=False)
     stddev: float = dataclasses.field(compare=False)
     learning_rate: Any = dataclasses.field(compare=False)
-    key: jax.Array = dataclasses.field(compare=False, repr=False)
+    keys: Keys = dataclasses.field(compare=False, repr=False)
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
@@ -104,7 +105,7 @@ class Chain:
         own_direction = method.direction(self.filtered_stddev) if method.private else None
         return optax.chain(
             self.release,
-            *([step_keys(self.key)] if method.random else []),
+            *([step_keys(self.keys.random)] if method.random else []),
             DIRECTIONS[config.optimizer]() if own_direction is None else own_direction,
             optax.scale_by_schedule(SCHEDULES[config.schedule](config.steps)),
             optax.inject_hyperparams(optax.scale_by_learning_rate)(self.learning_rate),
@@ -114,7 +115,7 @@ class Chain:
     def begin(self, params: Any) -> Any:
         """The optimizer's state before any step, of parameters on one device, by one program."""
         program = self.compiled_begin(params)
-        return program(params, self.key, self.learning_rate)
+        return program(params, self.keys, self.learning_rate)
 
     def compiled_begin(self, params: Any) -> Callable[..., Any]:
         """What `begin` runs for parameters of such shapes and types."""
@@ -124,15 +125,15 @@ class Chain:
 
 @once(maxsize=64)
 def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., Any]:
-    # Key and rate are arguments: the program serves all of them, and what is kept of it on disk
+    # Keys and rate are arguments: the program serves all of them, and what is kept of it on disk
     # holds no key.
-    def begin(params: Any, key: jax.Array, learning_rate: jax.Array) -> Any:
-        of_run = dataclasses.replace(chain, key=key, learning_rate=learning_rate)
+    def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
+        of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
         return of_run.optimizer.init(params)
 
-    key = jax.ShapeDtypeStruct((), chain.key.dtype)
+    keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(key.shape, key.dtype), chain.keys)
     rate = jax.ShapeDtypeStruct((), jnp.result_type(float), weak_type=True)
-    return jax.jit(begin).lower(jax.tree.unflatten(structure, leaves), key, rate).compile()
+    return jax.jit(begin).lower(jax.tree.unflatten(structure, leaves), keys, rate).compile()
 
 
 def check_names(config: TrainConfig) -> None:
@@ -142,8 +143,8 @@ def check_names(config: TrainConfig) -> None:
             raise unknown_name(field, getattr(config, field), available)
 
 
-def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) -> Chain:
-    """The chain of a config, whose noise begins with `key`.
+def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Chain:
+    """The chain of a config, whose steps begin with `keys`.
 
     Raises:
         ConfigError: An unknown name, or a method that does not say of itself what its noise does:
@@ -156,7 +157,7 @@ def build_chain(config: TrainConfig, noise_multiplier: float, key: jax.Array) ->
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
     even = stddev if method.evenly_noised else math.nan
-    chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, key)
+    chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, keys)
     if method.private:
         _check_ledger(chain)
     _ = chain.optimizer  # what is wrong with it shows here
@@ -176,7 +177,7 @@ def _noise(chain: Chain) -> optax.GradientTransformation:
         config.steps,
         noise_multiplier=chain.noise_multiplier,
         batch_size=config.batch_size,
-        key=chain.key,
+        key=chain.keys.noise,
         **({"fixed_point": True} if config.fixed_point else {}),
     )
 
@@ -201,7 +202,7 @@ def _check_ledger(chain: Chain) -> None:
         dpoptax.gaussian_noise(
             noise_multiplier=scheduled(chain.noise_multiplier, method.schedule(config.steps)),
             batch_size=config.batch_size,
-            key=chain.key,
+            key=chain.keys.noise,
             fixed_point=config.fixed_point,
         )
     )

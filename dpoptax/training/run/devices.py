@@ -78,14 +78,13 @@ def memory() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
-def fresh_seed() -> int:
-    """A seed of 63 random bits, the same on all hosts."""
-    seed = secrets.randbits(63)
+def fresh_seed(bits: int) -> int:
+    """A seed of so many random bits, the same on all hosts."""
+    seed = secrets.randbits(bits)
     if jax.process_count() == 1:
         return seed
-    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    high, low = multihost_utils.broadcast_one_to_all(words)
-    return int(high) << 32 | int(low)
+    words = np.frombuffer(seed.to_bytes(-(-bits // 32) * 4, "little"), "<u4")
+    return int.from_bytes(multihost_utils.broadcast_one_to_all(words).tobytes(), "little")
 
 
 def same_on_all_hosts(text: str) -> bool:

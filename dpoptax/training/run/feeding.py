@@ -23,7 +23,7 @@ class Feed:
         self._sampler, self._source, self._place = run.plan.sampler, dataset.train, place
         self._users = None
         if run.config.records_per_user is not None:
-            self._users = dataset.users(run.config.records_per_user, seed=run.plan.sampler.seed)
+            self._users = dataset.users(run.config.records_per_user, seed=run.plan.seed)
         self._resident = place.mesh is None and streaming.in_memory(dataset.train)
         self.splits: dict[str, Any] = {"test": dataset.test}
         if streaming.in_memory(dataset.test):

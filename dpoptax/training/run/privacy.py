@@ -9,7 +9,7 @@ from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods.method import scheduled
-from dpoptax.training.run import devices
+from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.kept import keeping
 from dpoptax.training.sharing import once
 
@@ -46,7 +46,8 @@ class PrivacyPlan:
     """What is fixed about privacy before the first step.
 
     Attributes:
-        sampler: Draws the batches and owns the matching accounting event; holds the run's seed.
+        sampler: Draws the batches and owns the matching accounting event; holds the run's seed, or
+            what follows from it.
         noise_multiplier: Noise standard deviation relative to the clip norm, the least of a
             schedule; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
@@ -56,6 +57,7 @@ class PrivacyPlan:
         strategy: How the noise is correlated over the steps; None where it is independent.
         schedule: What the noise multiplier of each phase is to the least, by the phase's first
             step; None where all steps have one.
+        seed: The config's, or the one that was drawn.
     """
 
     sampler: sampling.Sampler
@@ -66,6 +68,7 @@ class PrivacyPlan:
     unproven: str | None = None
     strategy: matrix.Strategy | None = None
     schedule: Schedule | None = None
+    seed: int = dataclasses.field(default=0, repr=False)
 
     @property
     def noise(self) -> float | dict[int, float]:
@@ -144,15 +147,17 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
+    ciphered = config.generator == "chacha20"
+    seed = devices.fresh_seed(256 if ciphered else 63) if config.seed is None else config.seed
     sampler = SAMPLERS[config.sampling](
         dataset_size,
         config.batch_size,
-        seed=devices.fresh_seed() if config.seed is None else config.seed,
+        seed=seeds.derived(seed, "batches") if ciphered else seed,
         multiple_of=config.microbatch_size or 1,
         **_turns(config, dataset_size),
     )
     if not config.method.private:
-        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant)
+        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
@@ -160,7 +165,13 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
                 f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
             )
         return PrivacyPlan(
-            sampler, config.noise_multiplier, config.steps, None, config.accountant, unproven
+            sampler,
+            config.noise_multiplier,
+            config.steps,
+            None,
+            config.accountant,
+            unproven,
+            seed=seed,
         )
     if config.sampling == "shuffled":
         raise ConfigError(
@@ -196,6 +207,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         config.accountant,
         strategy=strategy,
         schedule=schedule,
+        seed=seed,
     )
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Kind
 from dpoptax.training.models import models
+from dpoptax.training.run import seeds
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.seeds import Keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def resolve(
     *,
     num_classes: int,
     kind: Kind,
-    noise_key: jax.Array | None = None,
+    keys: Keys | None = None,
 ) -> Run:
     """The run of a config within its plan.
 
@@ -83,28 +83,12 @@ def resolve(
         plan: From `make_plan`, of this config.
         num_classes: Of the data; 0 for generation.
         kind: What an example is.
-        noise_key: That the noise begins with; None: the one that follows from the run's seed.
+        keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
     """
     model = models.build_model(config, num_classes, kind)
-    init_key, own_key = _keys(plan.sampler.seed)
-    key = own_key if noise_key is None else noise_key
-    return Run(config, plan, model, build_chain(config, plan.noise_multiplier, key), init_key)
-
-
-def _keys(seed: int) -> tuple[jax.Array, jax.Array]:
-    """Keys of parameters and of noise, from all bits of a seed below 2**64."""
-    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    return _split(words)
-
-
-@jax.jit
-def _split(words: jax.Array) -> tuple[jax.Array, jax.Array]:
-    high, low = words
-    # Not `jax.random.key(seed)`: it takes the lower 32 bits alone, and whoever tries them all finds
-    # the noise. Of a seed that has no others, the key is the same.
-    key = jax.random.key(low)
-    first, second = jax.random.split(jnp.where(high == 0, key, jax.random.fold_in(key, high)))
-    return first, second
+    init_key, own = seeds.keys(plan.seed, config.generator)
+    chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
+    return Run(config, plan, model, chain, init_key)

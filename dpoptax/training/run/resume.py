@@ -32,7 +32,7 @@ def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices)
         "data": fingerprint,
         "arithmetic": arithmetic(run, place),
         "ledgers": [_ledger(ledger) for ledger in dpoptax.ledgers(opt_state)],
-        "seed": run.plan.sampler.seed,
+        "seed": run.plan.seed,
         "seed_given": run.config.seed is not None,
     }
 
@@ -107,7 +107,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
     Or where its budget is less than what was spent up to `shown`, the last step that was shown.
     """
     config, plan = run.config, run.plan
-    if plan.sampler.seed != record["seed"]:
+    if plan.seed != record["seed"]:
         raise ConfigError(
             f"seed differs from that of the run in {workdir}: it would go on with other noise on "
             "the same data; give the old one, or another workdir for a new run"
@@ -203,7 +203,7 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     and who does can subtract the noise anyway. Instead of features, which another machine may
     round otherwise, what they were computed from counts.
     """
-    key = hashlib.sha256(str(run.plan.sampler.seed).encode()).digest()
+    key = hashlib.sha256(str(run.plan.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, _spread(dataset.train_size))
     whole = dataset.computed_from

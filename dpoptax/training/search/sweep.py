@@ -171,6 +171,12 @@ def prepare(
             "out, which the price of a sweep does not know; give unit='example', or choose the "
             "settings on public data"
         )
+    if any(candidate.config.generator == "chacha20" for candidate in (*candidates, *priced)):
+        raise ConfigError(
+            "generator='chacha20', and a sweep draws settings, scores and the seeds of its trials "
+            "by other generators, from 63 bits; give generator='threefry', or train the settings "
+            "that you choose on public data"
+        )
     if sweep.repetitions == "fixed" and any(c.config.accountant == "monte_carlo" for c in priced):
         raise ConfigError(
             "accountant='monte_carlo' draws the losses of one run, and the result of a sweep with "

@@ -1,0 +1,61 @@
+"""What follows from the seed of a run: its keys, and the sampler's seed."""
+
+import hashlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Keys(NamedTuple):
+    """What the steps of a run draw by.
+
+    Attributes:
+        noise: A typed key of threefry, or one of ChaCha20.
+        random: For losses with randomness, a typed key.
+    """
+
+    noise: jax.Array
+    random: jax.Array
+
+    @classmethod
+    def of(cls, noise: jax.Array) -> "Keys":
+        """With a key of threefry for the noise, and one that follows from it."""
+        return cls(noise, jax.random.fold_in(noise, 2**32 - 1))  # there are not so many steps
+
+    @classmethod
+    def fixed(cls, generator: str) -> "Keys":
+        """Keys of zeros, for who folds keys of their own into them."""
+        found = cls.of(jax.random.key(0))
+        ciphered = generator == "chacha20"
+        return found._replace(noise=jnp.zeros(8, jnp.uint32)) if ciphered else found
+
+
+def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
+    """The key of the parameters, and those of the steps, from all bits of a seed."""
+    if generator == "chacha20":
+        uses = "parameters", "random numbers of losses"
+        first, random = (jax.random.wrap_key_data(_words(seed, use)[:2]) for use in uses)
+        return first, Keys(_words(seed, "noise"), random)
+    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    return _split(words)
+
+
+def derived(seed: int, use: str) -> bytes:
+    """256 bits for a use, which tell nothing of the seed, nor of those for another use."""
+    return hashlib.shake_256(seed.to_bytes(32, "big") + use.encode()).digest(32)
+
+
+def _words(seed: int, use: str) -> jax.Array:
+    return jnp.asarray(np.frombuffer(derived(seed, use), np.uint32))
+
+
+@jax.jit
+def _split(words: jax.Array) -> tuple[jax.Array, Keys]:
+    high, low = words
+    # Not `jax.random.key(seed)`: it takes the lower 32 bits alone, and whoever tries them all finds
+    # the noise. Of a seed that has no others, the key is the same.
+    key = jax.random.key(low)
+    first, noise = jax.random.split(jnp.where(high == 0, key, jax.random.fold_in(key, high)))
+    return first, Keys.of(noise)

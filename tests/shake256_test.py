@@ -1,0 +1,366 @@
+"""Draws by SHAKE-256: exact laws of given bits, and runs whose numbers are all from ciphers."""
+
+import dataclasses
+import fractions
+import hashlib
+import itertools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpoptax
+from dpoptax import accounting, sampling
+from dpoptax.matrix import CyclicPoissonSampler
+from dpoptax.sampling import _shake256
+from dpoptax.sampling._shake256 import Shake256, shake256
+from dpoptax.training import methods
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.dataset import load_dataset
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.loop import train_and_evaluate
+from dpoptax.training.models import models
+from dpoptax.training.run import checkpoints, privacy
+from dpoptax.training.run.resolved import resolve
+from dpoptax.training.search.price import Sweep
+from dpoptax.training.search.sweep import run_sweep
+from tests.runs import CONFIG
+
+SEED = bytes(range(32))
+OTHER = bytes(range(1, 33))
+# A right law fails a test at this level for one seed in a thousand, and the seeds are fixed.
+ACCEPT = 1e-3
+SAMPLERS = {
+    "poisson": sampling.PoissonSampler(40, 10, SEED),
+    "fixed size": sampling.FixedSizeSampler(40, 10, SEED),
+    "shuffled": sampling.ShuffledSampler(40, 10, SEED),
+    "balls in bins": sampling.RandomAllocationSampler(40, 10, SEED),
+    "random allocation": sampling.RandomAllocationSampler(40, 10, SEED, participations=3),
+    "cyclic": CyclicPoissonSampler(40, 5, SEED, cycle_length=4),
+}
+
+
+class Given(Shake256):
+    """The same, of words that are given in the place of hashed ones."""
+
+    def __init__(self, *requests):
+        super().__init__(SEED)
+        self.left = [np.asarray(words) for words in requests]
+
+    def _bits(self, count):
+        words = self.left.pop(0)
+        assert words.nbytes == count
+        return words.tobytes()
+
+
+def u64(*words):
+    return np.array(words, "<u8")
+
+
+class TestLaws:
+    @pytest.mark.parametrize("probability", [0.3, 1 / 3, 256 / 60_000, 1e-9, 2.0**-70, 1.0])
+    def test_a_coin_compares_64_bits_with_the_probability_itself(self, probability):
+        """Against whole numbers: heads are the words below ⌊2⁶⁴ p⌋, of which none is lost."""
+        threshold = int(fractions.Fraction(probability) * 2**64)
+        near = {threshold + d for d in (-2, -1, 0, 1)} | {0, 1, 2**64 - 1, 2**48, 2**16}
+        words = sorted(w for w in near if 0 <= w < 2**64)
+        first = np.array([w >> 48 for w in words], "<u2")
+        tied = [w for w in words if w >> 48 == threshold >> 48]
+        rest = u64(*((w & (2**48 - 1)) << 16 for w in tied))
+        heads = Given(first, rest).by_chance(len(words), probability, len(words))
+        assert heads.tolist() == [i for i, w in enumerate(words) if w < threshold]
+        assert fractions.Fraction(threshold, 2**64) <= fractions.Fraction(probability)
+
+    def test_coins_of_many_chunks(self, monkeypatch):
+        monkeypatch.setattr(_shake256, "_CHUNK", 100)
+        drawn = Shake256(SEED).by_chance(100_050, 0.3, 100_050)
+        assert stats.binomtest(len(drawn), 100_050, 0.3).pvalue > ACCEPT
+        halves = np.bincount(drawn // 50_025, minlength=2)
+        assert stats.chisquare(halves).pvalue > ACCEPT
+        assert np.all(np.diff(drawn) > 0)
+
+    @pytest.mark.parametrize("bound", [1, 2, 3, 2**32 + 1, 2**62 + 1])
+    def test_numbers_below_a_bound_have_equally_many_words_each(self, bound):
+        """What is left over beyond the last multiple of the bound is drawn again."""
+        last = 2**64 - 2**64 % bound
+        words = [w for w in (0, bound - 1, bound, last - 1, last, 2**64 - 1) if w < 2**64]
+        for word in words:
+            draws = Given(u64(word), u64(bound // 2))
+            expected = word % bound if word < last else bound // 2
+            assert draws.below(np.array([bound], np.uint64))[0] == expected
+
+    def test_equal_words_give_no_order(self):
+        again = u64(5, 7, 6)
+        assert Given(u64(5, 5, 6), again).permutation(3).tolist() == [0, 2, 1]
+
+    @pytest.mark.parametrize("kind", ["permutation", "subset"])
+    def test_all_orders_are_alike(self, kind):
+        draws = Shake256(SEED)
+        make = draws.permutation if kind == "permutation" else lambda n: draws.subset(n, n)
+        found = [tuple(make(4).tolist()) for _ in range(6000)]
+        orders = list(itertools.permutations(range(4)))
+        assert stats.chisquare([found.count(order) for order in orders]).pvalue > ACCEPT
+
+    def test_all_subsets_are_alike(self):
+        draws = Shake256(OTHER)
+        found = [frozenset(draws.subset(6, 2).tolist()) for _ in range(6000)]
+        subsets = [frozenset(pair) for pair in itertools.combinations(range(6), 2)]
+        assert stats.chisquare([found.count(pair) for pair in subsets]).pvalue > ACCEPT
+
+    def test_a_shuffle_is_that_of_fisher_and_yates(self):
+        picks = u64(2, 0, 1, 0)
+        assert Given(picks).subset(4, 4).tolist() == [2, 1, 3, 0]
+
+
+class TestBits:
+    def test_they_are_the_hash_of_seed_key_and_request(self):
+        draws = shake256(SEED, "Kind", (3, 5))
+        numbers = b"".join(n.to_bytes(16, "big") for n in (4, 2, 3, 5))
+        for request in (1, 2):
+            state = SEED + numbers + b"Kind" + request.to_bytes(16, "big")
+            expected = np.frombuffer(hashlib.shake_256(state).digest(24), "<u8")
+            np.testing.assert_array_equal(draws.words(3), expected)
+
+    def test_no_two_draws_share_them(self):
+        labels, rows = ("A", "AB", "B"), ((), (0,), (1,), (0, 0), (0, 1), (2**64,))
+        found = [
+            shake256(seed, label, key).words(2).tobytes()
+            for seed in (SEED, OTHER)
+            for label in labels
+            for key in rows
+        ]
+        assert len(set(found)) == len(found)
+
+
+class TestSamplers:
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_a_draw_is_a_function_of_seed_and_step(self, name):
+        sampler = SAMPLERS[name]
+        first = [sampler.sample(t) for t in range(8)]
+        _shake256._kept_permutation.cache_clear()
+        for t in reversed(range(8)):
+            np.testing.assert_array_equal(sampler.sample(t), first[t])
+        assert len({tuple(sample.indices.tolist()) for sample in first}) == 8
+        other = dataclasses.replace(sampler, seed=OTHER)
+        assert not np.array_equal(other.sample(0).indices, first[0].indices)
+        assert sampler.describe()["generator"] == sampler.generator == "SHAKE-256"
+        assert SEED.hex() not in repr(sampler)
+        json.dumps(sampler.describe())
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_it_has_the_shape_and_the_price_of_the_other_generator(self, name):
+        sampler = SAMPLERS[name]
+        other = dataclasses.replace(sampler, seed=0)
+        assert other.generator == "PCG64"
+        for sample in sampler.samples(0, 20):
+            assert sample.indices.shape == sample.mask.shape == (other.padded_size,)
+            drawn = sample.indices[sample.mask]
+            assert len(set(drawn.tolist())) == len(drawn)
+            assert np.all(sample.indices[~sample.mask] == 0)
+        if name != "shuffled":
+            assert sampler.dp_event(1.0, 9) == other.dp_event(1.0, 9)
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_each_record_is_drawn_equally_often(self, name):
+        sampler, steps = SAMPLERS[name], 1200
+        counts = np.zeros(40)
+        for indices, mask in sampler.samples(0, steps):
+            counts[indices[mask]] += 1
+        expected = steps * sampler.batch_size / 40
+        assert counts.sum() == pytest.approx(40 * expected, rel=0.02)
+        assert stats.chisquare(counts).pvalue > ACCEPT
+
+    def test_poisson_coins_are_independent(self):
+        sampler = SAMPLERS["poisson"]
+        drawn = np.zeros((4000, 40))
+        for row, (indices, mask) in zip(drawn, sampler.samples(0, 4000), strict=True):
+            row[indices[mask]] = 1
+        counts = np.bincount(drawn.sum(axis=1).astype(int), minlength=41)
+        law = stats.binom.pmf(np.arange(41), 40, 0.25) * 4000
+        inner = slice(4, 17)
+        assert (
+            stats.chisquare(
+                [counts[:4].sum(), *counts[inner], counts[17:].sum()],
+                [law[:4].sum(), *law[inner], law[17:].sum()],
+            ).pvalue
+            > ACCEPT
+        )
+        again = int((drawn[1:] * drawn[:-1]).sum())
+        assert stats.binomtest(again, drawn[1:].size, 1 / 16).pvalue > ACCEPT
+
+    def test_more_than_fit_are_cut_to_a_uniform_subset(self):
+        sampler = sampling.PoissonSampler(20, 10, SEED, max_batch_size=10)
+        counts = np.zeros(20)
+        for indices, mask in sampler.samples(0, 2000):
+            assert mask.sum() <= 10
+            counts[indices[mask]] += 1
+        assert stats.chisquare(counts).pvalue > ACCEPT
+
+    @pytest.mark.parametrize("k", [1, 2, 3])
+    def test_sets_of_k_of_t_steps_are_alike_and_records_apart(self, k):
+        sampler = sampling.RandomAllocationSampler(30, 6 * k, SEED, participations=k)
+        assert sampler.period == 5
+        found = []
+        for epoch in range(200):
+            steps = [[] for _ in range(30)]
+            for t in range(5):
+                indices, mask = sampler.sample(5 * epoch + t)
+                for record in indices[mask]:
+                    steps[record].append(t)
+            found += [tuple(chosen) for chosen in steps]
+        sets = list(itertools.combinations(range(5), k))
+        assert stats.chisquare([found.count(each) for each in sets]).pvalue > ACCEPT
+        pairs = [found[i : i + 2] for i in range(0, len(found), 2)]
+        same = sum(a == b for a, b in pairs)
+        assert stats.binomtest(same, len(pairs), 1 / len(sets)).pvalue > ACCEPT
+
+    def test_epochs_hold_each_record_once(self):
+        sampler = SAMPLERS["shuffled"]
+        for epoch in range(3):
+            seen = [s.indices[s.mask] for s in sampler.samples(4 * epoch, 4 * epoch + 4)]
+            assert sorted(np.concatenate(seen).tolist()) == list(range(40))
+
+    def test_groups_take_turns(self):
+        sampler = CyclicPoissonSampler(40, 10, SEED, cycle_length=4)
+        turns = [set(s.indices[s.mask].tolist()) for s in sampler.samples(0, 8)]
+        assert turns[:4] == turns[4:]
+        assert set.union(*turns) == set(range(40))
+
+    def test_other_lengths_and_minimum_separation_are_refused(self):
+        with pytest.raises(ValueError, match="31 bytes.*secrets.token_bytes"):
+            sampling.PoissonSampler(40, 10, SEED[1:])
+        with pytest.raises(ValueError, match="PCG64 alone"):
+            sampling.MinSeparationSampler(40, 10, SEED, separation=2)
+        with pytest.raises(ValueError, match="seed='a'"):
+            sampling.PoissonSampler(40, 10, "a")
+        for sampler in ("secret", SEED[:5]):
+            with pytest.raises(ValueError) as error:
+                sampling.PoissonSampler(40, 10, sampler)
+            assert SEED[:5].hex() not in str(error.value)
+
+
+def test_the_statement_names_both_generators():
+    def stated(key, seed):
+        sampler = sampling.PoissonSampler(4, 4, seed)
+        tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=key)
+        grad_fn = dpoptax.clipped_grad(lambda p, x: jnp.sum(p * x), dpoptax.l2_clip(1.0))
+        grads = grad_fn(dpoptax.gradient_points((), jnp.zeros(2)), jnp.ones((4, 2)))
+        _, state = tx.update(grads, tx.init(jnp.zeros(2)))
+        return accounting.statement(state, sampler, 1e-5)
+
+    plain = stated(jax.random.key(0), 0)
+    assert "noise by threefry, batches by PCG64" in str(plain)
+    assert plain.to_dict()["ledgers"][0]["generator"] == "threefry"
+    ciphered = stated(dpoptax.random_key_from_os("chacha20"), SEED)
+    assert "noise by ChaCha20, batches by SHAKE-256" in str(ciphered)
+    assert ciphered.to_dict()["sampling"]["generator"] == "SHAKE-256"
+    assert ciphered.epsilon == plain.epsilon
+
+
+class TestTrainer:
+    CONFIG = dataclasses.replace(CONFIG, generator="chacha20", seed=None)
+
+    def test_a_run_has_256_bits_of_its_own(self, tmp_path):
+        result = train_and_evaluate(self.CONFIG, tmp_path, progress=False)
+        assert result.summary["generator"] == "SHAKE-256"
+        assert result.summary["config"]["generator"] == "chacha20"
+        assert result.summary["assumed_secret"] == []
+        plans = [privacy.make_plan(self.CONFIG, 1438) for _ in range(2)]
+        assert plans[0].sampler != plans[1].sampler
+        assert min(plan.seed.bit_length() for plan in plans) > 200
+
+    def test_it_goes_on_with_the_seed_that_it_drew(self, tmp_path):
+        whole = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
+        with checkpoints.Checkpoints(tmp_path / "run" / "checkpoints") as kept:
+            seed = kept.newest_record()["seed"]
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+        (tmp_path / "run" / "summary.json").unlink()
+        again = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
+        given = dataclasses.replace(self.CONFIG, seed=seed)
+        at_once = train_and_evaluate(given, tmp_path / "once", progress=False)
+        for result in (again, at_once):
+            assert result.summary["params_sha256"] == whole.summary["params_sha256"]
+        assert at_once.summary["assumed_secret"] == ["config.seed"]
+
+    def test_its_step_is_that_of_a_loop_of_ones_own(self, tmp_path):
+        """Batches by SHAKE-256, noise by ChaCha20, of what the seed is hashed to."""
+        config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
+        got = train_and_evaluate(config, tmp_path, progress=False).params
+
+        def derived(use):
+            return hashlib.shake_256((7).to_bytes(32, "big") + use).digest(32)
+
+        sampler = sampling.PoissonSampler(1438, 32, derived(b"batches"))
+        key = jnp.asarray(np.frombuffer(derived(b"noise"), np.uint32))
+        dataset = load_dataset("digits")
+        run = resolve(config, privacy.make_plan(config, 1438), num_classes=10, kind=dataset.kind)
+        examples = jax.tree.map(jnp.asarray, dataset.train)
+        first = jax.tree.map(lambda x: x[0], examples["inputs"])
+        params = models.init_variables(run.model, first, run.init_key).params
+        grad_fn = dpoptax.clipped_grad(models.example_loss(run.model), dpoptax.l2_clip(1.0))
+        tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=32, key=key)
+        indices, mask = sampler.sample(0)
+        batch = jax.tree.map(lambda x: x[indices], examples)
+        grads = grad_fn(dpoptax.gradient_points((), params), batch, mask)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        want = jax.tree.map(lambda p, u: p - u, params, updates)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+    def test_uses_of_a_seed_are_apart(self):
+        config = dataclasses.replace(self.CONFIG, seed=5)
+        plan = privacy.make_plan(config, 1438)
+        run = resolve(config, plan, num_classes=10, kind="images")
+        words = (
+            np.asarray(run.chain.keys.noise).tobytes(),
+            plan.sampler.seed,
+            np.asarray(jax.random.key_data(run.init_key)).tobytes(),
+            np.asarray(jax.random.key_data(run.chain.keys.random)).tobytes(),
+        )
+        assert len({word[:8] for word in words}) == 4
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"method": methods.AdaptiveClip()},
+            {"method": methods.CorrelatedNoise(), "sampling": "cyclic"},
+            {"method": methods.Augmented()},
+            {"fixed_point": True},
+        ],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_every_stage_of_noise_is_by_it(self, changes):
+        config = dataclasses.replace(self.CONFIG, accountant="pld", **changes)
+        plan = privacy.make_plan(config, 1438)
+        run = resolve(config, plan, num_classes=10, kind="images")
+        state = run.chain.begin({"w": jnp.zeros(3)})
+        assert [ledger.generator for ledger in dpoptax.ledgers(state)] == ["chacha20"]
+
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"method": methods.GeoDP()}, "not for method=GeoDP"),
+            ({"method": methods.NonPrivate()}, "not for method=Non-private"),
+            ({"sampling": "min_separation"}, "min_separation"),
+            ({"generator": "threefry", "seed": 2**63}, "generator='threefry'"),
+            ({"seed": 2**256}, r"2\*\*256 - 1"),
+            ({"generator": "philox"}, "chacha20"),
+        ],
+    )
+    def test_what_has_no_such_generator_is_refused(self, changes, match):
+        with pytest.raises(ConfigError, match=match):
+            dataclasses.replace(self.CONFIG, **changes)
+
+    def test_a_run_does_not_change_its_generator(self, tmp_path):
+        train_and_evaluate(CONFIG, tmp_path, progress=False)
+        other = dataclasses.replace(CONFIG, generator="chacha20")
+        with pytest.raises(ConfigError, match="generator='chacha20' differs"):
+            train_and_evaluate(other, tmp_path, progress=False)
+
+    def test_a_sweep_refuses_it(self, tmp_path):
+        sweep = Sweep(workdir=tmp_path, grid=("learning_rate=0.5,1",), processes=1)
+        with pytest.raises(ConfigError, match="from 63 bits"):
+            run_sweep({"a": TrainConfig(generator="chacha20")}, sweep)
