@@ -160,9 +160,9 @@ class TrainConfig:
     generator: Literal["threefry", "chacha20"] = field(
         "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
     )
-    """Generator of the noise: threefry, or the cipher ChaCha20, and then SHAKE-256 draws the
-    batches. seed=None draws 63 bits for the first and 256 for these two, which hold against who
-    can compute as much as anybody can. Noise takes some four times as long to draw."""
+    """Generator of the noise: threefry, or ChaCha20, and then SHAKE-256 draws the batches: what is
+    promised holds against whoever cannot break a cipher. With seed=None the first has 63 random
+    bits, the others 256. Noise by ChaCha20 takes some four times as long to draw."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
