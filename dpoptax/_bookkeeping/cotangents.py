@@ -150,7 +150,7 @@ class Outer:
         else:
             x = x if along == 1 else x.swapaxes(1, 2)
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
-            mixed = contract("bktr,krc->bktc", rows, x)
+            mixed = contract("krc,bktr->bktc", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
         # (B, K, C), or with the sides exchanged (B, K, R).
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
@@ -179,9 +179,9 @@ class Outer:
         matrix = matrix if scale is None else held(matrix * scale)
         # The axis that is contracted is 1 of the left operand, 0 of the right.
         mapped = contract(
-            "bktc,dc->bktd" if axis == 0 else "bktr,rd->bktd",
-            self._factor(1 - axis).astype(jnp.float32),
+            "dc,bktc->bktd" if axis == 0 else "rd,bktr->bktd",
             matrix,
+            self._factor(1 - axis).astype(jnp.float32),
         )
         shape = (self.shape[0], matrix.shape[0]) if axis == 0 else (matrix.shape[1], self.shape[1])
         of_rows = layout.rows == (1 - axis,)

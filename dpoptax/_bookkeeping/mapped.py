@@ -92,7 +92,7 @@ def _step(step: Scaling | OnSide, segment: Segment, fixed: jax.Array) -> Segment
     """One step on the rows of a segment; of one-hot ones, the scale goes on the columns."""
     rows, columns = segment
     if isinstance(step, OnSide):
-        return Segment(contract("bktr,dr->bktd", rows.astype(jnp.float32), fixed), columns)
+        return Segment(contract("dr,bktr->bktd", fixed, rows.astype(jnp.float32)), columns)
     scale = fixed.reshape(fixed.shape[0], -1)  # (K, R), either of size 1
     if not indexed(rows):
         return Segment(rows * scale[None, :, None], columns)

@@ -72,7 +72,8 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """An einsum at the full precision of its operands, whatever the platform's default is.
 
     All that a bound rests on is contracted here: by default TPUs multiply float32 in bfloat16, and
-    GPUs may in TF32.
+    GPUs may in TF32. The second operand keeps its order of axes, as einsum has it on the left; with
+    the larger one first, it and the result are copied.
     """
     return jnp.einsum(
         axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
