@@ -93,7 +93,7 @@ def test_ledger_counts_releases_and_is_found_anywhere():
     for _ in range(5):
         _, state = tx.update(jnp.ones((4, 3)), state, params)
     (ledger,) = dpoptax.ledgers({"anything": (state,)})
-    assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5)
+    assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5, "threefry")
     assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         dpoptax.ledgers(jax.vmap(lambda _: tx.init(params))(jnp.arange(2)))
