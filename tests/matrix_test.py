@@ -60,7 +60,7 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
         want = np.einsum("ts,s...->t...", inverse, np.asarray(leaf, np.float64))
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
     (ledger,) = dpoptax.ledgers(state)
-    assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24)
+    assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24, "threefry")
 
 
 @pytest.mark.parametrize(
