@@ -19,6 +19,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -260,7 +261,7 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
     )
     path = sweep.workdir / "sweep.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and all(begun[name] == identity[name] for name in identity)
+    same = begun is not None and _as_begun(identity, begun) == {n: begun[n] for n in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
             f"{path} is of a sweep over other settings: its trials have been released already, and "
@@ -278,6 +279,18 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         "data": begun.get("data"),
     }
     return {**identity, **found}, sweep
+
+
+def _as_begun(identity: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """The identity as the version that began a sweep would have written it."""
+    before = begun["configs"]
+    configs = {
+        name: {**config, "method": as_recorded(config["method"], before[name]["method"])}
+        if name in before
+        else config
+        for name, config in identity["configs"].items()
+    }
+    return {**identity, "configs": configs}
 
 
 def _drawn(
