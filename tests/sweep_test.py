@@ -203,6 +203,29 @@ def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place
             assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, split):
+    whole = trials.dataset_of(TINY, held_out=False)
+    configs = {"one": dataclasses.replace(TINY, dataset="own")}
+    given = Comparison(tmp_path, seeds=1, factors=(1.0,))
+
+    def compared(**changes):
+        own = dataclasses.replace(whole, name="own", **changes)
+        monkeypatch.setitem(DATASETS, "own", lambda: own)
+        trials._loaded.cache_clear()
+        return compare(configs, given, progress=False)
+
+    first = compared()
+    assert (tmp_path / "data.json").stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(trials, "train", None)
+    assert compared() == first
+    arrays = dict(getattr(whole, split))
+    arrays["labels"] = np.roll(arrays["labels"], 1)
+    with pytest.raises(ConfigError, match=r"examples of dataset='own'.* give the old ones"):
+        compared(**{split: arrays})
+    assert compared() == first
+
+
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):
     """Each would draw a seed, and release trials and a result that the other's ε leaves out."""
     out = tmp_path / "out"

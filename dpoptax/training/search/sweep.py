@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -29,6 +28,7 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
+from dpoptax.training.search.same_data import fingerprint
 from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
 
 
@@ -44,7 +44,7 @@ def run_sweep(
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    data = _fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    data = fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
     if begun.setdefault("data", data) != data:
         raise ConfigError(
             f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
@@ -214,17 +214,6 @@ def _priced(
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
-
-
-def _fingerprint(config: TrainConfig, seed: int) -> str:
-    """A hash of all examples that are trained on or held out, keyed by the sweep's seed.
-
-    It is kept beside that seed alone: who knows neither learns nothing from it.
-    """
-    dataset = dataset_of(config, held_out=False)
-    whole = dataset.computed_from or streaming.checksums(cast(Split, dataset.train))
-    key = hashlib.sha256(str(seed).encode()).digest()
-    return hashlib.blake2b(records.to_json(whole).encode(), key=key, digest_size=16).hexdigest()
 
 
 def table(results: SweepResult) -> str:
