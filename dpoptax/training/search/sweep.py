@@ -24,7 +24,7 @@ from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
@@ -189,6 +189,8 @@ def prepare(
         say("working out what the sweep costs ...")
     with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
         plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
+    if priced is not candidates:
+        _check_each_priced(candidates, plans, dataset.train_size)
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
@@ -307,6 +309,20 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
             raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
 
 
+def _check_each_priced(
+    candidates: list[settings.Candidate], plans: list[PrivacyPlan], dataset_size: int
+) -> None:
+    """Raises where a setting that was drawn costs what none of those that are priced does."""
+    costs = [plan.cost for plan in plans]
+    for candidate in candidates:
+        if make_plan(candidate.config, dataset_size).cost not in costs:
+            raise ConfigError(
+                f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
+                f"for: a field of {type(candidate.config.method).__name__} that decides its "
+                "strategy, schedule or cycle_length is declared with Role.UNPRICED; take that away"
+            )
+
+
 def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
     """Raises where a trial that was found again had other noise than the one that is priced."""
     for trial, record in zip(trials, found, strict=True):
@@ -315,6 +331,7 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
             {
                 "noise_multiplier": plan.noise_multiplier,
                 "noise_schedule": plan.schedule,
+                "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
                 "steps": plan.permitted_steps,
                 "dataset_size": plan.sampler.dataset_size,
             }
