@@ -281,6 +281,27 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
     assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
 
 
+@pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])
+def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, others):
+    """As those of GeoDP: no ε is proven, and so it is no recipe's point either."""
+    found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
+    found.append(run("geodp", GeoDP(), 0.1))
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_benchmark(tmp_path / "images").read_text()
+    (row,) = (row for row in text.splitlines() if "| GeoDP" in row)
+    cells = [cell.strip() for cell in row.split("|")[3:5]]
+    assert cells == ["GeoDP ¹", "1, no δ stated"]
+    assert "¹ No ε is proven" in text
+    assert "## Differences from DP-SGD" not in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (tmp_path / link).is_file()
+    groups = benchmark_groups.grouped(found)
+    alone = {s: e for s, e in groups.items() if not s.delta}
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, {}, alone, "mnist")
+    assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
+
+
 def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
     lines.append(path, benchmark()[:1])

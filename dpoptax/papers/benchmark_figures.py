@@ -31,7 +31,8 @@ _FAR = 3.0
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
     """A panel a data set: methods over ε at most steps, recipes, published numbers as points.
 
-    The methods on features are lines; of a model of its own, the best is a point.
+    The methods on features are lines; of a model of its own, the best is a point. What is without a
+    proof is none of them.
     """
     datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
     figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
@@ -51,16 +52,22 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     for kind, colour in colours.items():
         of_kind = {s: e for s, e in private.items() if (s.features, s.stated) == kind}
         _over_epsilon(axes, of_kind, colour)
-    for number, (setting, entries) in enumerate(
-        (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
-    ):
-        label_once = None if number else "recipe, here"
-        _best(axes, setting, entries, marker="*", markersize=13, color=COLOURS[1], label=label_once)
+    proven = {
+        setting: [entry for entry in entries if not entry.unproven]
+        for setting, entries in recipes.items()
+        if setting.dataset == dataset
+    }
+    label_once: str | None = "recipe, here"
+    for setting, entries in proven.items():
+        if entries and math.isfinite(setting.epsilon):
+            star = {"marker": "*", "markersize": 13, "color": COLOURS[1]}
+            _best(axes, setting, entries, **star, label=label_once)
+            label_once = None
     for setting, entries in finite.items():
         if setting not in private:
             name = f"best of {len(entries)}, {setting.model}, {setting.steps} steps{setting.stated}"
-            proven = [entry for entry in entries if not entry.unproven]
-            _best(axes, setting, proven, marker="D", markersize=6, color=COLOURS[2], label=name)
+            shown = [entry for entry in entries if not entry.unproven]
+            _best(axes, setting, shown, marker="D", markersize=6, color=COLOURS[2], label=name)
     for setting, entries in recipes.items():
         if setting.dataset == dataset and math.isinf(setting.epsilon):
             accuracy = max(entry.mean for entry in entries)
@@ -146,8 +153,11 @@ def _published(axes: Axes, dataset: str) -> None:
 
 
 def plot_differences(groups: Groups, path: Path) -> None:
-    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval."""
-    shown = [(s, e) for s, e in groups.items() if len(e) > 1] or list(groups.items())
+    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval.
+
+    Of the settings in which a method is beside DP-SGD, one at least.
+    """
+    shown = [(s, e) for s, e in groups.items() if len(e) > 1]
     labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))
     labels.remove(BASELINE)
     columns = min(3, len(shown))
