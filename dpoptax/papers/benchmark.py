@@ -15,6 +15,7 @@ from dpoptax.papers.benchmark_groups import (
     difference,
     grouped,
     named,
+    titles,
 )
 from dpoptax.papers.images import shrink
 from dpoptax.papers.published import PUBLISHED
@@ -74,8 +75,9 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
             "edge with its mean. An interval is Student's t over the differences of equal seeds.",
             "Methods and their hyper-parameters are those of `configs/benchmark`.",
         ]
+    headings = titles(compared)
     for setting, entries in compared.items():
-        parts += [f"### {setting.title}", _described(setting), _table(entries)]
+        parts += [f"### {headings[setting]}", _described(setting), _table(entries)]
     if alone:
         parts += ["## Recipes, and the same without privacy", _recipes(alone)]
     parts += ["## What papers state", _published(compared | alone)]
