@@ -27,6 +27,12 @@ NOISE = "dpoptax.noise"
 RELEASE = "dpoptax.release"
 """On what has the guarantee of a noise stage."""
 
+SELECTED = "dpoptax.selected"
+"""On what is a part of a release that its noise stage counts later, by the key of that release."""
+
+COUNTED = "dpoptax.counted"
+"""On the rest of that release, with which the stage counts both."""
+
 FOLDED = "dpoptax_folded_key"
 """The function that makes another key of a key and a number, where JAX has no primitive for it."""
 

@@ -281,6 +281,62 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
     assert drawn["not private, linear on dictionary, 30 steps"].get_ydata()[0] == 99.0
 
 
+def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_path):
+    """The last of them was the line of all, and their headings were one."""
+    found = [
+        run("dp_sgd", DPSGD(), 0.9),
+        run("dp_sgd", DPSGD(), 0.8, batch_size=512),
+        run("dp_sgd", DPSGD(), 0.7, model="mlp"),
+        run("non_private", NonPrivate(), 0.99),
+        run("non_private", NonPrivate(), 0.98, batch_size=512),
+    ]
+    groups = benchmark_groups.grouped(found)
+    compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
+    alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, compared, alone, "mnist")
+    drawn = {line.get_label(): max(line.get_ydata(), default=0) for line in axes.get_lines()}
+    kind, stated = "linear on scattering, 30 steps", "30 steps, δ = 1e-05"
+    assert drawn[f"DP-SGD, linear on scattering, {stated}, B = 256"] == 90.0
+    assert drawn[f"DP-SGD, linear on scattering, {stated}, B = 512"] == 80.0
+    assert drawn[f"DP-SGD, mlp on scattering, {stated}"] == 70.0
+    assert drawn[f"not private, {kind}, B = 256"] == 99.0
+    assert drawn[f"not private, {kind}, B = 512"] == 98.0
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_benchmark(tmp_path / "images").read_text()
+    assert re.findall(r"### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps(.*)", text) == [
+        ", model linear, B = 256", ", model linear, B = 512", ", model mlp",
+    ]  # fmt: skip
+
+
+def test_more_lines_than_colours_are_all_drawn():
+    found = [run("dp_sgd", DPSGD(), 0.9, batch_size=2**n) for n in range(9)]
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, benchmark_groups.grouped(found), {}, "mnist")
+    assert sum(str(line.get_label()).startswith("DP-SGD") for line in axes.get_lines()) == 9
+
+
+@pytest.mark.parametrize("others", [[], [1e-5, 1e-6]], ids=["alone", "beside several"])
+def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, others):
+    """As those of GeoDP: no ε is proven, and so it is no recipe's point either."""
+    found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
+    found.append(run("geodp", GeoDP(), 0.1))
+    lines.append(tmp_path / "images" / "x.jsonl", found)
+    text = write_benchmark(tmp_path / "images").read_text()
+    (row,) = (row for row in text.splitlines() if "| GeoDP" in row)
+    cells = [cell.strip() for cell in row.split("|")[3:5]]
+    assert cells == ["GeoDP ¹", "1, no δ stated"]
+    assert "¹ No ε is proven" in text
+    assert "## Differences from DP-SGD" not in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (tmp_path / link).is_file()
+    groups = benchmark_groups.grouped(found)
+    alone = {s: e for s, e in groups.items() if not s.delta}
+    axes = Figure().subplots()
+    benchmark_figures.draw_accuracies(axes, {}, alone, "mnist")
+    assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
+
+
 def test_a_line_that_is_no_record_is_named_by_its_number(tmp_path):
     path = tmp_path / "x.jsonl"
     lines.append(path, benchmark()[:1])

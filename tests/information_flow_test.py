@@ -946,30 +946,102 @@ def test_a_stage_without_a_guarantee_releases_nothing(noise):
     assert "[0]" in paths(flow_of(noise=noise).private)
 
 
+SELECTING = tables.row_selecting_clip(
+    CLIP, tables.RowSelection(table_size=50, threshold=8.0, capacity=20, rows_per_example=2)
+)
+SELECTED = tables.row_selecting_noise(SELECTING, **NOISE)
+TABLE = {"table": jnp.zeros((50, 2)), "out": jnp.zeros(2)}
+
+
+def looked_up_loss(params, example):
+    rows, label = example
+    return (jnp.tanh(tables.look_up(params["table"], rows).sum(0)) @ params["out"] - label) ** 2
+
+
+select = tables.selected_grad(looked_up_loss, SELECTING, where=lambda params: params["table"])
+
+
+def update(found, state):
+    """The release and the next state."""
+    return SELECTED.update(found.sum, state, found.params)
+
+
+def flow_of_rows(step):
+    """Of a function of state, batch and mask."""
+    batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
+    return information_flow(step, SELECTED.init(TABLE), batch, MASK, private_argnums=(1, 2))
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_selected_rows_are_a_release(again):
     """As long as no others are selected by the same randomness."""
-    selection = tables.RowSelection(table_size=50, threshold=8.0, capacity=20, rows_per_example=2)
-    clip = tables.row_selecting_clip(CLIP, selection)
-    tx = tables.row_selecting_noise(clip, **NOISE)
-    params = {"table": jnp.zeros((50, 2)), "out": jnp.zeros(2)}
 
-    def loss(params, example):
-        rows, label = example
-        return (jnp.tanh(tables.look_up(params["table"], rows).sum(0)) @ params["out"] - label) ** 2
+    def step(state, batch, mask):
+        first = select(state, TABLE, batch, mask)
+        released, after = update(first, state)
+        second = select(state if again else after, TABLE, (batch[0] + 1, batch[1]), mask)
+        return first.rows, released, second.rows, update(second, after)
 
-    grad_fn = tables.selected_grad(loss, clip, where=lambda params: params["table"])
+    flow = flow_of_rows(step)
+    assert bool(flow.private) == bool(flow.redrawn) == again
+    assert flow.uncounted == ()
 
-    def step(params, state, batch, mask):
-        first = grad_fn(state, params, batch, mask)
-        released, after = tx.update(first.sum, state, first.params)
-        second = grad_fn(state if again else after, params, (batch[0] + 1, batch[1]), mask)
+
+def test_selected_rows_are_private_until_an_update_counts_them():
+    def step(state, batch, mask):
+        first = select(state, TABLE, batch, mask)
+        released, after = update(first, state)
+        second = select(after, TABLE, batch, mask)
+        jax.debug.print("{}", second.rows.number)
         return first.rows, released, second.rows
 
-    batch = (jnp.zeros((8, 2), jnp.int32), jnp.zeros(8))
-    state = tx.init(params)
-    flow = information_flow(step, params, state, batch, MASK, private_argnums=(2, 3))
-    assert bool(flow.private) == bool(flow.redrawn) == again
+    flow = flow_of_rows(step)
+    assert paths(flow.private) == {"[2].rows", "[2].number", "debug_print"}
+    assert len(flow.uncounted) == 1
+    assert f"that no update counts: {flow.uncounted[0]}" in str(flow)
+
+
+def test_a_release_of_the_same_key_in_another_stage_counts_no_rows():
+    other = dpoptax.gaussian_noise(**NOISE)
+
+    def step(state, batch, mask):
+        rows = select(state, TABLE, batch, mask).rows
+        total = dpoptax.assert_clipped(batch[1].sum(), CLIP, examples=8)
+        return rows, other.update(total, state.noise)
+
+    assert {"[0].rows", "[0].number"} <= paths(flow_of_rows(step).private)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_rows_that_one_branch_counts_are_private_outside_of_it(always):
+    def step(state, batch, mask):
+        def counted(found):
+            return found.rows, *update(found, state)
+
+        def left(found):
+            return found.rows, jax.tree.map(jnp.zeros_like, found.params), state
+
+        if always:
+            whole = lambda: counted(select(state, TABLE, batch, mask))[0]  # noqa: E731
+            none = lambda: tables.SelectedRows(jnp.zeros(20, jnp.int32), jnp.int32(0))  # noqa: E731
+            return jax.lax.cond(state.noise.count > 0, whole, none)
+        found = select(state, TABLE, batch, mask)
+        return jax.lax.cond(state.noise.count > 0, counted, left, found)[0]
+
+    assert bool(flow_of_rows(step).private) != always
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_of_each_turn_of_a_loop_are_counted_in_it(late):
+    def step(state, batch, mask):
+        def turn(state, _):
+            found = select(state, TABLE, batch, mask)
+            _, after = update(found, state)
+            return after, select(after, TABLE, batch, mask).rows if late else found.rows
+
+        return jax.lax.scan(turn, state, length=3)[1]
+
+    assert bool(flow_of_rows(step).private) == late
 
 
 def test_a_whole_run_in_one_program_and_the_data_that_it_closes_over():

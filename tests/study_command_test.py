@@ -1,6 +1,8 @@
 """`dpoptax study`: figures and numbers on disk, computed once, claims read off the numbers."""
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
-from dpoptax.papers import study, study_doppler, study_geodp_mnist, study_tables
+from dpoptax.papers import study, study_doppler, study_geodp_mnist, study_names, study_tables
 from tests.published_data import write_mnist
 
 FIGURE_5 = Path(__file__).parents[1] / "configs" / "papers" / "geodp" / "figure_5.py"
@@ -84,6 +86,17 @@ def test_a_verdict_is_read_off_the_numbers():
     assert study_tables.verdict(True, [True, True]) == "yes"
     assert study_tables.verdict(np.array([True, False])) == "in part"
     assert study_tables.verdict([False]) == "no"
+
+
+def test_help_names_every_study_and_waits_for_none_of_them():
+    assert list(study_names.NAMES) == list(study.STUDIES)
+    code = (
+        "import sys\nfrom dpoptax.cli.main import main\n"
+        "try:\n    main(['study', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert not {'matplotlib', 'dpoptax.studies', 'dpoptax.training.loop'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in " ".join(done.stdout.split()) for name in study_names.NAMES)
 
 
 def test_the_command_prints_the_findings(tmp_path, capsys):

@@ -18,10 +18,12 @@ from flax import serialization
 
 from dpoptax import accounting, selection
 from dpoptax.cli.main import main
+from dpoptax.matrix import BandedToeplitz
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DecayingNoise, Doppler, GeoDP, NonPrivate
+from dpoptax.training.methods import DecayingNoise, Doppler, GeoDP, Method, NonPrivate
+from dpoptax.training.roles import Role, field
 from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
@@ -174,6 +176,46 @@ def test_trials_of_another_schedule_than_is_priced_are_refused(tmp_path, monkeyp
         run_sweep(configs, sweep(tmp_path, **given), progress=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Bands(Method):
+    """Noise that is correlated by more than its fields say, as where another version wrote it."""
+
+    name = "Bands"
+    by = 0.5
+
+    weight: float = field(0.0, Role.UNPRICED)  # which is not true
+
+    @property
+    def cycle_length(self):
+        return 2
+
+    def strategy(self, steps):
+        return BandedToeplitz((1.0, self.by + self.weight))
+
+
+CORRELATED = dataclasses.replace(
+    TINY, method=Bands(), epsilon=None, noise_multiplier=1.0, sampling="cyclic"
+)
+
+
+def test_trials_of_another_strategy_than_is_priced_are_refused(tmp_path, monkeypatch):
+    """The multiplier was given, and so the same."""
+    given = {"grid": ("learning_rate=0.5,1",)}
+    run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
+    monkeypatch.setattr(Bands, "by", 0.25)
+    with pytest.raises(ConfigError, match=r"noise_strategy=.*0\.89.* priced as of .*0\.97"):
+        run_sweep({"one": CORRELATED}, sweep(tmp_path, **given), progress=False)
+
+
+@pytest.mark.parametrize("values", ["0.0,0.25", "uniform:0.01:0.25"])
+def test_a_field_that_decides_the_noise_is_not_without_a_price(tmp_path, values):
+    given = {"grid": (), "repetitions": "geometric", "trials": 8}
+    drawn = sweep(tmp_path, random=(f"method.weight={values}",), **given)
+    with pytest.raises(ConfigError, match=r"field of Bands .* Role\.UNPRICED; take that away"):
+        prepare({"one": CORRELATED}, drawn, 3)
+    prepare({"one": CORRELATED}, sweep(tmp_path, random=("method.weight=0.25",), **given), 3)
+
+
 def test_trials_on_whole_groups_alone_are_those_that_are_priced(tmp_path):
     given = {"grid": ("sampling=in_order",), "seed": None}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
@@ -201,6 +243,29 @@ def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place
         else:
             first = run_sweep(configs, sweep(tmp_path, **given), progress=False)
             assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, split):
+    whole = trials.dataset_of(TINY, held_out=False)
+    configs = {"one": dataclasses.replace(TINY, dataset="own")}
+    given = Comparison(tmp_path, seeds=1, factors=(1.0,))
+
+    def compared(**changes):
+        own = dataclasses.replace(whole, name="own", **changes)
+        monkeypatch.setitem(DATASETS, "own", lambda: own)
+        trials._loaded.cache_clear()
+        return compare(configs, given, progress=False)
+
+    first = compared()
+    assert (tmp_path / "data.json").stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(trials, "train", None)
+    assert compared() == first
+    arrays = dict(getattr(whole, split))
+    arrays["labels"] = np.roll(arrays["labels"], 1)
+    with pytest.raises(ConfigError, match=r"examples of dataset='own'.* give the old ones"):
+        compared(**{split: arrays})
+    assert compared() == first
 
 
 def test_two_processes_that_begin_one_sweep_do_not_train_two(tmp_path, monkeypatch):

@@ -103,10 +103,14 @@ class Derivations:
         self._drawn = drawn
         return self._differ(one, other, single)
 
+    def source(self, number: Hashable) -> Hashable:
+        """The number of the key that a key is derived from; None where that is not known."""
+        return self._derived(self.rearranged(number))[0]
+
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False
-        one, other = self._rearranged(one), self._rearranged(other)
+        one, other = self.rearranged(one), self.rearranged(other)
         if one == other:
             return False
         if frozenset((one, other)) in self._unlike:
@@ -143,7 +147,7 @@ class Derivations:
             return self._unequal(of[1][0], of_other[1][0])
         return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *of_other))
 
-    def _rearranged(self, number: Hashable) -> Hashable:
+    def rearranged(self, number: Hashable) -> Hashable:
         """What an array is a rearrangement of."""
         while True:
             match self.what(number):
@@ -170,9 +174,9 @@ class Derivations:
         """The key that one is derived from, by which number, and whether it is another."""
         match self.what(number):
             case ("random_fold_in", _, (key, index), _):
-                return self._rearranged(key), index, True
+                return self.rearranged(key), index, True
             case ("random_split", _, (key,), _):
-                return self._rearranged(key), None, True
+                return self.rearranged(key), None, True
             case (_, "part" | "other part", _, array):
                 return self._entry(array, None)
             case (str(name), parameters, (array, *indices), place) if name in _SELECTING:
@@ -184,10 +188,10 @@ class Derivations:
             case ("random_split", parameters, (key,), _):
                 of = dict(parameters)
                 index = chosen and self._index(of["shape"], of["axes"], *chosen)
-                return self._rearranged(key), index, True
+                return self.rearranged(key), index, True
             case ("argument", *_, (length,)):
                 return array, chosen and self._index((length,), 0, *chosen), False
-        return self._rearranged(array), None, False
+        return self.rearranged(array), None, False
 
     def _index(
         self,
@@ -220,7 +224,7 @@ class Derivations:
         waiting, seen = [(number, False)], set()
         while waiting:
             now, another = waiting.pop(0)
-            now = self._rearranged(now)
+            now = self.rearranged(now)
             if now in seen:
                 continue
             seen.add(now)

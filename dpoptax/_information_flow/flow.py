@@ -28,7 +28,8 @@ class Shown:
         `jax.Ref` that the function writes to.
       kind: "public": no private data has a part in it. "released": private data has, through noise
         stages alone. "secret": it tells of a noise key, or of noise that was drawn. "private":
-        private data reaches it around the noise.
+        private data reaches it around the noise, or by rows of a table that were selected for a
+        release that the function does not count.
       type: shape and dtype, such as `float32[8]`.
       where: the line that computed it; empty for an argument that is returned as it is.
     """
@@ -52,12 +53,16 @@ class InformationFlow:
       redrawn: the lines that draw noise by a key that is not known to be another than all that
         noise is drawn by elsewhere, as `update` does twice from one state, in each turn of a loop,
         or on each device of a `jax.shard_map`: the difference of two such releases has none.
+      uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
+        release whose `update` the function does not surely call: no ledger has them then, and they
+        are private.
     """
 
     shown: tuple[Shown, ...]
     closed_over: tuple[str, ...]
     joined: tuple[str, ...]
     redrawn: tuple[str, ...]
+    uncounted: tuple[str, ...]
 
     @property
     def private(self) -> tuple[Shown, ...]:
@@ -79,6 +84,8 @@ class InformationFlow:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
             table += f"\nnoise may be drawn a second time: {', '.join(self.redrawn)}"
+        if self.uncounted:
+            table += f"\nrows are selected that no update counts: {', '.join(self.uncounted)}"
         if self.closed_over:
             table += f"\nclosed over, taken for public: {', '.join(self.closed_over)}"
         return table
@@ -96,8 +103,9 @@ def information_flow(
     of a `cond` and the rounds of a `while_loop` count as computed from what decides on them. What
     a clip bounds becomes a release in a noise stage of this package (`gaussian_noise`,
     `correlated_noise`, …) that has noise and a guarantee: with `noise_multiplier=0` it does not,
-    nor does `geodp`. What tells of a noise key, or of the noise that `correlated_noise` keeps, is
-    secret.
+    nor does `geodp`. Rows that `dpoptax.tables.selected_grad` selects are private unless `fn` also
+    calls the `update` that counts them. What tells of a noise key, or of the noise that
+    `correlated_noise` keeps, is secret.
 
     A clip bounds what one row of a batch does, and so what one example does where each row is of
     one alone. So rows are followed, too: private data that an operation joined across rows before
@@ -171,14 +179,17 @@ def information_flow(
     results, after = follower.follow(traced.jaxpr, given)
     for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
         if label.holds != begun.holds:
-            follower.note("reference among the arguments", in_short(var), label.holds)
+            follower.note("reference among the arguments", in_short(var), label)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
-        Shown(path, kind(label.holds), in_short(var), where(traced.jaxpr, var))
+        Shown(path, kind(follower.told(label)), in_short(var), where(traced.jaxpr, var))
         for path, label, var in zip(paths, results, traced.jaxpr.outvars, strict=True)
     ]
-    seen = [Shown(name, kind(holds), "", line) for (name, line), holds in follower.seen.items()]
-    found = follower.closed_over, follower.joined, follower.redrawn
+    seen = [
+        Shown(name, kind(follower.told(label)), "", line)
+        for (name, line), label in follower.seen.items()
+    ]
+    found = follower.closed_over, follower.joined, follower.redrawn, follower.uncounted
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 

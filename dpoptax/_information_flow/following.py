@@ -20,7 +20,8 @@ from dpoptax._information_flow.indices import UNKNOWN, entries, is_integer, name
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
 from dpoptax._information_flow.lines import in_short, line
 from dpoptax._information_flow.repeats import Repeats, apart_behind, manual
-from dpoptax._marks import CLIPPED, EXAMPLES, FOLDED, NOISE, RELEASE
+from dpoptax._information_flow.selections import Selections
+from dpoptax._marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
 from dpoptax._privacy.checks import is_hashable
 
 # Primitives that call a program with their operands, in order, and return its results.
@@ -33,6 +34,8 @@ _SAME = {
 # What goes into a clip, and comes out of it.
 _INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
 _OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
+# What runs a program once, whenever it runs.
+_ONCE = {HIDDEN, *_CALLS, "shard_map"}
 _OTHER_TURN = "another turn of a loop"
 _Turn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
@@ -53,13 +56,14 @@ class Follower:
     def __init__(self, constants: Mapping[Var, bytes]) -> None:
         """Begins with the bits of what the program closes over, where these are few."""
         self._constants = constants
-        self.seen: dict[tuple[str, str], Holds] = {}
+        self.seen: dict[tuple[str, str], Label] = {}
         self.closed_over: dict[str, None] = {}
         self.joined: dict[str, None] = {}
         self.redrawn: dict[str, None] = {}
         self._derivations = Derivations()
         self.number = self._derivations.number
         self._draws = Draws(self._derivations)
+        self._selections = Selections(self._derivations)
         # Of a release what has keys of its own: the points of a jax.vmap, by its axis, and devices,
         # by the axes of their mesh.
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
@@ -67,9 +71,19 @@ class Follower:
         self._within: list[JaxprEqn | Jaxpr | str] = []
         self._expansions: dict[int, Jaxpr] = {}
 
-    def note(self, name: str, where: str, holds: Holds) -> None:
+    def note(self, name: str, where: str, label: Label) -> None:
         """That something is shown other than as a result."""
-        self.seen[name, where] = self.seen.get((name, where), holds) | holds
+        self.seen[name, where] = either((self.seen.get((name, where), label), label))
+
+    def told(self, label: Label) -> Holds:
+        """What a value tells of, once all is followed: what no stage counted is private."""
+        counted = self._selections.are_counted(label.selections)
+        return label.holds if counted else label.holds | Holds.PRIVATE
+
+    @property
+    def uncounted(self) -> dict[str, None]:
+        """The lines that select rows for a release that is not surely counted, each once."""
+        return self._selections.uncounted
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
@@ -108,7 +122,7 @@ class Follower:
                 if isinstance(atom, Var) and is_reference(atom):
                     labels[atom] = decided(either((labels[atom], after)), around)
         for var in filter(is_reference, jaxpr.constvars):
-            self.note("reference closed over", "", labels[var].holds)
+            self.note("reference closed over", "", labels[var])
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
 
     @contextlib.contextmanager
@@ -141,7 +155,7 @@ class Follower:
         if name in {HIDDEN, *_CALLS} and called:
             return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
-            self.note(name, self._line(), either((around, *read)).holds)
+            self.note(name, self._line(), either((around, *read)))
         results = self._applied(eqn, read)
         # Also of references, into which each turn of a loop may have written rows of its own.
         together = dataclasses.replace(either(read), rows=None, number=None)
@@ -173,9 +187,15 @@ class Follower:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
+            self._selections.draw(clip, label.number)
             again = self._draws.again(label.number, here, single=not mapped)
         elif name == RELEASE and label.has_data:  # many with the noise of one
             again = not apart <= self._keys.get(clip, apart)
+        elif name == SELECTED:
+            selection = self._selections.select(clip, self._optional(), self._line())
+            after = dataclasses.replace(after, selections=after.selections | {selection})
+        elif name == COUNTED:
+            self._selections.count(clip, self._optional())
         if again:
             self.redrawn[self._line()] = None
             after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
@@ -193,6 +213,15 @@ class Follower:
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computed(eqn, numbers) or self._here()
 
+    def _optional(self) -> Place:
+        """The loops, branches and unknown calls around it: what need not run, or not once."""
+        return tuple(
+            id(each)
+            for each in self._within[:-1]
+            if isinstance(each, Jaxpr)
+            or (isinstance(each, JaxprEqn) and each.primitive.name not in _ONCE)
+        )
+
     def _here(self) -> Place:
         return tuple(map(id, self._within))
 
@@ -201,6 +230,8 @@ class Follower:
         numbers = [label.number for label in read]
         together = either(read)
         together = dataclasses.replace(together, apart=apart_behind(eqn, together.apart))
+        if not eqn.outvars:  # as of a callback that returns nothing
+            return []
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
             of_each = entries(eqn, of, numbers, self._derivations)
@@ -314,7 +345,11 @@ class Follower:
                 with self._inside(_OTHER_TURN):
                     others, after = turn(now, True)
                 results = [
-                    dataclasses.replace(one, holds=one.holds | other.holds)
+                    dataclasses.replace(
+                        one,
+                        holds=one.holds | other.holds,
+                        selections=one.selections | other.selections,
+                    )
                     for one, other in zip(results, others, strict=True)
                 ]
             if after == now:

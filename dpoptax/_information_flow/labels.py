@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 
 from dpoptax._information_flow.indices import UNKNOWN, Entries
 from dpoptax._information_flow.rows import Rows
+from dpoptax._information_flow.selections import Selection
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
 
@@ -37,6 +38,7 @@ class Label:
       number: of what holds no data: equal for equal values; None where nothing is known.
       entries: how its entries are to each other, of what holds no data.
       apart: the axes of a mesh along which each device may have another.
+      selections: those that it tells of.
     """
 
     holds: Holds = Holds.NOTHING
@@ -45,6 +47,7 @@ class Label:
     number: Hashable = None
     entries: Entries = UNKNOWN
     apart: frozenset[Hashable] = frozenset()
+    selections: frozenset[Selection] = frozenset()
 
     @property
     def has_data(self) -> bool:
@@ -60,6 +63,7 @@ def either(labels: Iterable[Label]) -> Label:
     labels = tuple(labels)
     holds = functools.reduce(operator.or_, (each.holds for each in labels), Holds.NOTHING)
     apart = frozenset[Hashable]().union(*(each.apart for each in labels))
+    selections = frozenset[Selection]().union(*(each.selections for each in labels))
     data = [each for each in labels if each.has_data]
     if not data:
         numbers, entries = {each.number for each in labels}, {each.entries for each in labels}
@@ -68,10 +72,12 @@ def either(labels: Iterable[Label]) -> Label:
             number=numbers.pop() if len(numbers) == 1 else None,
             entries=entries.pop() if len(entries) == 1 else UNKNOWN,
             apart=apart,
+            selections=selections,
         )
     found = {each.rows for each in data}
     joined = next((each.joined for each in data if each.joined), "")
-    return Label(holds, found.pop() if len(found) == 1 else None, joined, apart=apart)
+    rows = found.pop() if len(found) == 1 else None
+    return Label(holds, rows, joined, apart=apart, selections=selections)
 
 
 def decided(label: Label, by: Label) -> Label:
@@ -79,7 +85,9 @@ def decided(label: Label, by: Label) -> Label:
     both = either((label, by))
     if both.has_data:
         return both if by.holds else dataclasses.replace(label, apart=both.apart)
-    return dataclasses.replace(label, holds=both.holds, apart=both.apart)
+    return dataclasses.replace(
+        label, holds=both.holds, apart=both.apart, selections=both.selections
+    )
 
 
 def marked(label: Label, name: str, clip: Hashable) -> Label:

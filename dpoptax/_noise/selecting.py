@@ -11,7 +11,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.row_selection import RowCounts, RowSelectingClip, RowSelection, count_rows
-from dpoptax._marks import RELEASE, mark
+from dpoptax._marks import COUNTED, RELEASE, SELECTED, mark
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
 from dpoptax._noise.keys import check_threefry_key, marked_as_noise
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism, imprint_of
@@ -127,7 +127,7 @@ def row_selecting_noise(
         released, _, noise = release(
             updates, state.noise, params, mechanism, noisy_mean, belongs=belongs
         )
-        return released, RowSelectingNoiseState(noise)
+        return mark(released, COUNTED), RowSelectingNoiseState(noise)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -144,7 +144,8 @@ def rows_of_release(
     step_key = jax.random.fold_in(state.noise.key, state.noise.count)
     counts = count_rows(lookups, mask, clip.selection)
     multiplier = _selecting(clip, state.noise.mechanism)
-    return draw_rows(counts, clip.selection, multiplier, jax.random.fold_in(step_key, _ROWS))
+    rows_key = jax.random.fold_in(step_key, _ROWS)
+    return mark(draw_rows(counts, clip.selection, multiplier, rows_key), SELECTED)
 
 
 def _selecting(clip: RowSelectingClip, mechanism: Mechanism) -> float:

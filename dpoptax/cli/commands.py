@@ -187,14 +187,16 @@ def _audit(arguments: list[str]) -> int:
 
 
 def _study(arguments: list[str]) -> int:
-    from dpoptax.papers import study
+    from dpoptax.papers.study_names import NAMES
 
     given = tyro.cli(
         StudyArguments,
         args=arguments,
         prog="dpoptax study",
-        description=f"Draw the papers' studies: {', '.join(study.STUDIES)}.",
+        description=f"Draw the papers' studies: {', '.join(NAMES)}.",
     )
+    from dpoptax.papers import study
+
     names = given.names or study.names_for(given.data_dir)
     found = study.run_studies(
         names,

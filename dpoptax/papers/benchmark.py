@@ -15,6 +15,7 @@ from dpoptax.papers.benchmark_groups import (
     difference,
     grouped,
     named,
+    titles,
 )
 from dpoptax.papers.images import shrink
 from dpoptax.papers.published import PUBLISHED
@@ -46,8 +47,11 @@ def write_benchmark(folder: Path, output: Path | None = None) -> Path:
     compared = {s: e for s, e in groups.items() if named(e, BASELINE)}
     alone = {s: e for s, e in groups.items() if s not in compared}
     plot_accuracies(compared, alone, folder / "accuracies.png")
-    plot_differences(compared, folder / "differences.png")
-    for name in ("accuracies", "differences"):
+    drawn = ["accuracies"]
+    if _has_differences(compared):
+        plot_differences(compared, folder / "differences.png")
+        drawn.append("differences")
+    for name in drawn:
         shrink(folder / f"{name}.png", folder / f"{name}.png")
     output.write_text(_text(folder, output, found, compared, alone), encoding="utf-8")
     return output
@@ -61,21 +65,30 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
         f"`dpoptax compare --records` in `{folder}`, and nothing else.",
         *_given(folder / "verdict.md", "## In short"),
         f"![Test accuracy over ε, beside published numbers]({where}/accuracies.png)",
-        "## Differences from DP-SGD",
-        _counted(compared),
-        f"![Differences from DP-SGD with their intervals]({where}/differences.png)",
-        "Green: the interval is above zero; orange: below. What lies far outside stands at the "
-        "edge with its mean. An interval is Student's t over the differences of equal seeds.",
-        "Methods and their hyper-parameters are those of `configs/benchmark`.",
     ]
+    if _has_differences(compared):
+        parts += [
+            "## Differences from DP-SGD",
+            _counted(compared),
+            f"![Differences from DP-SGD with their intervals]({where}/differences.png)",
+            "Green: the interval is above zero; orange: below. What lies far outside stands at the "
+            "edge with its mean. An interval is Student's t over the differences of equal seeds.",
+            "Methods and their hyper-parameters are those of `configs/benchmark`.",
+        ]
+    headings = titles(compared)
     for setting, entries in compared.items():
-        parts += [f"### {setting.title}", _described(setting), _table(entries)]
+        parts += [f"### {headings[setting]}", _described(setting), _table(entries)]
     if alone:
         parts += ["## Recipes, and the same without privacy", _recipes(alone)]
     parts += ["## What papers state", _published(compared | alone)]
     parts += _given(folder / "cut.md", "## What was left out, and why")
     parts += ["## Made with", _made_with(found)]
     return "\n\n".join(parts) + "\n"
+
+
+def _has_differences(compared: Groups) -> bool:
+    """Whether any method is beside DP-SGD."""
+    return any(len(entries) > 1 for entries in compared.values())
 
 
 def _given(path: Path, heading: str) -> list[str]:

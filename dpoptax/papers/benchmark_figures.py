@@ -1,7 +1,8 @@
 """Figures of the benchmark: accuracy over ε beside published numbers, differences from DP-SGD."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpoptax.papers.benchmark_groups import (
     data_name,
     difference,
     named,
+    titles,
 )
 from dpoptax.papers.published import PUBLISHED, Published
 from dpoptax.training.run.plots import COLOURS, label, signed
@@ -31,7 +33,8 @@ _FAR = 3.0
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
     """A panel a data set: methods over ε at most steps, recipes, published numbers as points.
 
-    The methods on features are lines; of a model of its own, the best is a point.
+    The methods on features are lines, of each model and batch size; of a model of its own, the best
+    is a point. What is without a proof is none of them.
     """
     datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
     figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
@@ -46,26 +49,34 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
-    kinds = dict.fromkeys((setting.features, setting.stated) for setting in private)
-    colours = dict(zip(kinds, (COLOURS[0], *COLOURS[3:]), strict=False))
+    kinds = dict.fromkeys(map(_line_of, private))
+    colours = dict(zip(kinds, itertools.cycle((COLOURS[0], *COLOURS[3:])), strict=False))
+    free = [s for s in recipes if s.dataset == dataset and math.isinf(s.epsilon)]
+    names = _names((*finite, *free))
     for kind, colour in colours.items():
-        of_kind = {s: e for s, e in private.items() if (s.features, s.stated) == kind}
-        _over_epsilon(axes, of_kind, colour)
-    for number, (setting, entries) in enumerate(
-        (s, e) for s, e in recipes.items() if s.dataset == dataset and math.isfinite(s.epsilon)
-    ):
-        label_once = None if number else "recipe, here"
-        _best(axes, setting, entries, marker="*", markersize=13, color=COLOURS[1], label=label_once)
+        of_kind = {s: e for s, e in private.items() if _line_of(s) == kind}
+        _over_epsilon(axes, of_kind, colour, names)
+    proven = {
+        setting: [entry for entry in entries if not entry.unproven]
+        for setting, entries in recipes.items()
+        if setting.dataset == dataset
+    }
+    label_once: str | None = "recipe, here"
+    for setting, entries in proven.items():
+        if entries and math.isfinite(setting.epsilon):
+            star = {"marker": "*", "markersize": 13, "color": COLOURS[1]}
+            _best(axes, setting, entries, **star, label=label_once)
+            label_once = None
     for setting, entries in finite.items():
         if setting not in private:
-            name = f"best of {len(entries)}, {setting.model}, {setting.steps} steps{setting.stated}"
-            proven = [entry for entry in entries if not entry.unproven]
-            _best(axes, setting, proven, marker="D", markersize=6, color=COLOURS[2], label=name)
-    for setting, entries in recipes.items():
-        if setting.dataset == dataset and math.isinf(setting.epsilon):
+            name = f"best of {len(entries)}, {names[setting]}"
+            shown = [entry for entry in entries if not entry.unproven]
+            _best(axes, setting, shown, marker="D", markersize=6, color=COLOURS[2], label=name)
+    for setting, entries in proven.items():
+        if math.isinf(setting.epsilon):
             accuracy = max(entry.mean for entry in entries)
             of_features = [colours[kind] for kind in colours if kind[0] == setting.features]
-            name, colour = f"not private, {_kind(setting)}", (*of_features, _GREY)[0]
+            name, colour = f"not private, {names[setting]}", (*of_features, _GREY)[0]
             axes.axhline(accuracy, color=colour, linestyle="--", linewidth=1, label=name)
     _published(axes, dataset)
     axes.set_xscale("log")
@@ -82,12 +93,30 @@ def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) 
     axes.plot([setting.epsilon], [accuracy], linestyle="none", **style)
 
 
+def _line_of(setting: Setting) -> tuple[Hashable, ...]:
+    """What the settings of a line have in common, those of several ε and numbers of steps."""
+    of_epsilon = setting.delta, setting.unit, setting.replaced
+    return setting.features, setting.model, setting.batch_size, *of_epsilon
+
+
+def _names(settings: Iterable[Setting]) -> dict[Setting, str]:
+    """What tells settings apart but for ε; the batch size where others differ in it alone."""
+    sizes: dict[str, set[int]] = {}
+    kinds = {setting: _kind(setting) for setting in settings}
+    for setting, kind in kinds.items():
+        sizes.setdefault(kind, set()).add(setting.batch_size)
+    return {
+        setting: f"{kind}, B = {setting.batch_size}" if len(sizes[kind]) > 1 else kind
+        for setting, kind in kinds.items()
+    }
+
+
 def _kind(setting: Setting) -> str:
     features = "" if setting.features == "none" else f" on {setting.features}"
     return f"{setting.model}{features}, {setting.steps} steps{setting.stated}"
 
 
-def _over_epsilon(axes: Axes, settings: Groups, colour: str) -> None:
+def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting, str]) -> None:
     """A line for each method at most steps, DP-SGD's in `colour`."""
     last = max(settings, key=lambda setting: setting.steps)
     shown = {s.epsilon: e for s, e in sorted(settings.items()) if s.steps == last.steps}
@@ -111,7 +140,7 @@ def _over_epsilon(axes: Axes, settings: Groups, colour: str) -> None:
             marker="o",
             markersize=6 if base else 3.5,
             zorder=3 if base else 2,
-            label=f"DP-SGD, {_kind(last)}" if base else None,
+            label=f"DP-SGD, {names[last]}" if base else None,
         )
     others = len(set(labels) - {BASELINE})
     if others:
@@ -146,8 +175,11 @@ def _published(axes: Axes, dataset: str) -> None:
 
 
 def plot_differences(groups: Groups, path: Path) -> None:
-    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval."""
-    shown = [(s, e) for s, e in groups.items() if len(e) > 1] or list(groups.items())
+    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval.
+
+    Of the settings in which a method is beside DP-SGD, one at least.
+    """
+    shown = [(s, e) for s, e in groups.items() if len(e) > 1]
     labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))
     labels.remove(BASELINE)
     columns = min(3, len(shown))
@@ -155,11 +187,12 @@ def plot_differences(groups: Groups, path: Path) -> None:
     size = (2.2 + 3.3 * columns, rows * (1.0 + 0.25 * len(labels)))
     figure = Figure(figsize=size, layout="constrained")
     panels: Any = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    headings = titles(setting for setting, _ in shown)
     for axes, (setting, entries) in zip(panels.ravel(), shown, strict=False):
         _differences(axes, entries, labels)
         baseline = named(entries, BASELINE)
         assert baseline is not None
-        heading = setting.title.replace(", ε", "\nε")
+        heading = headings[setting].replace(", ε", "\nε")
         axes.set_title(f"{heading}\nDP-SGD {baseline.mean:.2f} %", fontsize="small")
     for axes in panels.ravel()[len(shown) :]:
         axes.set_visible(False)

@@ -180,6 +180,20 @@ def grouped(lines: Iterable[Line]) -> Groups:
     return {setting: list(entries.values()) for setting, entries in sorted(found.items())}
 
 
+def titles(settings: Iterable[Setting]) -> dict[Setting, str]:
+    """For headings and figures; with model and batch size where others differ in these alone."""
+    settings = list(settings)
+    found = {setting: setting.title for setting in settings}
+    for field, what in (("model", "model"), ("batch_size", "B =")):
+        values: dict[str, set[Any]] = {}
+        for setting, title in found.items():
+            values.setdefault(title, set()).add(getattr(setting, field))
+        for setting, title in found.items():
+            if len(values[title]) > 1:
+                found[setting] = f"{title}, {what} {getattr(setting, field)}"
+    return found
+
+
 def named(entries: Sequence[Entry], label: str) -> Entry | None:
     """The entry of this label."""
     return next((entry for entry in entries if entry.label == label), None)

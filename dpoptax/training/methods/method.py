@@ -8,6 +8,10 @@ import optax
 
 import dpoptax
 from dpoptax.matrix import Strategy
+from dpoptax.training.methods.source import UNNAMED, source_sha256
+
+SOURCE = "source_sha256"
+"""Under which `Method.to_dict` has what a class of a config file is made of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +104,21 @@ class Method:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters as plain values, and the class where it is not dpoptax's own."""
-        kind = type(self)
+        """Name and parameters as plain values, and the class where it is not dpoptax's own.
+
+        Classes of config files, which have no module of their own, are told by their source.
+        """
+        kind: type = type(self)
         own = kind.__module__.partition(".")[0] == "dpoptax"
         known = {} if own else {"class": f"{kind.__module__}.{kind.__qualname__}"}
+        if kind.__module__ == UNNAMED:
+            known[SOURCE] = source_sha256(kind)
         return {"name": self.name, **known, **dataclasses.asdict(self)}
+
+
+def as_recorded(method: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """What `Method.to_dict` returned, without a source where a record of before has none."""
+    return {name: value for name, value in method.items() if name != SOURCE or SOURCE in record}
 
 
 def scheduled(

@@ -85,6 +85,11 @@ class PrivacyPlan:
         """What the accounting takes for the sampler: noise that is correlated has its share."""
         return _priced(self.sampler, self.strategy)
 
+    @property
+    def cost(self) -> tuple[Any, ...]:
+        """What ε follows from: equal for plans of one price."""
+        return (*self._release.values(), self.permitted_steps, self.unproven)
+
     def epsilon(self, steps: int) -> float | None:
         """ε after `steps` steps; None where nothing is promised."""
         if self.delta is None or self.noise_multiplier == 0:

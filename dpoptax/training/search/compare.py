@@ -22,6 +22,7 @@ from dpoptax.training.search.results import (
     Record,
     method_result,
 )
+from dpoptax.training.search.same_data import KnownData
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
@@ -39,7 +40,8 @@ class Comparison:
     """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
     that the same code finished with the same settings is not trained again: the same command goes
     on where it was stopped, and one with more configs trains those alone. After a change of a
-    method outside the package, whose code is not seen, give another."""
+    method in a module of its own outside the package, whose code is not seen, give another. Other
+    examples under the name of a data set are refused by data.json, which is for its owner alone."""
     seeds: int = 5
     """Number of seeds; seed s is the same for all configs."""
     epsilon: float | None = None
@@ -94,8 +96,10 @@ def compare(
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
+    known = KnownData(comparison.workdir / "data.json")
     for config in reversed(configs.values()):  # the runs find what is computed here once
         dataset = dataset_of(config, held_out=False, progress=progress)
+        known.check(config)
     size = dataset.units(config.unit)
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
@@ -103,6 +107,7 @@ def compare(
     for config in configs.values():  # every bad value shows before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
+    known.write()
 
     seeds = range(comparison.seeds)
     path, versions = comparison.workdir / "results.json", records.versions()

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -19,15 +18,17 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
+from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluation
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
+from dpoptax.training.search.same_data import fingerprint
 from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
 
 
@@ -43,7 +44,7 @@ def run_sweep(
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    data = _fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    data = fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
     if begun.setdefault("data", data) != data:
         raise ConfigError(
             f"the training examples differ from those that the sweep in {sweep.workdir} was begun "
@@ -188,6 +189,8 @@ def prepare(
         say("working out what the sweep costs ...")
     with Bar(priced, "price", unit="setting", delay=1, leave=False, disable=not progress) as bar:
         plans = [make_plan(candidate.config, dataset.train_size) for candidate in bar]
+    if priced is not candidates:
+        _check_each_priced(candidates, plans, dataset.train_size)
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
@@ -213,17 +216,6 @@ def _priced(
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
-
-
-def _fingerprint(config: TrainConfig, seed: int) -> str:
-    """A hash of all examples that are trained on or held out, keyed by the sweep's seed.
-
-    It is kept beside that seed alone: who knows neither learns nothing from it.
-    """
-    dataset = dataset_of(config, held_out=False)
-    whole = dataset.computed_from or streaming.checksums(cast(Split, dataset.train))
-    key = hashlib.sha256(str(seed).encode()).digest()
-    return hashlib.blake2b(records.to_json(whole).encode(), key=key, digest_size=16).hexdigest()
 
 
 def table(results: SweepResult) -> str:
@@ -260,7 +252,7 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
     )
     path = sweep.workdir / "sweep.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and all(begun[name] == identity[name] for name in identity)
+    same = begun is not None and _as_begun(identity, begun) == {n: begun[n] for n in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
             f"{path} is of a sweep over other settings: its trials have been released already, and "
@@ -278,6 +270,18 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         "data": begun.get("data"),
     }
     return {**identity, **found}, sweep
+
+
+def _as_begun(identity: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """The identity as the version that began a sweep would have written it."""
+    before = begun["configs"]
+    configs = {
+        name: {**config, "method": as_recorded(config["method"], before[name]["method"])}
+        if name in before
+        else config
+        for name, config in identity["configs"].items()
+    }
+    return {**identity, "configs": configs}
 
 
 def _drawn(
@@ -305,6 +309,20 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
             raise ConfigError(f"{field} differs between trials ({listed}); give one for all")
 
 
+def _check_each_priced(
+    candidates: list[settings.Candidate], plans: list[PrivacyPlan], dataset_size: int
+) -> None:
+    """Raises where a setting that was drawn costs what none of those that are priced does."""
+    costs = [plan.cost for plan in plans]
+    for candidate in candidates:
+        if make_plan(candidate.config, dataset_size).cost not in costs:
+            raise ConfigError(
+                f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
+                f"for: a field of {type(candidate.config.method).__name__} that decides its "
+                "strategy, schedule or cycle_length is declared with Role.UNPRICED; take that away"
+            )
+
+
 def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: Path) -> None:
     """Raises where a trial that was found again had other noise than the one that is priced."""
     for trial, record in zip(trials, found, strict=True):
@@ -313,6 +331,7 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
             {
                 "noise_multiplier": plan.noise_multiplier,
                 "noise_schedule": plan.schedule,
+                "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
                 "steps": plan.permitted_steps,
                 "dataset_size": plan.sampler.dataset_size,
             }
