@@ -336,13 +336,19 @@ def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
             seeds.append(self.seed)
             return super().sample(step)
 
-    seeds: list[int] = []
-    game = auditing.canary_gradient(
-        games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed=0)
-    )
-    _replay.Runs(game, "last-iterate", KEY)(True, 20)
-    assert len(set(seeds)) == 20
-    assert max(seeds) >= 2**32
+    def seeds_of_runs(seed):
+        seeds.clear()
+        game = auditing.canary_gradient(
+            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed)
+        )
+        _replay.Runs(game, "last-iterate", KEY)(True, 20)
+        assert len(set(seeds)) == 20
+        return seeds
+
+    seeds: list[int | bytes] = []
+    assert max(seeds_of_runs(0)) >= 2**32
+    # What draws is what is audited.
+    assert all(isinstance(seed, bytes) for seed in seeds_of_runs(bytes(32)))
 
 
 def test_bad_games():
