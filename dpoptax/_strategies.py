@@ -139,7 +139,8 @@ class BufferedToeplitz(Strategy):
 
     Raises:
       ValueError: decays outside [0, 1) in float32, negative scales, different numbers of the two,
-        or an inverse that is unstable.
+        or an inverse that is unstable, or so nearly that the noise of a step comes to more than 64
+        times Z, as for `BandedToeplitz`.
 
     >>> BufferedToeplitz((0.5,), (0.4,), steps=100).bands is None
     True
@@ -172,6 +173,14 @@ class BufferedToeplitz(Strategy):
             raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
         object.__setattr__(self, "decay", tuple(decay.tolist()))
         object.__setattr__(self, "scale", tuple(scale.tolist()))
+        noise = self._norm * _buffered_noise(decay, scale, self.steps)
+        if not noise <= _MOST_NOISE:
+            raise ValueError(
+                f"decay={self.decay}, scale={self.scale}: the noise of a step would come, within "
+                f"{self.steps} steps, to {noise:.3g} times that which hides an example, and "
+                f"float32 would round off the latter; want at most {_MOST_NOISE:g} times, from "
+                "smaller decays or scales"
+            )
 
     @property
     def bands(self) -> None:
@@ -302,6 +311,24 @@ def _settled_noise(coefficients: np.ndarray) -> float:
             noise /= float(np.sqrt((1 - last) * (1 + last)))
             left = (left[:-1] - last * left[:0:-1]) / ((1 - last) * (1 + last))
     return noise
+
+
+def _buffered_noise(decay: np.ndarray, scale: np.ndarray, steps: int) -> float:
+    """The standard deviation of (C⁻¹Z)_t at the last step, for a C whose diagonal is 1.
+
+        h_0 = 1,  h_t = −√ωᵀ S^(t−1) √ω,    S = diag(θ) − √ω √ωᵀ
+
+    are the entries of C⁻¹. With λ and v the eigenvalues and eigenvectors of S, and g = ⟨v, √ω⟩²,
+
+        ‖h‖² = 1 + Σ_ij g_i g_j Σ_t (λ_i λ_j)^t,    t = 0, …, steps − 2
+    """
+    root = np.sqrt(scale)
+    eigenvalues, vectors = np.linalg.eigh(np.diag(decay) - np.outer(root, root))
+    weights = (vectors.T @ root) ** 2
+    ratios = np.multiply.outer(eigenvalues, eigenvalues)
+    gaps, sums = 1 - ratios, np.full_like(ratios, steps - 1)
+    np.divide(1 - ratios ** (steps - 1), gaps, out=sums, where=np.abs(gaps) > 1e-12)
+    return float(np.sqrt(1 + weights @ sums @ weights))
 
 
 def _floats(values: Sequence[float]) -> tuple[float, ...]:

@@ -638,9 +638,15 @@ class TestCalibration:
         size = accounting.calibrate_batch_size(epsilon=2, dataset_size=50_000, **run)
 
         def spent(batch_size):
-            return accounting.epsilon(sampling_probability=batch_size / 50_000, **run)
+            return accounting.epsilon(sampler=PoissonSampler(50_000, batch_size, seed=0), **run)
 
         assert spent(size) <= 2 < spent(size + 1)
+
+    def test_a_run_of_the_batch_size_is_within_the_budget(self):
+        """What its draws are cut by is a part of δ, and 1 in 100,000 of the batch's size shows."""
+        run = {"noise_multiplier": 5.0, "delta": 9e-7, "steps": 100}
+        size = accounting.calibrate_batch_size(epsilon=1.0, dataset_size=10**6, **run)
+        assert accounting.epsilon(sampler=PoissonSampler(10**6, size, seed=0), **run) <= 1.0
 
     def test_generous_budget_takes_every_record(self):
         assert (

@@ -12,7 +12,9 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax._bookkeeping import products
 from dpoptax._clips import bounds
+from dpoptax._privacy import checks, pricing
 from dpoptax.auditing import _replay, _search
+from dpoptax.matrix import CyclicPoissonSampler
 from tests import games, helpers
 from tests.helpers import slow_but
 
@@ -286,7 +288,10 @@ def test_an_audit_of_a_run_that_diverges_is_refused(threat_model):
     ("sampler", "bands", "exact"),
     [
         (sampling.PoissonSampler(8, 4, seed=0), 1, True),
-        (sampling.FixedSizeSampler(8, 4, seed=0), 1, True),
+        (sampling.PoissonSampler(8, 4, seed=0, max_batch_size=5), 1, False),
+        (sampling.FixedSizeSampler(8, 8, seed=0), 1, True),
+        (sampling.FixedSizeSampler(8, 4, seed=0), 1, False),
+        (CyclicPoissonSampler(8, 2, seed=0, cycle_length=2), 1, False),
         (sampling.RandomAllocationSampler(8, 2, seed=0), 1, False),
         (sampling.RandomAllocationSampler(8, 2, seed=0), 2, False),
         (sampling.MinSeparationSampler(8, 2, seed=0, separation=2), 1, False),
@@ -305,11 +310,29 @@ def test_no_epsilon_is_bounded_by_a_claim_that_is_itself_a_bound(sampler, bands,
             batch_size=sampler.batch_size,
             key=KEY,
         )
-    game = auditing.canary_gradient(tx, games.CLIP, games.PARAMS, sampler, steps=4)
+    others = -1.0 if getattr(sampler, "max_batch_size", None) else 0.0  # which cuts are seen by
+    game = auditing.canary_gradient(
+        tx, games.CLIP, games.PARAMS, sampler, steps=4, background=others
+    )
     found = auditing.audit(game, key=KEY, trials=64, delta=1e-2)
     methods = [bound.method for bound in found.bounds]
     assert methods == ["one threshold", *["f-DP of the claim"] * exact]
     assert found.claimed is not None
+
+
+def test_no_batches_of_a_fixed_size_have_the_pair_that_they_are_priced_by():
+    """One record of two, in noise of 1: the worst of all gradients on a line, by quadrature."""
+    event = sampling.FixedSizeSampler(2, 1, seed=0).dp_event(1.0, 1)
+    relation = checks.relation_named("replace-one")
+    epsilons, deltas = pricing.profile_of(event, relation, 1e-3)
+    x, step = np.linspace(-9, 9, 2001, retstep=True)
+    gradients = np.linspace(-1, 1, 9)
+    normal = np.exp(-((x - gradients[:, None]) ** 2) / 2) / np.sqrt(2 * np.pi)
+    drawn = (normal[:, None] + normal) / 2  # by the other's gradient, and one's own
+    for odds, priced in zip(np.exp(epsilons[:40:4]), deltas[:40:4], strict=True):
+        excess = np.maximum(drawn[:, :, None] - odds * drawn[:, None, :], 0)
+        worst = excess.sum(axis=-1).max() * step
+        assert worst < 0.75 * priced
 
 
 def test_a_canary_that_its_dtype_cannot_hold_is_refused():
@@ -336,13 +359,19 @@ def test_no_two_runs_of_an_audit_have_one_noise_or_one_seed():
             seeds.append(self.seed)
             return super().sample(step)
 
-    seeds: list[int] = []
-    game = auditing.canary_gradient(
-        games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed=0)
-    )
-    _replay.Runs(game, "last-iterate", KEY)(True, 20)
-    assert len(set(seeds)) == 20
-    assert max(seeds) >= 2**32
+    def seeds_of_runs(seed):
+        seeds.clear()
+        game = auditing.canary_gradient(
+            games.noise(games.poisson()), games.CLIP, games.PARAMS, Noted(8, 2, seed)
+        )
+        _replay.Runs(game, "last-iterate", KEY)(True, 20)
+        assert len(set(seeds)) == 20
+        return seeds
+
+    seeds: list[int | bytes] = []
+    assert max(seeds_of_runs(0)) >= 2**32
+    # What draws is what is audited.
+    assert all(isinstance(seed, bytes) for seed in seeds_of_runs(bytes(32)))
 
 
 def test_bad_games():

@@ -14,7 +14,7 @@ from jax_privacy import matrix_factorization as peer
 import dpoptax
 from dpoptax import accounting, matrix, sampling
 from dpoptax._inverse_strategies import reciprocal
-from dpoptax._strategies import _settled_noise
+from dpoptax._strategies import _buffered_noise, _settled_noise
 from tests.helpers import equations
 
 KEY = jax.random.key(0)
@@ -105,6 +105,18 @@ def test_the_noise_of_a_step_comes_to_what_its_bound_says():
         impulse = reciprocal(taps / taps[0], 1000) / taps[0]
         np.testing.assert_allclose(_settled_noise(taps), np.linalg.norm(impulse), rtol=1e-9)
         assert _settled_noise(np.append(taps, 1.1 * taps[0])) == np.inf  # poles multiply to 1.1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 300])
+def test_the_noise_of_a_step_from_buffers_comes_to_what_its_bound_says(steps):
+    rng = np.random.default_rng(0)
+    for buffers in range(1, 5):
+        decay, scale = rng.uniform(0, 1, buffers), rng.uniform(0, 0.4, buffers)
+        powers = decay ** np.arange(max(steps - 1, 0))[:, None]
+        impulse = reciprocal(np.append(1.0, powers @ scale), steps)
+        found = _buffered_noise(decay, scale, steps)
+        np.testing.assert_allclose(found, np.linalg.norm(impulse), rtol=1e-9)
+    assert _buffered_noise(np.zeros(1), np.ones(1), 9) == 3.0  # 1, −1, 1, …
 
 
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, dataclasses.replace(BISR, steps=9)])
@@ -452,6 +464,7 @@ def test_a_training_loop_with_a_filter_behind_the_noise():
         (lambda: matrix.BufferedToeplitz((1.0,), (0.1,), 8), r"decays in \[0, 1\)"),
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1, 0.2), 8), "as many of one"),
         (lambda: matrix.BufferedToeplitz((0.5,), (1.7,), 8), "unstable"),
+        (lambda: matrix.BufferedToeplitz((0.9999,), (1.9999,), 9000), "float32 would round off"),
         (lambda: matrix.BufferedToeplitz((0.5,), (0.1,), 0), "steps=0"),
         (lambda: matrix.BandedInverseToeplitz((), 8), "coefficients="),
         (lambda: matrix.BandedInverseToeplitz((0.0, 1.0), 8), "first positive"),

@@ -135,6 +135,20 @@ class TestBits:
         ]
         assert len(set(found)) == len(found)
 
+    def test_nor_does_a_permutation_that_is_kept(self, monkeypatch):
+        """An epoch's order was made of the words that its batches' places were."""
+        hashed = []
+
+        def shake_256(data):
+            hashed.append(data)
+            return real(data)
+
+        real = hashlib.shake_256
+        monkeypatch.setattr(_shake256.hashlib, "shake_256", shake_256)
+        _shake256._kept_permutation.cache_clear()
+        sampling.ShuffledSampler(40, 10, SEED).sample(0)
+        assert len(hashed) == len(set(hashed)) == 2
+
 
 class TestSamplers:
     @pytest.mark.parametrize("name", SAMPLERS)

@@ -39,6 +39,7 @@ from dpoptax.training.models import models
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
+from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
 from tests import resume_test
 from tests.helpers import normal, slow_but
@@ -393,6 +394,18 @@ def test_a_run_is_audited_against_the_epsilon_that_it_states(monkeypatch):
     assert [row.result.claimed_epsilon for row in rows] == [by_pld] * 2 + [stated] * 3
     assert [row.violated for row in rows] == [False] * 2 + [True] * 3
     assert all(row.result.evidence.refutes(row.result.claimed) for row in rows[2:])
+
+
+def test_a_config_of_a_ciphers_seed_is_audited():
+    """And the model's training begins where that of the config does."""
+    dataset = load_dataset("digits")
+    config = tiny(generator="chacha20", seed=2**255)
+    plan = make_plan(config, dataset.train_size)
+    own = resolve(config, plan, num_classes=10, kind=dataset.kind)
+    game = audit._model(own, dataset)
+    first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
+    want = models.init_variables(own.model, first, own.init_key).params
+    jax.tree.map(np.testing.assert_array_equal, game.params, want)
 
 
 def test_what_claims_nothing_is_not_audited():

@@ -19,7 +19,8 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train, train_and_evaluate, train_together
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.models import models
-from dpoptax.training.run import devices
+from dpoptax.training.run import devices, seeds
+from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
@@ -137,6 +138,18 @@ def test_records_of_users_are_read_from_arrays_and_sources_alike():
         streaming.read(source, indices),
         streaming.read(arrays, indices),
     )
+
+
+@pytest.mark.parametrize("generator", ["threefry", "chacha20"])
+def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, generator):
+    config = config_of_users(seed=7, generator=generator)
+    plan = make_plan(config, digits.num_users)
+    run = resolve(config, plan, num_classes=10, kind=digits.kind)
+    drawn, _ = Feed(run, digits, devices.Devices())(0)
+    seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
+    own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
+    assert np.array_equal(drawn.rows, own)
+    assert not np.array_equal(drawn.rows, other)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from dpoptax._privacy.checks import (
 from dpoptax._privacy.phases import checked_phases, scaled
 from dpoptax.accounting._design import make_design
 from dpoptax.accounting._search import Search
+from dpoptax.sampling import PoissonSampler
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
@@ -141,8 +142,8 @@ def calibrate_batch_size(
 ) -> int:
     """The largest expected batch size that stays within `epsilon`, under Poisson sampling.
 
-    At most `dataset_size`, which is what a generous budget returns. Arguments as for
-    `epsilon()`; the sampling probability is the batch size over `dataset_size`.
+    At most `dataset_size`, which is what a generous budget returns. Arguments as for `epsilon()`,
+    by which a `PoissonSampler` of that size and no `max_batch_size` is within the budget, too.
 
     Raises:
       ValueError: an argument is out of range, or a batch size of one already spends more.
@@ -156,7 +157,7 @@ def calibrate_batch_size(
     dataset_size = integer("dataset_size", dataset_size, 1, "count the training records, or users")
     multiplier = checked_multiplier(noise_multiplier)
     size, spent = Search(
-        lambda x: events.poisson_event(multiplier, x / dataset_size, steps),
+        lambda x: PoissonSampler(dataset_size, int(x), seed=0).dp_event(multiplier, steps),
         *_target(epsilon, delta, accountant, dataset_size),
         lowest=1,
         highest=dataset_size,

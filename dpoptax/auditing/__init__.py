@@ -84,7 +84,8 @@ def audit(
     computed, for that one score and threshold; so it is valid whatever was learned. So is the curve
     of errors at two dozen learned thresholds, which bounds the whole trade-off function: it refutes
     claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`), where these are
-    priced exactly: independent noise, and steps that are sampled apart.
+    priced exactly: independent noise under a `PoissonSampler` without `max_batch_size`, or with
+    every record in every step.
 
     The chain's stages behind the noise are no obstacle as long as they are linear: learning the
     correlations inverts any filter.
@@ -259,10 +260,10 @@ class _Claim(NamedTuple):
         epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
         family = claimed_family(spent, game.sampler)
         # Elsewhere the price is a bound, and no mechanism need have the ε that its noise is priced
-        # at: what is refuted of it may be above the true one.
-        exact = game.sampler.independent_steps and not any(
-            ledger.mechanism.strategy for ledger in ledgers(spent)
-        )
+        # at: what is refuted of it may be above the true one. So it is where a record takes the
+        # place of another, as in batches of a fixed size or that are cut: both are priced as if
+        # they were as far from a third one as from each other, on opposite sides of it.
+        exact = game.alone and not any(ledger.mechanism.strategy for ledger in ledgers(spent))
         return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 

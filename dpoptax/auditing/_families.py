@@ -109,8 +109,9 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     trade-off function is made of 80 pairs of ε and δ, as `accounting.epsilon_spent` prices the
     events by privacy loss distributions: a lower bound on the exact one, so that less is claimed.
     What it refutes is refuted; but its ε of a parameter, which is an upper bound, bounds the true
-    one from below only where the price is exact: independent noise, of a sampler whose steps are
-    independent. Correlated noise with examples drawn by chance, for one, is priced as a Gaussian.
+    one from below only where the price is exact: independent noise, under a `PoissonSampler`
+    without `max_batch_size`. Batches of a fixed size are priced by a pair that none of them has,
+    and correlated noise with examples drawn by chance as a Gaussian.
 
     Args:
       opt_state: holds at least one noise stage's state.

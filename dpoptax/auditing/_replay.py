@@ -122,15 +122,23 @@ class Runs:
 
     def _replay(self, keys, included):
         """The sampler's own draws, under a fresh seed each run; the canary's masked if not in."""
-        bits = jax.vmap(lambda key: jax.random.bits(key, (2,)))(keys)
-        seeds = [high << 32 | low for high, low in np.asarray(bits).tolist()]
-        samplers = [dataclasses.replace(self.game.sampler, seed=seed) for seed in seeds]
+        sampler = self.game.sampler
+        samplers = [dataclasses.replace(sampler, seed=s) for s in _seeds(keys, sampler.seed)]
         samples = [[s.sample(t) for t in range(self.game.steps)] for s in samplers]
         indices = np.array([[x.indices for x in run] for run in samples], np.int32)
         masks = np.array([[x.mask for x in run] for run in samples])
         if not included:
             masks &= indices != self.game.rows - 1
         return indices, masks
+
+
+def _seeds(keys, like):
+    """A seed for each key, of the kind of `like`, which decides the generator."""
+    ciphered = isinstance(like, bytes)
+    bits = jax.vmap(lambda key: jax.random.bits(key, (8 if ciphered else 2,)))(keys)
+    if ciphered:
+        return [words.tobytes() for words in np.asarray(bits)]
+    return [high << 32 | low for high, low in np.asarray(bits).tolist()]
 
 
 def one_run(game, threat_model, key, included):

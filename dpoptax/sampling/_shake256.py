@@ -57,8 +57,12 @@ class Shake256:
                 return order
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """What stands at the places of a permutation of range(size), which is kept."""
-        return _kept_permutation(self._prefix, size)[places]
+        """What stands at the places of a permutation of range(size), which is kept.
+
+        It has a prefix of its own, so that no request here gets its words, however often it is
+        asked for. Nor has another label that prefix, as a longer one says so in front.
+        """
+        return _kept_permutation(self._prefix + b"kept", size)[places]
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
         """A number of range(bound) for each bound, all alike and apart from each other."""

@@ -19,6 +19,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
+from dpoptax.training.run import seeds
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.phases import say
 from dpoptax.training.run.plots import COLOURS, label
@@ -295,12 +296,13 @@ def _model(run: Run, dataset: Dataset) -> auditing.Game:
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
-    params, frozen = models.start_variables(config, model, inputs, jax.random.key(config.seed or 0))
+    init_key, keys = seeds.keys(config.seed or 0, config.generator)
+    params, frozen = models.start_variables(config, model, inputs, init_key)
     loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)
     with_ids = examples, jnp.arange(dataset.train_size)
     # The same key at every step here, which only tells the attacker more.
-    random = {"key": jax.random.key(config.seed or 0)} if config.method.random else {}
+    random = {"key": keys.random} if config.method.random else {}
 
     def of_records(points: Any, batch: Any, mask: Any = None) -> Any:
         records, ids = batch

@@ -7,7 +7,7 @@ import numpy as np
 from dpoptax.sampling import Sample
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.run import devices
+from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import Loaded, Resident
 
@@ -23,7 +23,8 @@ class Feed:
         self._sampler, self._source, self._place = run.plan.sampler, dataset.train, place
         self._users = None
         if run.config.records_per_user is not None:
-            self._users = dataset.users(run.config.records_per_user, seed=run.plan.seed)
+            seed = seeds.of_records(run.plan.seed, run.config.generator)
+            self._users = dataset.users(run.config.records_per_user, seed=seed)
         self._resident = place.mesh is None and streaming.in_memory(dataset.train)
         self.splits: dict[str, Any] = {"test": dataset.test}
         if streaming.in_memory(dataset.test):

@@ -42,6 +42,15 @@ def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
     return _split(words)
 
 
+def of_records(seed: int, generator: str) -> int:
+    """What draws, by NumPy's generator, which of a user's records take part.
+
+    It need not be secret. But where the seed is a cipher's it must not tell that, and whoever
+    knows a user's records may find bits of it in what is released.
+    """
+    return int.from_bytes(derived(seed, "records")) if generator == "chacha20" else seed
+
+
 def derived(seed: int, use: str) -> bytes:
     """256 bits for a use, which tell nothing of the seed, nor of those for another use."""
     return hashlib.shake_256(seed.to_bytes(32, "big") + use.encode()).digest(32)
