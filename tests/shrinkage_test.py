@@ -255,8 +255,8 @@ def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
         )(state)
         # Noise alone: nothing of the kernel is left, or as good as nothing.
         assert np.linalg.norm(out["w"]) < 0.2 * stddev * 600**0.5 + 1e-6
-        ((mechanism, releases),) = dpoptax.ledgers(state)
-        assert (mechanism.noise_multiplier, releases) == (1.0, 1)
+        (ledger,) = dpoptax.ledgers(state)
+        assert (ledger.mechanism.noise_multiplier, ledger.releases) == (1.0, 1)
 
 
 @pytest.mark.parametrize(
