@@ -240,3 +240,23 @@ def test_processes_and_devices_share_a_run_and_pass_it_on(tmp_path):
         )
     assert summary_of_moved["steps"] == 4
     _assert_close(moved, alone)
+
+
+@pytest.mark.slow
+def test_hosts_share_the_ciphers_of_a_run(tmp_path):
+    """Noise by ChaCha20, batches by SHAKE-256, and a seed that one of them draws."""
+    config = tmp_path / "config.py"
+    config.write_text(CONFIG.format(log=str(tmp_path / "reads")))
+    ciphered = ("--generator", "chacha20", "--seed")
+    alone, _ = _run(1, 1, config, tmp_path / "alone", *ciphered, str(2**200))
+    two, summary = _run(
+        2, 1, config, tmp_path / "two", *ciphered, str(2**200), "--parallel", "hosts"
+    )
+    _assert_close(two, alone)
+    assert summary["generator"] == "SHAKE-256"
+    drawn, summary = _run(
+        2, 1, config, tmp_path / "drawn", *ciphered, "None", "--parallel", "hosts"
+    )
+    assert summary["assumed_secret"] == []
+    with pytest.raises(AssertionError):
+        _assert_close(drawn, alone)

@@ -214,8 +214,8 @@ class TrainConfig:
             )
         if self.generator == "threefry" and self.seed is not None and self.seed >= 2**63:
             raise ConfigError(
-                f"seed={self.seed} is not allowed with generator='threefry', whose keys have fewer "
-                "bits; give a whole number from 0 to 2**63 - 1"
+                "seed is above 2**63 - 1, for which keys of generator='threefry' have no bits; "
+                "give generator='chacha20', or a smaller one"
             )
         if self.features != "none" and isinstance(self.method, Augmented):
             raise ConfigError(
