@@ -376,6 +376,9 @@ class TestPrice:
         sampler = RandomAllocationSampler(1000, 100, seed=0, max_batch_size=160)
         (inner,) = [sampler.dp_event(1.0, 10).bound.event]
         assert inner.overflow == pytest.approx(10 * stats.binom.sf(160, 1000, 0.1))
+        # What is left out of a sum that nobody sees costs nothing.
+        _, rest = sampler.dp_event(1.0, 13).bound.events
+        assert rest.overflow == pytest.approx(3 * stats.binom.sf(160, 1000, 0.1))
 
     def test_the_accountants_refuse_what_they_do_not_know(self):
         event = RandomAllocationDpEvent(1.0, 20, 20)

@@ -46,8 +46,8 @@ class RandomAllocationDpEvent(dpa.DpEvent):
       noise_multiplier: Of each sum.
       period: T.
       steps: How many of the T sums were released.
-      overflow: An upper bound on the probability that any record was left out of one of the T
-        sums, as its batch was full.
+      overflow: An upper bound on the probability that any record was left out of one of these, as
+        its batch was full.
     """
 
     noise_multiplier: float
@@ -177,6 +177,7 @@ def allocation_event(
     if noise_multiplier < MULTIPLIERS[0]:
         return dpa.NonPrivateDpEvent()
     block = period // participations
+    exactly_once = participations == 1
     lowest, highest = allocation.MULTIPLIERS
 
     def part(released: int) -> Event:
@@ -188,14 +189,14 @@ def allocation_event(
                 noise_multiplier=min(float(noise_multiplier), highest),
                 period=block,
                 steps=released,
-                overflow=period * overflow / participations,
+                overflow=(released if exactly_once else period / participations) * overflow,
             )
-        return event if participations == 1 else dpa.SelfComposedDpEvent(event, participations)
+        return event if exactly_once else dpa.SelfComposedDpEvent(event, participations)
 
     whole, rest = divmod(steps, period)
     parts = [dpa.SelfComposedDpEvent(part(block), whole)] if whole else []
     if rest:
-        parts.append(part(rest if participations == 1 else block))
+        parts.append(part(rest if exactly_once else block))
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
 
