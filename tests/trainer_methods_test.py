@@ -338,7 +338,7 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     assert "DP-AdamBC, its own optimizer" in text("run", plan_run(tiny(method=AdamBC())))
     config = tiny(method=AdamBC(), **base)
     release = jax.random.key(3)
-    trainer = chain.build_chain(config, 1.0, release).optimizer
+    trainer = chain.build_chain(config, 1.0, Keys.of(release)).optimizer
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
     adam = dpoptax.adam_bc(0.01, stddev=1.0 / 64)
     params = jnp.zeros(5)
