@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from dpoptax.papers.benchmark_groups import (
     difference,
     named,
     titles,
+    told_apart,
 )
 from dpoptax.papers.published import PUBLISHED, Published
 from dpoptax.training.run.plots import COLOURS, label, signed
@@ -52,7 +53,7 @@ def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -
     kinds = dict.fromkeys(map(_line_of, private))
     colours = dict(zip(kinds, itertools.cycle((COLOURS[0], *COLOURS[3:])), strict=False))
     free = [s for s in recipes if s.dataset == dataset and math.isinf(s.epsilon)]
-    names = _names((*finite, *free))
+    names = told_apart({s: _kind(s) for s in (*finite, *free)}, batch_size="B =")
     for kind, colour in colours.items():
         of_kind = {s: e for s, e in private.items() if _line_of(s) == kind}
         _over_epsilon(axes, of_kind, colour, names)
@@ -97,18 +98,6 @@ def _line_of(setting: Setting) -> tuple[Hashable, ...]:
     """What the settings of a line have in common, those of several ε and numbers of steps."""
     of_epsilon = setting.delta, setting.unit, setting.replaced
     return setting.features, setting.model, setting.batch_size, *of_epsilon
-
-
-def _names(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """What tells settings apart but for ε; the batch size where others differ in it alone."""
-    sizes: dict[str, set[int]] = {}
-    kinds = {setting: _kind(setting) for setting in settings}
-    for setting, kind in kinds.items():
-        sizes.setdefault(kind, set()).add(setting.batch_size)
-    return {
-        setting: f"{kind}, B = {setting.batch_size}" if len(sizes[kind]) > 1 else kind
-        for setting, kind in kinds.items()
-    }
 
 
 def _kind(setting: Setting) -> str:

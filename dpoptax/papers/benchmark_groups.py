@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from scipy import stats
@@ -182,15 +182,19 @@ def grouped(lines: Iterable[Line]) -> Groups:
 
 def titles(settings: Iterable[Setting]) -> dict[Setting, str]:
     """For headings and figures; with model and batch size where others differ in these alone."""
-    settings = list(settings)
-    found = {setting: setting.title for setting in settings}
-    for field, what in (("model", "model"), ("batch_size", "B =")):
+    return told_apart({s: s.title for s in settings}, model="model", batch_size="B =")
+
+
+def told_apart(names: Mapping[Setting, str], **fields: str) -> dict[Setting, str]:
+    """Names of settings; with what a field is called, and its value, where it alone differs."""
+    found = dict(names)
+    for field, what in fields.items():
         values: dict[str, set[Any]] = {}
-        for setting, title in found.items():
-            values.setdefault(title, set()).add(getattr(setting, field))
-        for setting, title in found.items():
-            if len(values[title]) > 1:
-                found[setting] = f"{title}, {what} {getattr(setting, field)}"
+        for setting, name in found.items():
+            values.setdefault(name, set()).add(getattr(setting, field))
+        for setting, name in found.items():
+            if len(values[name]) > 1:
+                found[setting] = f"{name}, {what} {getattr(setting, field)}"
     return found
 
 

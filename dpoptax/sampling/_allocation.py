@@ -11,7 +11,6 @@ from dpoptax._privacy.chains import AllocationChain
 from dpoptax._privacy.checks import integer
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import permuted
-from dpoptax.sampling._shake256 import shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -92,7 +91,7 @@ class RandomAllocationSampler(ChainSampler):
         if isinstance(self.seed, bytes):
             drawn, draws = _allotted(self, index)[place], self._draws(index, place)
             if len(drawn) > self._largest:
-                drawn = drawn[draws.permutation(len(drawn))[: self._largest]]
+                drawn = drawn[draws.subset(len(drawn), self._largest)]
             return self._pad(drawn, draws)
         low, high = 0, self.period
         sizes = {self.participations: self.dataset_size}
@@ -157,8 +156,7 @@ def _allotted(sampler: RandomAllocationSampler, index: int) -> list[np.ndarray]:
 
     Floyd's way to k of T: a number of range(T − k + j + 1), and that bound where it was drawn.
     """
-    assert isinstance(sampler.seed, bytes)
-    draws = shake256(sampler.seed, type(sampler).__name__, (index,))
+    draws = sampler._shake256(index)
     size, times, period = sampler.dataset_size, sampler.participations, sampler.period
     steps = np.zeros((times, size), np.int64)
     for j in range(times):

@@ -16,7 +16,7 @@ from dpoptax.sampling._draws import (
     largest_rare_draw,
     largest_usual_draw,
 )
-from dpoptax.sampling._shake256 import SEED_BYTES, shake256
+from dpoptax.sampling._shake256 import SEED_BYTES, Shake256, shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -130,16 +130,19 @@ class Sampler(abc.ABC):
 
     def _draws(self, *key: int) -> Draws:
         """What is drawn by the seed and a key, apart from what is by others."""
-        # The class is part of it, so that two kinds of sampler with one seed are independent.
-        if isinstance(self.seed, bytes):
-            return shake256(self.seed, type(self).__name__, key)
-        return Pcg64(self._pcg64(*key))
+        return Pcg64(self._pcg64(*key)) if isinstance(self.seed, int) else self._shake256(*key)
+
+    # The class is part of both, so that two kinds of sampler with one seed are independent.
 
     def _pcg64(self, *key: int) -> np.random.Generator:
         assert isinstance(self.seed, int)
         # A spawn key is hashed apart from the entropy: seed 1, step 23 is not seed 12, step 3.
         spawn_key = (*type(self).__name__.encode(), *key)
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=spawn_key))
+
+    def _shake256(self, *key: int) -> Shake256:
+        assert isinstance(self.seed, bytes)
+        return shake256(self.seed, type(self).__name__, key)
 
     def _pad(self, drawn: np.ndarray, draws: Draws) -> Sample:
         """Records and padding in random order: one record more takes a padded place, or another's.

@@ -37,7 +37,7 @@ class Shake256:
         So many and no more than `at_most`, and all such subsets alike.
         """
         drawn = np.concatenate([*self._coins(size, probability)])
-        return drawn if len(drawn) <= at_most else drawn[self.permutation(len(drawn))[:at_most]]
+        return drawn if len(drawn) <= at_most else drawn[self.subset(len(drawn), at_most)]
 
     def subset(self, size: int, count: int) -> np.ndarray:
         """So many of range(size), all subsets alike: the first of a shuffle by Fisher and Yates."""

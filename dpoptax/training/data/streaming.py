@@ -19,6 +19,9 @@ from dpoptax.training.errors import ConfigError
 
 T = TypeVar("T")
 
+# Of what is not in memory, so many records tell one source from another.
+_COMPARED = 64
+
 
 class RandomAccessSource(Protocol):
     """Records by their number, as `grain`'s data sources have them: each a tree of arrays."""
@@ -98,6 +101,11 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
         name: zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         for name, values in sorted(arrays.items())
     }
+
+
+def spread(size: int) -> np.ndarray:
+    """Some places among `size`, from the first to the last: what tells a source from another."""
+    return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:

@@ -152,12 +152,13 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         )
     if config.sampling not in SAMPLERS:
         raise unknown_name("sampling", config.sampling, SAMPLERS)
-    ciphered = config.generator == "chacha20"
-    seed = devices.fresh_seed(256 if ciphered else 63) if config.seed is None else config.seed
+    seed = config.seed
+    if seed is None:
+        seed = devices.fresh_seed(seeds.bits(config.generator))
     sampler = SAMPLERS[config.sampling](
         dataset_size,
         config.batch_size,
-        seed=seeds.derived(seed, "batches") if ciphered else seed,
+        seed=seeds.of_batches(seed, config.generator),
         multiple_of=config.microbatch_size or 1,
         **_turns(config, dataset_size),
     )

@@ -20,8 +20,6 @@ from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import Run
 
-# Of examples that are streamed, so many, spread over all, tell one data set from another.
-_COMPARED = 64
 # Up to so many devices the room for rounding is the same (docs/bound.md).
 _FEW = 8
 
@@ -207,7 +205,7 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     """
     key = hashlib.sha256(str(run.plan.seed).encode()).digest()
     found = hashlib.blake2b(key=key, digest_size=16)
-    examples = streaming.read(dataset.train, _spread(dataset.train_size))
+    examples = streaming.read(dataset.train, streaming.spread(dataset.train_size))
     whole = dataset.computed_from
     if run.config.features != "none":
         examples = examples["labels"]
@@ -225,13 +223,8 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
         found.update(repr(run.model).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
             found.update(jax.tree_util.keystr(path).encode())
-            found.update(np.asarray(leaf).ravel()[_spread(leaf.size)].tobytes())
+            found.update(np.asarray(leaf).ravel()[streaming.spread(leaf.size)].tobytes())
     return found.hexdigest()
-
-
-def _spread(size: int) -> np.ndarray:
-    """Some places among `size`, from the first to the last."""
-    return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
 def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> None:

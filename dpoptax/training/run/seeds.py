@@ -1,4 +1,4 @@
-"""What follows from the seed of a run: its keys, and the sampler's seed."""
+"""A run's seed by its generator, and what follows from it: keys, and seeds for what draws."""
 
 import hashlib
 from typing import NamedTuple
@@ -40,6 +40,16 @@ def keys(seed: int, generator: str) -> tuple[jax.Array, Keys]:
         return first, Keys(_words(seed, "noise"), random)
     words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
     return _split(words)
+
+
+def bits(generator: str) -> int:
+    """How many a seed has that is drawn."""
+    return 256 if generator == "chacha20" else 63
+
+
+def of_batches(seed: int, generator: str) -> int | bytes:
+    """The sampler's seed."""
+    return derived(seed, "batches") if generator == "chacha20" else seed
 
 
 def of_records(seed: int, generator: str) -> int:

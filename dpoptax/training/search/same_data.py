@@ -18,9 +18,6 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.search.trials import dataset_of
 
-# Of examples that are streamed, so many, spread over all, tell one data set from another.
-_COMPARED = 64
-
 
 def fingerprint(config: TrainConfig, key: int, *, test: bool = False) -> str:
     """A keyed hash of all examples that are trained on or held out, and of owners that count.
@@ -45,8 +42,7 @@ def _checksums(source: streaming.Source) -> Mapping[str, int]:
     if isinstance(source, Mapping) and streaming.in_memory(source):
         return streaming.checksums(source)
     size = streaming.source_size(source)
-    places = np.unique(np.linspace(0, size - 1, min(size, _COMPARED)).astype(np.int64))
-    leaves = jax.tree_util.tree_leaves_with_path(streaming.read(source, places))
+    leaves = jax.tree_util.tree_leaves_with_path(streaming.read(source, streaming.spread(size)))
     return streaming.checksums({jax.tree_util.keystr(path): leaf for path, leaf in leaves})
 
 
