@@ -31,8 +31,9 @@ class NotFactoredError(Exception):
 def normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A fixed array over a power of two, so that its largest entry is about 1, and the exponent."""
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    found = jnp.clip(bounds.exponent(largest), -126, 126)
-    return x * bounds.power(-found), found
+    found = bounds.exponent(largest)
+    found = jnp.where(found < -126, 0, found)  # zero is divided by 1
+    return bounds.ldexp(x, -found), found
 
 
 def moved(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
@@ -108,9 +109,7 @@ class Outer:
 
     def total(self, axes: Iterable[int]) -> Term:
         """Its sum over axes, which are then of size 1."""
-        value, exponent = self.against(None, axes)
-        half = exponent // 2  # the whole may be out of range where the product is not
-        value = value * bounds.power(half) * bounds.power(exponent - half)
+        value = bounds.ldexp(*self.against(None, axes))
         return Term(None, jax.vmap(self.uncut)(value))
 
     def against(self, basis: jax.Array | None, axes: Iterable[int]) -> tuple[jax.Array, jax.Array]:

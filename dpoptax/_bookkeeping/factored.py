@@ -112,7 +112,7 @@ def assemble(
     cut = outers[0].cut
     parts = [_scaled(x) for x in outers]
     bases = [normalised(cut(_basis(t, len(outers[0].shape)))) for t in terms]
-    # Held: joined with the power of two that they are divided by, factors overflow.
+    # Sums over many numbers, which two readers would each compute anew.
     weights = held([jax.vmap(cut)(t.weights) for t in terms])
     tops = [bounds.top(w) for w in weights]
     exponents = [part.exponent for part in parts]
@@ -125,7 +125,7 @@ def assemble(
     keep = functools.reduce(jnp.logical_and, finite + sound)
 
     def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
-        return bounds.divide(x, bounds.power(exponent - divisor), keep)
+        return bounds.over_power(x, jnp.where(keep, divisor - exponent, bounds.ERASED))
 
     columns = held([over(part.segment.columns, part.taken) for part in parts])
     segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
@@ -166,13 +166,16 @@ class _Part(NamedTuple):
 
     def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
         """What was computed from the factors before, as of these over 2^divisor."""
-        return bounds.divide(x, bounds.power(self.unit - divisor), keep & ~self.nothing)
+        exponent = (self.unit - divisor).reshape(-1, *(1,) * (x.ndim - 1))
+        keep = (keep & ~self.nothing).reshape(exponent.shape)
+        # Infinite where it overflows: it is part of a norm, which may not become smaller.
+        return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
 
     def rows(self, keep: jax.Array) -> jax.Array:
         """Those of the factors, zero where not `keep`; as they came they are finite."""
         if not self.changed:
             return self.segment.rows
-        return held(bounds.divide(self.segment.rows, jnp.ones_like(keep, jnp.float32), keep))
+        return held(bounds.over_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASED)))
 
 
 def _scaled(outer: Outer) -> _Part:
@@ -188,7 +191,7 @@ def _scaled(outer: Outer) -> _Part:
         top = bounds.top(rows)
         finite &= jnp.isfinite(top)
         taken = jnp.maximum(bounds.exponent(top), -126)
-        rows = rows * bounds.power(-taken).reshape(-1, 1, 1, 1)
+        rows = bounds.over_power(rows, taken)
     top = bounds.top(columns)
     # Else what is lost where scaled entries underflow would be divided up to matter.
     nothing = top < (_LEAST if outer.scale is not None and not outer.mixed else 0.0)

@@ -114,16 +114,15 @@ def _over_powers(
         return functools.reduce(jnp.maximum, [ones if indexed(x) else bounds.top(x) for x in side])
 
     tops = jnp.stack([top(side) for side in zip(*segments, strict=True)])
-    inverses, scales = bounds.scales([tops])
-    finite = jnp.all(scales.finite[0], axis=0)
+    (exponents,), scales = bounds.scales([tops])
     over = []
     for segment in segments:
         sides = list(segment)
-        for i, inverse in enumerate(inverses[0]):
+        for i, divisor in enumerate(exponents):
             place = 1 - i if indexed(segment[i]) else i
-            sides[place] = bounds.divide(sides[place], inverse, finite)
+            sides[place] = bounds.over_power(sides[place], divisor)
         over.append(Segment(*sides))
-    return held(over), exponent + scales.exponent[0], finite
+    return held(over), exponent + scales.exponent[0], jnp.all(scales.finite[0], axis=0)
 
 
 def arrange(factor: Factor, view: View, layout: Layout, shape: tuple[int, ...]) -> Mapping | None:

@@ -31,8 +31,8 @@ _ENTRIES_STORED = 2**23
 
 # A use, its operand, and its cotangent times the weight.
 Factors: TypeAlias = tuple[Member, jax.Array, jax.Array]
-# What a side of a piece is multiplied by, and where it is finite, (B,) each.
-Side: TypeAlias = tuple[jax.Array, jax.Array]
+# The exponents of 2 that the two sides of a piece are divided by, (B,) each.
+Sides: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +64,7 @@ class Pieces:
     """Per-example gradients over powers of two: products first, then formed ones.
 
     Attributes:
-      products: the factors of each, of which no entry is above 4, and what is beside them.
+      products: the factors of each, of which no entry is above 2, and what is beside them.
       formed: (B, entries) each, the parameters of a bundle side by side.
       sizes: those of `formed`.
       scales: what all were divided by; `None` where there are none.
@@ -133,8 +133,8 @@ def make_pieces(
             finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )
     sized = [
-        bounds.formed(x, *cotangents)
-        for x, (_, cotangents) in zip(formed, sides[len(products) :], strict=True)
+        bounds.formed(x, of_entries)
+        for x, (_, of_entries) in zip(formed, sides[len(products) :], strict=True)
     ]
     return Pieces(products, [x for x, _ in sized], [size for _, size in sized], scales, bundles)
 
@@ -164,7 +164,7 @@ def _tops(factors: list[Factors]) -> tuple[jax.Array, bool, jax.Array]:
 
 def _scaled(
     tops: list[tuple[jax.Array, bool, jax.Array]],
-) -> tuple[Scales, list[tuple[Side, Side]]]:
+) -> tuple[Scales, list[Sides]]:
     """The scales of all pieces, and the two sides of each.
 
     Operands that no parameter changes have scales made apart from all others: where `jax.vmap` maps
@@ -181,13 +181,10 @@ def _scaled(
         data.exponent + others.exponent,
         jnp.concatenate([data.finite, others.finite], axis=1),
     )
-    arrays = (of_data, data.finite, of_others, others.finite)
     # The sides of pieces one after the other.
-    data_inverse, data_finite, inverse, finite = unstacked(
-        *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in arrays)
+    fixed, changing = unstacked(
+        *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in (of_data, of_others))
     )
-    fixed = list(zip(data_inverse, data_finite, strict=True))
-    changing = list(zip(inverse, finite, strict=True))
     sides = [
         (changing[2 * i] if varies else fixed[i], changing[2 * i + 1])
         for i, (_, varies, _) in enumerate(tops)
@@ -199,17 +196,17 @@ def _factored(
     member: Member,
     operand: jax.Array,
     cotangent: jax.Array,
-    sides: tuple[Side, Side],
+    sides: Sides,
 ) -> Segment:
     """The factors of one use, each side over a power of two of the example's own."""
     of_operands, of_cotangents = sides
-    cotangent = bounds.divide(cotangent, *of_cotangents)
     if _scales(member.use, operand):
-        operand = bounds.divide(operand, *of_operands)
+        operand = bounds.over_power(operand, of_operands)
         # XLA would compute it for the norm, and once more for the sum: two arrays of its size.
         operand = held(operand) if operand.size > _ENTRIES_STORED else operand
     else:
-        cotangent = bounds.divide(cotangent, *of_operands)
+        of_cotangents = of_cotangents + of_operands
+    cotangent = bounds.over_power(cotangent, of_cotangents)
     return segment_of(member, operand, cotangent)
 
 

@@ -112,7 +112,7 @@ def _outers_from_first(points: tuple[Outer, ...]) -> list[Outer]:
         scales = [normalised(x.cut(x.scale)) for x in points if x.scale is not None]
         unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
         segments = [
-            with_scale(segment, y * bounds.power(exponent - unit))
+            with_scale(segment, bounds.ldexp(y, exponent - unit))
             for segment, (y, exponent) in zip(segments, scales, strict=True)
         ]
     rows, columns = zip(*segments, strict=True)

@@ -16,8 +16,10 @@ changes in that is at most τ C/(1 + τ) (`_clips.sums`), so that with all round
 by C. No branch reads the batch: what is done for one example does not depend on any other.
 
 Magnitudes are carried apart. The numbers of one example are divided by powers of two of its own,
-which is exact, so that the largest is about 1 and squares neither overflow nor lose what counts.
-What is not finite, or leaves float32's range, contributes exactly zero.
+so that the largest is about 1 and squares neither overflow nor lose what counts. The division adds
+integers to exponent bits (`over_power`): it is exact, no compiler can move it through a product,
+and its result is finite whatever the input. Values that are not finite, or leave float32's range,
+contribute exactly zero.
 
 The rounding errors are bounded as usual: γ_k = k u/(1 − k u) for k operations with roundoff u
 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 3).
@@ -54,6 +56,8 @@ _EXPONENTS = (-126, 60)
 _LEAST_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 _NOTHING = -(2**20)
+# Divided by 2 to this power, every number is zero (`over_power`).
+ERASED = 2**20
 _BLOCK = 128
 
 
@@ -110,7 +114,10 @@ class Scales(NamedTuple):
 
 
 def scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
-    """One over the scales (pieces, sides, B), and the scales, from the largest entries (sides, B).
+    """Returns what each side is divided by, and the scales, from the largest entries (sides, B).
+
+    The first are exponents of 2, (pieces, sides, B): 0 for a side that is zero or subnormal, and
+    `ERASED` for one that is not finite.
 
     On CPU they are made in a loop, whose results XLA keeps: in one program with what reads them, it
     computes them once more in each of hundreds of kernels, and compiles those twice as long.
@@ -125,7 +132,8 @@ def _scale(tops: jax.Array) -> tuple[jax.Array, Scales]:
     finite = jnp.isfinite(tops)
     found = exponent(jnp.where(finite, tops, 0.0))
     total = jnp.sum(found, axis=0, dtype=jnp.int32)
-    return power(-jnp.maximum(found, -126)), Scales(total, finite)
+    divisor = jnp.where(found == _NOTHING, 0, found)
+    return jnp.where(finite, divisor, ERASED), Scales(total, finite)
 
 
 _scales = jax.vmap(_scale)
@@ -142,7 +150,7 @@ def top(x: jax.Array) -> jax.Array:
 def exponent(top: jax.Array) -> jax.Array:
     """⌊log₂ top⌋ for positive normal numbers, in int32; `_NOTHING` for what is smaller."""
     bits = lax.bitcast_convert_type(top, jnp.int32)
-    found = jnp.minimum((bits >> 23) - 127, 126)  # 126: so that 2^-exponent is a normal number
+    found = (bits >> 23) - 127
     return jnp.where(found >= -126, found, _NOTHING)
 
 
@@ -152,20 +160,73 @@ def power(exponent: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
 
 
-def divide(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> jax.Array:
-    """x · inverse for each example, in float32 at least or bfloat16; 0 where not `keep`."""
-    if x.dtype != jnp.bfloat16:  # float16 has no room for exponents
-        x = widen(x)
-    shape = (-1,) + (1,) * (x.ndim - 1)
-    return jnp.where(keep.reshape(shape), x * inverse.astype(x.dtype).reshape(shape), 0)
+class _Shifted(NamedTuple):
+    """Numbers whose exponent bits had an integer added, and where that is a product with 2^n.
+
+    Attributes:
+      value: x · 2^n, where `inside`.
+      inside: x and x · 2^n are normal numbers.
+      above: x is normal and x · 2^n is above the range.
+      finite: x is finite.
+    """
+
+    value: jax.Array
+    inside: jax.Array
+    above: jax.Array
+    finite: jax.Array
 
 
-def formed(x: jax.Array, inverse: jax.Array, keep: jax.Array) -> tuple[jax.Array, Size]:
-    """A formed gradient, (B, …), divided as `divide` does, and its size.
+def _shifted(x: jax.Array, exponent: jax.Array) -> _Shifted:
+    """Adds `exponent`, which broadcasts to `x`, to the exponent bits of float32 or float64.
+
+    A product with 2^n would be exact too, but XLA's algebraic simplifier may move n elsewhere: of
+    (c · 8) · 2^126 it makes c · (8 · 2^126) = c · inf, which is NaN where c is zero.
+    """
+    kind = jnp.finfo(x.dtype)
+    integer = jnp.dtype(f"int{kind.bits}")
+    infinity = ((1 << kind.nexp) - 1) << kind.nmant  # also the mask of the exponent's bits
+    bits = lax.bitcast_convert_type(x, integer)
+    field = bits & infinity
+    most = (1 << kind.nexp) - 1
+    shift = jnp.clip(exponent, -most, most - 1).astype(integer) << kind.nmant
+    normal, finite = field > 0, field < infinity
+    above = normal & (shift >= infinity - field)
+    inside = normal & finite & (shift > -field) & (shift < infinity - field)
+    return _Shifted(lax.bitcast_convert_type(bits + shift, x.dtype), inside, above, finite)
+
+
+def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """x · 2^exponent, exactly, in float32 at least.
+
+    Zero for subnormal numbers and below the normal range, infinite above it; what is not finite
+    stays so. `exponent` are integers that broadcast to `x`.
+    """
+    x = widen(x)
+    found = _shifted(x, exponent)
+    beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
+    return jnp.where(found.finite, jnp.where(found.inside, found.value, beyond), x)
+
+
+def over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """x / 2^exponent for each example, (B, …) and (B,), in float32 at least or bfloat16.
+
+    The result is finite whatever `x` is: zero by a select where x or the quotient is not a normal
+    number. So no product with it can be anything but finite, and none with a weight of zero
+    anything but zero.
+    """
+    wide = widen(x)  # exact, there and back
+    found = _shifted(wide, -exponent.reshape((-1,) + (1,) * (x.ndim - 1)))
+    quotient = jnp.where(found.inside, found.value, 0.0)
+    # Not float16, which has no room for exponents.
+    return quotient.astype(jnp.bfloat16) if x.dtype == jnp.bfloat16 else quotient
+
+
+def formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, Size]:
+    """A formed gradient, (B, …), divided as `over_power` does, and its size.
 
     What is summed is what was measured, so S is the norm itself.
     """
-    x = widen(divide(x, inverse, keep))
+    x = widen(over_power(x, exponent))
     square = upper_square(x)
     return x, Size(square, jnp.sqrt(square))
 

@@ -141,9 +141,8 @@ def clip_each(
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask
     leaves = held(jax.tree.leaves(grads))
-    inverse, scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
-    by_leaf = jnp.unstack(inverse[:, 0]), jnp.unstack(scales.finite[:, 0])
-    pieces = list(map(bounds.formed, leaves, *by_leaf))
+    exponents, scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
+    pieces = list(map(bounds.formed, leaves, jnp.unstack(exponents[:, 0])))
     groups = clip.groups(grads)
     coefficients, norms, used = bounds.coefficients(
         clip,
