@@ -149,7 +149,9 @@ def held(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
     # Outside of a program each operation is by itself, and its result stored.
     if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
         return tree
-    for i, x in zip(places, _stored([leaves[i] for i in places]), strict=True):
+    with jax.named_scope("held"):  # tests/hlo_test.py looks for it in compiled programs
+        stored = _stored([leaves[i] for i in places])
+    for i, x in zip(places, stored, strict=True):
         leaves[i] = x
     found: Tree = jax.tree.unflatten(structure, leaves)
     return found

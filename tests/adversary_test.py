@@ -13,7 +13,8 @@ from dpoptax._bookkeeping import entries, plan, products, rules
 from dpoptax._clips import bounds
 from dpoptax._noise import fixed_point
 from dpoptax.auditing import _search as adversary
-from tests import helpers
+from tests import helpers, programs
+from tests.programs import PROGRAMS
 
 pytestmark = pytest.mark.optimized
 
@@ -21,145 +22,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 OTHERS = 7
 
 
-def _params(*shapes):
-    rng = np.random.default_rng(0)
-    return [helpers.floats(rng.normal(size=s) / max(1, s[0])) for s in shapes]
-
-
-def _zeros(*shape, dtype=jnp.float32):
-    return helpers.floats(np.zeros(shape), dtype)
-
-
-def _regression(params, example):
-    x, y = example
-    return 0.5 * jnp.sum((x @ params[0] - y) ** 2)
-
-
-def _linear(params, example):
-    """The gradient of the kernel is xᵀ d, as the example says."""
-    x, d = example
-    return jnp.sum((x @ params[0]) * d)
-
-
-def _lookup(params, example):
-    token, d = example
-    return jnp.sum(params[0][token] * d)
-
-
-def _convolution(groups, params, example):
-    x, d = example
-    numbers = ("NWC", "WIO", "NWC")
-    out = jax.lax.conv_general_dilated(
-        x[None], params[0], (1,), "SAME", dimension_numbers=numbers, feature_group_count=groups
-    )
-    return jnp.sum(out[0] * d)
-
-
-def _batched(params, example):
-    x, d = example
-    return jnp.sum(jnp.einsum("tka,kac->tkc", x, params[0]) * d)
-
-
-def _scanned(params, example):
-    x, d = example
-
-    def layer(total, inputs):
-        w, x, d = inputs
-        return total + jnp.sum((x @ w) * d), None
-
-    return jax.lax.scan(layer, 0.0, (params[0], x, d))[0]
-
-
-def _elementwise(params, example):
-    x, d = example
-    return jnp.sum((x * params[0] + params[1]) * d)
-
-
-def _opaque(params, example):
-    x, d = example
-    return jnp.sum(x @ (params[0] @ params[0]) * d)
-
-
-def _tied(params, example):
-    x, d = example
-    token = jnp.array([0, 1, 1, 2])
-    return jnp.sum((params[0][token] * x) * d) + jnp.sum((x @ params[0].T) ** 2)
-
-
-def _token(params, example):
-    x, d = example
-    x = jnp.concatenate([params[0][:1], x]) + params[0][2:3]
-    return jnp.sum(jnp.concatenate([x, params[1]]) * d)
-
-
-def _standardised(params, example):
-    x, d = example
-    w = params[0] - params[0].mean(0)
-    return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) * d)
-
-
-def _standardised_squared(params, example):
-    """Even in the parameters: the gradients at a point and at its opposite cancel."""
-    x, d = example
-    w = params[0] - params[0].mean(0)
-    return jnp.sum((x @ (w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5))) ** 2 * d)
-
-
-def _merged_squared(params, example):
-    """Even in the first two parameters."""
-    x, d = example
-    return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) ** 2 * d)
-
-
-def _standardised_kernel(params, example):
-    w = params[0] - params[0].mean((0, 1))
-    w = w / jnp.sqrt(jnp.maximum(jnp.sum(w**2, (0, 1)), 1e-4))
-    return _convolution(1, [w], example)
-
-
-def _weight_norm(params, example):
-    """One channel is 2^30 times shorter than the others: its gradients are so many times larger."""
-    x, d = example
-    w = params[0] * jnp.array([1.0, 2.0**-30, 1.0, 1.0])
-    return jnp.sum((x @ (w / jnp.linalg.norm(w, axis=0) * params[1])) * d)
-
-
-def _tied_and_standardised(params, example):
-    x, d = example
-    w = params[0] - params[0].mean(0)
-    w = w * jax.lax.rsqrt(jnp.mean(w**2, 0) + 1e-5)
-    return jnp.sum((x @ params[0]) * d) + jnp.sum((x @ w) * (x @ (params[0] * params[1])))
-
-
-def _over_the_norm_of_all(params, example):
-    x, d = example
-    return jnp.sum((x @ (params[0] / jnp.linalg.norm(params[0]))) * d)
-
-
-def _merged(params, example):
-    x, d = example
-    return jnp.sum((x @ (params[0] + 2.0 * params[1] @ params[2])) * d)
-
-
-PROGRAMS = {
-    "regression": (_regression, [(4, 4)], [(16, 4), (16, 4)]),
-    "short": (_linear, [(40, 40)], [(4, 40), (4, 40)]),
-    "long": (_linear, [(3, 3)], [(64, 3), (64, 3)]),
-    "one position": (_linear, [(6, 5)], [(1, 6), (1, 5)]),
-    "convolution": (functools.partial(_convolution, 1), [(3, 2, 4)], [(8, 2), (8, 4)]),
-    "depthwise": (functools.partial(_convolution, 4), [(3, 1, 4)], [(8, 4), (8, 4)]),
-    "batched": (_batched, [(3, 2, 2)], [(5, 3, 2), (5, 3, 2)]),
-    "scanned": (_scanned, [(3, 4, 2)], [(3, 5, 4), (3, 5, 2)]),
-    "elementwise": (_elementwise, [(4,), (4,)], [(6, 4), (6, 4)]),
-    "opaque": (_opaque, [(3, 3)], [(4, 3), (4, 3)]),
-    "token": (_token, [(3, 4), (1, 4)], [(4, 4), (6, 4)]),
-    "standardised": (_standardised, [(4, 4)], [(16, 4), (16, 4)]),
-    "standardised kernel": (_standardised_kernel, [(3, 2, 4)], [(8, 2), (8, 4)]),
-    "weight norm": (_weight_norm, [(4, 4), (4,)], [(16, 4), (16, 4)]),
-    "norm of all": (_over_the_norm_of_all, [(4, 4)], [(16, 4), (16, 4)]),
-    "merged": (_merged, [(4, 4), (4, 2), (2, 4)], [(16, 4), (16, 4)]),
-    "tied": (_tied, [(3, 5)], [(4, 5), (4, 5)]),
-}
 CLIPS = {
     "l2": dpoptax.l2_clip(0.1),
     "l2, small": dpoptax.l2_clip(1e-3),
@@ -185,7 +47,7 @@ def _total(loss, params, clip, points=None, **options):
 def _compiled(program, clip, method="auto"):
     """The sum of a program at parameters of its own, compiled once for all tests of it."""
     loss, params, _ = PROGRAMS[program]
-    return _total(loss, _params(*params), clip, method=method)
+    return _total(loss, programs.parameters(params), clip, method=method)
 
 
 def _others(shapes, dtype=jnp.float32, count=OTHERS):
@@ -202,9 +64,9 @@ def _with(x, places, value):
 
 def _attack(program, clip, effort, dtype="float32", seed=0, **options):
     loss, params, shapes = PROGRAMS[program]
-    params = [helpers.floats(p, dtype) for p in _params(*params)]
-    if loss is _regression:  # where the pairs of the families cancel
-        params = [_zeros(*p.shape, dtype=dtype) for p in params]
+    params = [helpers.floats(p, dtype) for p in programs.parameters(params)]
+    if loss is programs.regression:  # where the pairs of the families cancel
+        params = [programs.zeros(*p.shape, dtype=dtype) for p in params]
     total = _total(loss, params, clip, **options)
     starts, steps = effort
     found, _ = adversary.climb(total, _others(shapes, dtype), seed=seed, starts=starts, steps=steps)
@@ -236,7 +98,7 @@ def test_every_geometry(clip):
 def test_a_gradient_that_is_all_rounding_is_the_same_for_norm_and_sum(method):
     """XLA computed it in two kernels, of which one rounded another way: 1.4 C, or not finite."""
     loss, params, shapes = PROGRAMS["standardised kernel"]
-    total = _total(loss, _params(*params), CLIPS["l2"], method=method)
+    total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
     for value in (1e-5, 1.0146534e-5, 1.0):
         d = np.zeros((8, 4))
         d[1, 0] = value
@@ -281,7 +143,7 @@ def _cancelling(b, dtype=jnp.float32):
 def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
     """The norm was of the formed gradient, and the sum another contraction."""
     shapes = [(16, 4), (16, 4)]
-    total = _total(_regression, [_zeros(4, 4)], clip)
+    total = _total(programs.regression, [programs.zeros(4, 4)], clip)
     for b in (2.0**8, 2.0**10, 2.0**14, 2.0**40):
         found = adversary.moved(total, _others(shapes, count=size - 1), _cancelling(b))
         assert found <= clip.sensitivity
@@ -293,7 +155,9 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
     """They are clipped at C/(1 + τ), and τ covers whatever the others change."""
     loss, shape = LONG_SUMS[program]
-    total = _total(loss, [_zeros(*shape)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size)
+    total = _total(
+        loss, [programs.zeros(*shape)], dpoptax.l2_clip(1.0), microbatch_size=microbatch_size
+    )
     found = max(_rounded_moves(total, shape, size, microbatch_size or 1))
     print(f"{program}, {size} examples, microbatch_size={microbatch_size}: moved by {found:.5f} C")
     assert 0.98 < found <= 1
@@ -317,7 +181,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
 
     def total(sign):
         monkeypatch.setattr(products, "contract", functools.partial(contract_off_by, sign))
-        total = _total(_linear, [_zeros(4, 4)], clip)
+        total = _total(programs.linear, [programs.zeros(4, 4)], clip)
         return lambda mask: np.float64(total((x, d), mask)[0])
 
     x, d = np.ones((2, size, positions, 4), np.float32)
@@ -344,7 +208,9 @@ def test_a_bound_so_small_that_sums_are_flushed_to_zero_is_refused(method, bits)
     def move(bound):
         program = lambda p, x: jnp.vdot(p[0], x[0])  # noqa: E731
         grid = bits and 2.0 ** (math.floor(math.log2(bound)) - bits)
-        total = _total(program, [_zeros(size)], dpoptax.l2_clip(bound), method=method, grid=grid)
+        total = _total(
+            program, [programs.zeros(size)], dpoptax.l2_clip(bound), method=method, grid=grid
+        )
         with_it, without = (np.float64(total(batch, np.array([True, m]))[0]) for m in (1, 0))
         moved = np.linalg.norm(with_it - without) * (grid or 1.0)
         return moved / (bound + math.sqrt(size) * (grid or 0.0) / 2)
@@ -454,7 +320,7 @@ def test_one_side_that_is_not_finite_drops_the_whole_example(program, side):
 def test_one_leaf_that_is_not_finite_drops_the_whole_example(method):
     """The gradient of the other leaf is finite, and of length far above the bound."""
     loss, params, shapes = PROGRAMS["elementwise"]
-    total = _total(loss, _params(*params), CLIPS["l2"], method=method)
+    total = _total(loss, programs.parameters(params), CLIPS["l2"], method=method)
     batch = _others(shapes)
     batch = (_with(batch[0], (-1, 0, 0), np.nan), batch[1])
     used, masked = total(batch, np.ones(8, bool)), total(batch, np.arange(8) < 7)
@@ -506,7 +372,7 @@ def test_float16_neither_overflows_nor_underflows_in_the_sum():
         x, d = example
         return jnp.sum((x @ params[0]) * d)
 
-    params = [_zeros(4, 4, dtype=jnp.float16)]
+    params = [programs.zeros(4, 4, dtype=jnp.float16)]
     for large, small in ((6e4, 1e-7), (1e-7, 6e4), (6e4, 6e4), (1e-7, 1e-7)):
         batch = _others([(3, 4), (3, 4)], jnp.float16)
         example = (np.full((3, 4), large), np.full((3, 4), small))
@@ -525,7 +391,7 @@ def test_many_layers_each_with_its_bound(method, layers, shortest):
         x, d = example
         return sum(jnp.sum((x * s) @ w) for s, w in zip(d, params, strict=True))
 
-    params = [_zeros(3, 2)] * layers
+    params = [programs.zeros(3, 2)] * layers
     clip = dpoptax.per_layer_clip(dpoptax.automatic_clip(1.0, gamma=0.0))
     powers = 2.0 ** np.linspace(shortest, 60, layers)
     example = (np.ones((2, 3)), powers)
@@ -591,7 +457,7 @@ def test_complex_parameters_are_refused(method):
 @pytest.mark.parametrize("weights", [(43.0, -42.0), (1e4, 1.0 - 1e4), (3.0, -2.0)])
 def test_several_points_with_large_weights(weights):
     loss, params, shapes = PROGRAMS["regression"]
-    params = _params(*params)
+    params = programs.parameters(params)
     other = [helpers.floats(np.asarray(p) + 0.1) for p in params]
     points = dpoptax.GradientPoints((params, other), weights)
     clip = CLIPS["l2"]
@@ -615,15 +481,15 @@ POINTS = {
 _NAMES = ("standardised", "standardised kernel", "weight norm", "norm of all", "merged", "opaque")
 _DATA = [(16, 4), (16, 4)]
 DERIVED = {name: PROGRAMS[name] for name in _NAMES} | {
-    "tied and standardised": (_tied_and_standardised, [(4, 4), (4,)], _DATA),
-    "standardised, squared": (_standardised_squared, [(4, 4)], _DATA),
-    "merged, squared": (_merged_squared, [(4, 4), (4, 2), (2, 4)], _DATA),
+    "tied and standardised": (programs.tied_and_standardised, [(4, 4), (4,)], _DATA),
+    "standardised, squared": (programs.standardised_squared, [(4, 4)], _DATA),
+    "merged, squared": (programs.merged_squared, [(4, 4), (4, 2), (2, 4)], _DATA),
 }
 
 
 def _attack_points(program, points, clip, effort, dtype="float32", **options):
     loss, params, shapes = DERIVED[program]
-    params = [p.astype(dtype) for p in _params(*params)]
+    params = [p.astype(dtype) for p in programs.parameters(params)]
     weights, apart, sign = POINTS[points]
     keys = jax.random.split(jax.random.key(2), len(weights))
 
@@ -695,7 +561,7 @@ def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, opt
 def test_microbatches_and_masks():
     loss, params, shapes = PROGRAMS["regression"]
     clip = CLIPS["AUTO-V"]
-    total = _total(loss, [_zeros(4, 4)], clip, microbatch_size=3)
+    total = _total(loss, [programs.zeros(4, 4)], clip, microbatch_size=3)
     found, _ = adversary.climb(
         total, _others(shapes), seed=0, starts=14, steps=10,
         mask=np.arange(OTHERS + 1) % 2 == 1,
@@ -714,7 +580,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
     """Whatever the platform's default: TPUs and GPUs round operands where nothing is said."""
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
-    total = _total(loss, _params(*params), CLIPS["l2"])
+    total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
     found = list(_precisions(jaxpr.jaxpr))
     highest = (jax.lax.Precision.HIGHEST,) * 2
@@ -736,7 +602,7 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
     """XLA on GPU leaves out conversions there and back: a norm of other numbers than the sum."""
     monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
-    total = _total(loss, _params(*params), CLIPS["l2"], precision="bfloat16")
+    total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
     program = list(helpers.equations(jaxpr.jaxpr))
     made = {id(out): eqn.primitive.name for eqn in program for out in eqn.outvars}
@@ -769,7 +635,7 @@ def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
     grid = dpoptax.fixed_point_grid(clip, **mechanism)
     bound = clip.sensitivity + 4 * grid / 2
-    params = [_zeros(4, 4)]
+    params = [programs.zeros(4, 4)]
     others = _others(shapes, count=63)
     totals = [_total(loss, params, clip, grid=grid, microbatch_size=m) for m in (None, 5)]
     for size in (1.0, 2.0**8, 2.0**14, 1e30, np.nan):
@@ -790,7 +656,7 @@ def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
 def test_a_grid_goes_with_its_noise(no_room):
     loss, _, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
-    params, batch, key = [_zeros(4, 4)], _others(shapes, count=63), jax.random.key(0)
+    params, batch, key = [programs.zeros(4, 4)], _others(shapes, count=63), jax.random.key(0)
     grid = dpoptax.fixed_point_grid(clip, **mechanism)
     points = dpoptax.gradient_points((), params)
     clipped = dpoptax.clipped_grad(loss, clip, grid=grid)(points, batch)
@@ -821,7 +687,7 @@ def test_a_grid_goes_with_its_noise(no_room):
 def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():
     loss, params, shapes = PROGRAMS["regression"]
     clip = CLIPS["AUTO-V"]
-    params = [_zeros(4, 4)]
+    params = [programs.zeros(4, 4)]
     total = _total(loss, params, clip, precision="bfloat16")
     others = _others(shapes)
     found, _ = adversary.climb(total, others, seed=0, starts=14, steps=10)

@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax._bookkeeping import products
 from dpoptax.auditing import _search as adversary
 from dpoptax.auditing import worst_example
-from tests import adversary_test as programs
+from tests import adversary_test, programs
 from tests.bookkeeping_test import both, close, points_of
 from tests.helpers import floats, global_norm, mlp_batch, mlp_loss, mlp_params, normal, slow_but
 from tests.networks import NETWORKS
@@ -284,14 +284,15 @@ ATTACKED = {
 
 def _attack(program, kind, spread, effort, *, clip=CLIPS["l2"], **options):
     loss, shapes, data = programs.PROGRAMS[program]
-    params = programs._params(*shapes)
+    params = programs.parameters(shapes)
     if program == "regression":
         params = [jnp.zeros_like(p) for p in params]
     state = _state(_factors(kind, params, spread), params)
     points = dpoptax.gradient_points(state, params)
-    total = programs._total(loss, params, clip, points, **options)
+    total = adversary_test._total(loss, params, clip, points, **options)
     starts, steps = effort
-    found, _ = adversary.climb(total, programs._others(data), seed=0, starts=starts, steps=steps)
+    others = adversary_test._others(data)
+    found, _ = adversary.climb(total, others, seed=0, starts=starts, steps=steps)
     return found / clip.sensitivity
 
 
@@ -303,7 +304,7 @@ def _attack(program, kind, spread, effort, *, clip=CLIPS["l2"], **options):
 def test_no_example_moves_the_mapped_sum_by_more_than_the_bound(program, kind):
     spread = ATTACKED[program, kind]
     for clip in (dpoptax.l2_clip(0.1), dpoptax.automatic_clip(0.1, gamma=0.0)):
-        assert _attack(program, kind, spread, programs.QUICK, clip=clip) <= 1 + 1e-4
+        assert _attack(program, kind, spread, adversary_test.QUICK, clip=clip) <= 1 + 1e-4
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import stablehlo
 import dpoptax
 from dpoptax import matrix
 from dpoptax.auditing import _search as adversary
-from tests import adversary_test
+from tests import adversary_test, programs
 from tests.helpers import slow_but
 from tests.networks import NETWORKS
 
@@ -171,7 +171,7 @@ def test_a_step_is_the_same(name, microbatch_size):
 def _attack(program, change, *, method="auto", effort=(14, 10)):
     """How far an example moves the sum of a changed program, over the bound."""
     loss, shapes, batch = adversary_test.PROGRAMS[program]
-    params = adversary_test._params(*shapes)
+    params = programs.parameters(shapes)
     if program == "regression":  # where the pairs of the search cancel
         params = [jnp.zeros_like(p) for p in params]
     clip = adversary_test.CLIPS["l2"]
