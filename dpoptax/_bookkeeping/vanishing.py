@@ -1,4 +1,4 @@
-"""Finds the parameters whose gradients a loss makes exactly zero, whatever the example.
+"""Finds the parameters whose gradients are exactly zero for every example.
 
 A value minus its own mean over axes of size one is zero for every example, and so is its
 derivative. Batch normalization does this inside a loss of one example, unless there are spatial
