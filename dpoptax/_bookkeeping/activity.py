@@ -22,8 +22,12 @@ def carries_gradient(aval: ShapedArray) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class Activity:
-    """What a gradient flows through: the values, and the steps at any depth."""
+    """What a gradient flows through: the values, and the steps at any depth.
 
+    It stops at `zeros`, values that are zero for every example.
+    """
+
+    zeros: set[Private] = dataclasses.field(default_factory=set)
     values: set[Private] = dataclasses.field(default_factory=set)
     steps: set[Step] = dataclasses.field(default_factory=set)
 
@@ -36,7 +40,9 @@ class Activity:
 
     def add(self, value: Value) -> None:
         """Notes that a gradient flows to a value."""
-        if isinstance(value, Private) and carries_gradient(value.aval):
+        if not isinstance(value, Private) or value in self.zeros:
+            return
+        if carries_gradient(value.aval):
             self.values.add(value)
 
     def flow_through(self, block: Block, results: list[bool]) -> None:

@@ -29,6 +29,7 @@ from dpoptax._bookkeeping.pieces import (
 )
 from dpoptax._bookkeeping.plan import Plan, Product, make_plan
 from dpoptax._bookkeeping.reading import read_program
+from dpoptax._bookkeeping.vanishing import warn_of_vanishing
 from dpoptax._clips import bounds
 from dpoptax._clips.base import Clip
 from dpoptax._clips.bounds import Size
@@ -68,6 +69,7 @@ def bookkept_sum(
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     tangent = points.tangent is not None
     program = read_program(loss_fn, params, *example, has_aux=has_aux, tangent=tangent)
+    warn_of_vanishing(program, params)
     size = mask.shape[0]
     passes, results = run_passes(program, points, jax.tree.leaves((batch, keys)), size)
     plan = make_plan(program, size, len(points.points), points.linear_map, tangent=tangent)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,55 +15,122 @@ from dpoptax._trees import held
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Rule):
-    """Rows of a table chosen by the data: `gather` or `dynamic_slice` along one axis."""
+    """Reads whole rows of a table at positions that the data choose.
+
+    Covers every `gather` and `dynamic_slice` that takes one window of rows along one axis and all
+    entries along the others, from one table or from several stacked ones.
+
+    Attributes:
+      layout: the tables, the axis that is indexed, and the axes along a row.
+      positions: the number of rows read from each table, `window` for each lookup.
+      window: the number of consecutive rows that one lookup reads.
+      index_axes: the axes of the indices in the order tables, lookups, components.
+      component: the component of an index that belongs to the indexed axis.
+      last: the largest start inside the table for each component, 0 along whole axes.
+      output_axes: the axes of the output in the order tables, lookups, window, row.
+      drop: whether a lookup outside the table has no gradient; otherwise it is clamped.
+    """
 
     layout: Layout
     positions: int
-    row_axes: tuple[int, ...]  # the axes of the output that run along a row
-    size: int
-    drop: bool  # an index outside the table has no gradient; else it is clamped
+    window: int
+    index_axes: tuple[int, ...]
+    component: int
+    last: tuple[int, ...]
+    output_axes: tuple[int, ...]
+    drop: bool
     name: str = "lookup"
 
     @classmethod
     def build_gather(cls, eqn: JaxprEqn) -> "Lookup | None":
-        p = eqn.params
-        d, shape = p["dimension_numbers"], shape_of(eqn.invars[0].aval)
-        if len(d.start_index_map) != 1 or d.operand_batching_dims:
+        d, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        shape = shape_of(eqn.invars[0].aval)
+        *lookups, _ = indices = shape_of(eqn.invars[1].aval)
+        tables = tuple(map(int, d.operand_batching_dims))
+        axis = _indexed_axis(shape, sizes, tables, d.start_index_map)
+        if axis is None:
             return None
-        axis = d.start_index_map[0]
-        row = (*shape[:axis], 1, *shape[axis + 1 :])
-        if tuple(d.collapsed_slice_dims) != (axis,) or tuple(p["slice_sizes"]) != row:
+        window, layout = sizes[axis], _tables(shape, tables, axis)
+        of_tables = tuple(map(int, d.start_indices_batching_dims))
+        of_lookups = tuple(i for i in range(len(lookups)) if i not in of_tables)
+        positions = window * math.prod(lookups[i] for i in of_lookups)
+        if not _fits(window, positions, shape):
             return None
+        # The output has the axes of the indices, and at `offset_dims` those of the operand that
+        # are neither collapsed nor stacked tables.
+        out = range(len(lookups) + len(d.offset_dims))
+        of_indices = [i for i in out if i not in d.offset_dims]
+        kept = [i for i in range(len(shape)) if i not in (*d.collapsed_slice_dims, *tables)]
+        place = dict(zip(kept, map(int, d.offset_dims), strict=True))
         return cls(
-            _table(shape, axis),
-            math.prod(shape_of(eqn.invars[1].aval)[:-1]),
-            tuple(d.offset_dims),
-            shape[axis],
-            p["mode"] is not lax.GatherScatterMode.CLIP,
+            layout,
+            positions,
+            window,
+            index_axes=(*of_tables, *of_lookups, len(indices) - 1),
+            component=d.start_index_map.index(axis),
+            last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
+            output_axes=(
+                *(of_indices[i] for i in (*of_tables, *of_lookups)),
+                *(place[i] for i in (axis, *layout.columns) if i in place),
+            ),
+            drop=eqn.params["mode"] is not lax.GatherScatterMode.CLIP,
         )
 
     @classmethod
     def build_slice(cls, eqn: JaxprEqn, axis: int) -> "Lookup | None":
         shape, sizes = shape_of(eqn.invars[0].aval), eqn.params["slice_sizes"]
-        if tuple(sizes) != (*shape[:axis], 1, *shape[axis + 1 :]):
+        if _indexed_axis(shape, sizes, (), (axis,)) is None:
             return None
-        rows = tuple(i for i in range(len(shape)) if i != axis)
-        return cls(_table(shape, axis), 1, rows, shape[axis], False)
+        window, layout = sizes[axis], _tables(shape, (), axis)
+        if not _fits(window, window, shape):
+            return None
+        last, axes = (shape[axis] - window,), (axis, *layout.columns)
+        return cls(layout, window, window, (), 0, last, output_axes=axes, drop=False)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        columns = jnp.moveaxis(cotangent, self.row_axes, range(-len(self.row_axes), 0))
-        columns = columns.reshape(self.positions, -1)
-        index = operand.reshape(self.positions)
-        # In its own dtype: a narrower one would wrap around.
-        last = min(self.size - 1, int(jnp.iinfo(index.dtype).max))
-        clamped = jnp.clip(index, 0, last)
+        tables, _, width = self.layout.sizes
+        columns = cotangent.transpose(self.output_axes).reshape(tables, self.positions, width)
+        lookups = self.positions // self.window
+        starts = operand.transpose(self.index_axes).reshape(tables, lookups, len(self.last))
+        # In their own dtype: a narrower one would wrap around.
+        most = int(jnp.iinfo(starts.dtype).max)
+        clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
-            columns = jnp.where((index == clamped)[:, None], columns, 0)
-        return clamped.astype(jnp.int32)[None], columns[None]
+            inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
+            columns = jnp.where(inside[..., None], columns, 0)
+        first = clamped[..., self.component].astype(jnp.int32)
+        index = first[..., None] + jnp.arange(self.window, dtype=jnp.int32)
+        return index.reshape(tables, self.positions), columns
 
 
-def _table(shape: tuple[int, ...], axis: int) -> Layout:
-    return Layout(shape, (), (axis,), tuple(i for i in range(len(shape)) if i != axis))
+def _indexed_axis(
+    shape: tuple[int, ...],
+    sizes: Sequence[int],
+    tables: tuple[int, ...],
+    indexed: Sequence[int],
+) -> int | None:
+    """Returns the axis along which whole rows are read; `None` if the slices are no such rows."""
+    cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
+    # Where a slice holds the whole table, the axis with the fewest rows takes the least work.
+    axes = cut or sorted(map(int, indexed), key=lambda i: sizes[i])[:1]
+    if len(axes) != 1 or axes[0] not in indexed or not sizes[axes[0]]:
+        return None
+    return axes[0]
+
+
+def _fits(window: int, positions: int, shape: tuple[int, ...]) -> bool:
+    """Returns whether the rows of windows are worth reading one by one.
+
+    Their norm takes a comparison for each pair of positions. Where that is more than the entries
+    of the table, the per-example gradient is cheaper.
+    """
+    return window == 1 or positions**2 <= math.prod(shape)
+
+
+def _tables(shape: tuple[int, ...], tables: tuple[int, ...], axis: int) -> Layout:
+    """Returns the layout of stacked tables that are indexed along one axis."""
+    row = tuple(i for i in range(len(shape)) if i not in (*tables, axis))
+    return Layout(shape, tables, (axis,), row)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import jax
 from dpoptax._bookkeeping.plan import Plan, Product, make_plan
 from dpoptax._bookkeeping.program import Program, Use
 from dpoptax._bookkeeping.reading import read_program
+from dpoptax._bookkeeping.vanishing import describe_vanishing
 from dpoptax._keys import check_key
 from dpoptax._maps import LinearMap
 from dpoptax._trees import PyTree
@@ -34,6 +35,7 @@ class Row:
       cost: multiply-adds an example for norm and sum, about.
       formed: whether a gradient of the parameter's shape is in memory for every example at once.
       why: the reason where book-keeping could not be used, else empty.
+      vanishes: whether the gradient is zero for every example, so that only noise is released.
     """
 
     parameter: str
@@ -43,24 +45,36 @@ class Row:
     cost: int
     formed: bool
     why: str
+    vanishes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `dpoptax.explain` found; printing it gives a table."""
+    """What `dpoptax.explain` found; printing it gives a table.
+
+    Attributes:
+      rows: one for each parameter.
+      note: why some gradients are exactly zero and the remedy, else empty.
+    """
 
     rows: tuple[Row, ...]
+    note: str = ""
 
     @property
     def fallbacks(self) -> tuple[Row, ...]:
         """The parameters that need per-example gradients because the program could not be read."""
         return tuple(row for row in self.rows if row.why)
 
+    @property
+    def vanishing(self) -> tuple[Row, ...]:
+        """The parameters whose gradients are zero for every example; `note` says why."""
+        return tuple(row for row in self.rows if row.vanishes)
+
     def __str__(self) -> str:
         cells = [_HEADER] + [
             (r.parameter, str(r.shape), r.uses, r.rule, f"{r.cost:,}", r.why) for r in self.rows
         ]
-        return in_columns(cells)
+        return in_columns(cells) + (f"\n\n{self.note}" if self.note else "")
 
 
 def in_columns(rows: Sequence[tuple[str, ...]]) -> str:
@@ -98,8 +112,9 @@ def explain(
       linear_map: that of the `GradientPoints`, if there is one.
 
     Returns:
-      An `Explanation`: `rows`, one a parameter; `fallbacks`, those with per-example gradients for
-      want of a rule; and a table when it is printed.
+      An `Explanation`, which prints as a table. `rows` has one entry for each parameter.
+      `fallbacks` are those with per-example gradients for want of a rule. `vanishing` are those
+      whose gradients are zero for every example, and `note` says why.
 
     Raises:
       TypeError: a loss that is no scalar, or parameters that are no real floats.
@@ -121,7 +136,13 @@ def explain(
     plan = make_plan(program, batch_size, points, linear_map, tangent=tangent)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
     count = points + tangent
-    return Explanation(tuple(_row(program, plan, count, i, p) for i, p in enumerate(paths)))
+    rows = []
+    for leaf, path in enumerate(paths):
+        row = _row(program, plan, count, leaf, path)
+        if leaf in program.vanishing:
+            row = dataclasses.replace(row, rule="zero", vanishes=True)
+        rows.append(row)
+    return Explanation(tuple(rows), describe_vanishing(program, params))
 
 
 def _row(program: Program, plan: Plan, points: int, leaf: int, path: str) -> Row:

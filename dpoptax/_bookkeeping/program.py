@@ -208,6 +208,9 @@ class Program:
         least their own size (biases, scales, positions, tokens): nothing is cheaper than their
         per-example gradients.
       result_tree: the structure of (loss, aux).
+      vanishing: the parameters whose gradients are zero for every example, as a value minus its
+        own mean over axes of size one is.
+      zeros: descriptions of these values.
     """
 
     block: Block
@@ -216,3 +219,5 @@ class Program:
     opaque: dict[int, tuple[str, ...]]
     elementwise: frozenset[int]
     result_tree: jax.tree_util.PyTreeDef
+    vanishing: frozenset[int]
+    zeros: tuple[str, ...]

@@ -33,6 +33,7 @@ from dpoptax._bookkeeping.program import (
 )
 from dpoptax._bookkeeping.separation import check_separate, touches_reference
 from dpoptax._bookkeeping.uses import Finder
+from dpoptax._bookkeeping.vanishing import find_vanishing
 from dpoptax._bookkeeping.views import View
 from dpoptax._trees import PyTree, is_variable, nnx_kinds
 
@@ -267,7 +268,9 @@ def read_program(
     reader = _Reader()
     block = reader.read(closed.jaxpr, [known(c) for c in closed.consts], args, ())
     active = Activity()
-    active.flow_through(block, [True] + [False] * (len(block.results) - 1))
+    to_loss = [True] + [False] * (len(block.results) - 1)
+    active.flow_through(block, to_loss)
+    vanishing, zeros = find_vanishing(block, active, to_loss)
     finder = Finder(parameters, active)
     finder.find(block)
     finder.mark_opaque(block.results[:1], "the loss itself")
@@ -280,4 +283,6 @@ def read_program(
         {leaf: tuple(reasons) for leaf, reasons in finder.opaque.items()},
         frozenset(set(finder.opaque) - finder.beyond_elementwise),
         jax.tree.structure(shapes),
+        vanishing,
+        zeros,
     )

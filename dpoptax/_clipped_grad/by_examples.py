@@ -5,7 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._bookkeeping.reading import trace_loss
+from dpoptax._bookkeeping.reading import read_program
+from dpoptax._bookkeeping.vanishing import warn_of_vanishing
 from dpoptax._clips.base import Clip
 from dpoptax._clips.per_example import sum_clipped
 from dpoptax._clips.sums import Whole
@@ -32,7 +33,9 @@ def per_example_sum(
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     tangent = points.tangent is not None
-    trace_loss(loss_fn, points.points[0], *one, has_aux=has_aux, tangent=tangent)  # may refuse
+    params = points.points[0]
+    program = read_program(loss_fn, params, *one, has_aux=has_aux, tangent=tangent)  # may refuse
+    warn_of_vanishing(program, params)
 
     def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
         args = (example,) if key is None else (example, key)

@@ -124,6 +124,10 @@ def clipped_grad(
         is split over devices where no mesh was given (inside `jit` this shows on explicit axes
         only).
 
+    Warns:
+      UserWarning: when a loss is compiled that makes the gradients of some parameters exactly zero,
+        as batch normalization of a single example does; see `dpoptax.explain`.
+
     >>> import jax.numpy as jnp
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)

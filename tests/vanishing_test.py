@@ -1,0 +1,264 @@
+"""Parameters whose gradients a loss makes exactly zero, as below batch normalization, are named."""
+
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import dpoptax
+from tests.helpers import normal
+
+_IMAGE, _VECTOR = normal(1, (6, 6, 2)), normal(2, (4,))
+_CASES = {}
+
+
+def _case(vanishing, params, example=_VECTOR):
+    """Registers a loss with the parameters whose gradients vanish."""
+
+    def register(loss):
+        drawn = {k: normal(i, s) if isinstance(s, tuple) else s for i, (k, s) in enumerate(params)}
+        _CASES[loss.__name__.strip("_")] = (loss, drawn, example, vanishing)
+        return loss
+
+    return register
+
+
+def _dense(**extra):
+    return [("w", (4, 3)), ("b", (3,)), ("scale", (3,)), ("bias", (3,)), ("out", (3, 2))]
+
+
+_BELOW = ["['b']", "['scale']", "['w']"]
+
+
+def _head(p, x):
+    return jnp.sum(jnp.sin((x * p["scale"] + p["bias"]) @ p["out"]))
+
+
+@_case(_BELOW, _dense())
+def _by_hand(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5))
+
+
+@_case(_BELOW, _dense())
+def _by_mean_of_squares(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    mean, square = jnp.mean(x, axis=0), jnp.mean(jnp.square(x), axis=0)
+    return _head(p, (x - mean) * lax.rsqrt(square - mean**2 + 1e-5))
+
+
+@_case(_BELOW, _dense())
+def _without_a_batch_axis(p, x):
+    x = x @ p["w"] + p["b"]
+    return _head(p, (x - jnp.mean(x, axis=())) / 2)
+
+
+@_case(_BELOW, _dense())
+def _times_the_inverse_of_the_size(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, x - (1.0 / len(x)) * jnp.sum(x, axis=0))
+
+
+@_case(["['b']", "['out']", "['scale']", "['w']"], _dense())
+def _nothing_added_behind(p, x):
+    y = x[None] @ p["w"] + p["b"]
+    return jnp.sum(((y - y.mean(0)) * p["scale"]) @ p["out"]) + jnp.sum(p["bias"] * x[1:])
+
+
+@_case(_BELOW, _dense())
+def _in_bfloat16(p, x):
+    x = (x[None] @ p["w"] + p["b"]).astype(jnp.bfloat16)
+    return _head(p, (x - x.mean(0)).astype(jnp.float32))
+
+
+@_case(_BELOW, _dense())
+def _mean_in_float32_of_bfloat16(p, x):
+    x = (x[None] @ p["w"] + p["b"]).astype(jnp.bfloat16)
+    return _head(p, x - x.astype(jnp.float32).mean(0))
+
+
+@_case(_BELOW, _dense())
+def _rematerialised(p, x):
+    @jax.checkpoint
+    def layer(x):
+        x = x[None] @ p["w"] + p["b"]
+        return x - x.mean(0), x
+
+    return _head(p, layer(x)[0])
+
+
+@_case(["['w']"], [("w", (4, 4)), ("b", (4,)), ("stack", (2, 4, 4))])
+def _in_a_scan(p, x):
+    def layer(rows, kernel):
+        x = rows[None] @ p["w"]
+        return jnp.tanh((x - x.mean(0))[0] + rows @ kernel), None
+
+    return jnp.sum(lax.scan(layer, x, p["stack"])[0] * p["b"])
+
+
+@_case(["['stack']"], [("stack", (2, 4, 4)), ("b", (4,)), ("w", (4, 4))])
+def _stacked_by_a_scan(p, x):
+    def layer(rows, kernel):
+        y = rows[None] @ kernel
+        return jnp.tanh(rows @ p["w"]), (y - y.mean(0))[0]
+
+    last, stacked = lax.scan(layer, x, p["stack"])
+    return jnp.sum(jnp.sin(stacked + p["b"])) + jnp.sum(last)
+
+
+@_case(["['w']"], [("w", (4, 3)), ("bias", (3,))])
+def _layer_normalization_of_one_feature(p, x):
+    x = (x @ p["w"])[:, None]
+    return jnp.sum(jnp.sin((x - x.mean(-1, keepdims=True))[:, 0] + p["bias"]))
+
+
+@_case([], _dense())
+def _reached_another_way(p, x):
+    y = x @ p["w"] + p["b"]
+    z = y[None]
+    return _head(p, (z - z.mean(0)) + jnp.sin(y))
+
+
+@_case([], _dense())
+def _layer_normalization(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, x - x.mean(-1, keepdims=True))
+
+
+@_case([], _dense())
+def _rows_of_several(p, x):
+    x = jnp.stack([x, jnp.sin(x)]) @ p["w"] + p["b"]
+    return _head(p, x - x.mean(0))
+
+
+@_case([], _dense())
+def _softmax_of_one_logit(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, jnp.log(jnp.exp(x - lax.stop_gradient(x.max(0))).sum(0)) + x)
+
+
+@_case([], _dense())
+def _mean_without_a_gradient(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, x - lax.stop_gradient(x.mean(0)) + 1)
+
+
+@_case([], _dense())
+def _only_shown(p, x):
+    x = x[None] @ p["w"] + p["b"]
+    return _head(p, jnp.sin(x)) + lax.stop_gradient(jnp.sum(x - x.mean(0)))
+
+
+@_case([], [("w", (3, 3)), ("bias", (3,))])
+def _turned_before_it_is_subtracted(p, x):
+    x = jnp.outer(x[:3], x[1:]) @ p["w"]
+    return jnp.sum(jnp.sin(x - x.T[None].mean(0) + p["bias"]))
+
+
+class _Linen(nn.Module):
+    """A layer, batch normalization, and one more layer."""
+
+    first: nn.Module
+    norm: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(jnp.tanh(self.norm(self.first(x))))
+
+
+def _moved(params):
+    """Parameters none of which is zero, as biases are at first."""
+    return jax.tree.map(lambda x: x + 0.1, params)
+
+
+def _linen(first, example, **options):
+    options = {"use_running_average": False, **options}
+    model = _Linen(first, nn.BatchNorm(**options))
+    params, stats = map(model.init(jax.random.key(0), example[None]).get, ("params", "batch_stats"))
+
+    def loss(params, x):
+        variables = {"params": params, "batch_stats": stats}
+        out, _ = model.apply(variables, x[None], mutable=["batch_stats"])
+        return jnp.sum(jnp.sin(out))
+
+    return loss, _moved(params)
+
+
+def _nnx(first, features, **options):
+    norm = nnx.BatchNorm(features, rngs=nnx.Rngs(1), **options)
+    model = nnx.Sequential(first, norm, jnp.tanh, nnx.Linear(features, 2, rngs=nnx.Rngs(2)))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(nnx.merge(graph, params, rest, copy=True)(x[None])))
+
+    return loss, _moved(nnx.as_pure(params))
+
+
+_OF_LINEN = ["['first']['bias']", "['first']['kernel']", "['norm']['scale']"]
+_OF_NNX = [f"['layers'][{i}]['{k}']" for i, k in ((0, "bias"), (0, "kernel"), (1, "scale"))]
+_LINEAR, _CONV = nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Conv(2, 3, (3, 3), rngs=nnx.Rngs(0))
+_CASES |= {
+    "linen": (*_linen(nn.Dense(3), _VECTOR), _VECTOR, _OF_LINEN),
+    "linen, variance by itself": (
+        *_linen(nn.Dense(3), _VECTOR, use_fast_variance=False), _VECTOR, _OF_LINEN,
+    ),
+    "linen, of an image": (*_linen(nn.Conv(3, (3, 3)), _IMAGE), _IMAGE, []),
+    "linen, frozen": (
+        *_linen(nn.Dense(3), _VECTOR, use_running_average=True), _VECTOR, [],
+    ),
+    "nnx": (*_nnx(_LINEAR, 3), _VECTOR, _OF_NNX),
+    "nnx, variance by itself": (*_nnx(_LINEAR, 3, use_fast_variance=False), _VECTOR, _OF_NNX),
+    "nnx, of an image": (*_nnx(_CONV, 3), _IMAGE, []),
+    "nnx, frozen": (*_nnx(_LINEAR, 3, use_running_average=True), _VECTOR, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_parameters_whose_gradients_vanish_are_named(name):
+    loss, params, example, vanishing = _CASES[name]
+    explanation = dpoptax.explain(loss, params, example)
+    assert sorted(row.parameter for row in explanation.vanishing) == vanishing
+    assert all(row.rule == "zero" for row in explanation.vanishing)
+    assert bool(explanation.note) == bool(vanishing)
+    assert all(path in explanation.note for path in vanishing)
+    grads = jax.tree_util.tree_leaves_with_path(jax.grad(loss)(params, example))
+    assert sorted(jax.tree_util.keystr(p) for p, g in grads if not np.any(g)) == vanishing
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("name", ["linen", "linen, of an image"])
+def test_clipped_grad_warns_of_them_when_it_is_compiled(name, method):
+    loss, params, example, vanishing = _CASES[name]
+    grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(1.0), method=method, microbatch_size=1)
+    args = dpoptax.gradient_points((), params), jnp.stack([example, example])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        grad_fn(*args)
+        grad_fn(*args)
+    assert len(caught) == bool(vanishing)
+    for warning in caught:
+        text = str(warning.message)
+        assert all(path in text for path in vanishing)
+        assert "BatchNorm" in text or "norm" in text
+        assert "GroupNorm or LayerNorm" in text
+
+
+def test_the_note_stands_below_the_table_and_shortens_long_lists():
+    loss, params, example, _ = _CASES["linen"]
+    text = str(dpoptax.explain(loss, params, example))
+    assert "(1, 3) in _Linen/norm" in text.splitlines()[-1]
+
+    def many(layers, x):
+        x = x[None]
+        for w in layers:
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x - x.mean(0))
+
+    note = dpoptax.explain(many, [jnp.ones((4, 4))] * 12, example).note
+    assert "[7] and 4 more" in note
