@@ -34,6 +34,7 @@ import numpy as np
 from jax import lax
 
 from dpoptax._clips.base import Clip
+from dpoptax._clips.compiler import check_settings, keeps_order
 from dpoptax._trees import held, widen
 
 # M for many terms. Training does not reach it: docs/bound.md has what was measured.
@@ -284,6 +285,7 @@ def coefficients(
       c (pieces, B) such that c G' is the clipped piece; upper bounds of the norms (B,) of the
       first group, and the examples that are used: finite and not masked.
     """
+    check_settings()
     check_rounding(rounding)
     if clip.sensitivity < _LEAST_BOUND:
         raise ValueError(
@@ -291,7 +293,8 @@ def coefficients(
             "such numbers, or the steps of their grid, are flushed to zero, one example could move "
             "them by more; scale the loss, and the bound with it"
         )
-    used = jnp.all(scales.finite, axis=(0, 1)) & mask
+    # Where the compiler reorders sums, no example is used: nothing of the bound would hold.
+    used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])
     member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)
