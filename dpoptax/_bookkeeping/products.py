@@ -219,8 +219,9 @@ def _diagonal_root(inner: jax.Array) -> jax.Array:
 
 def sum_by_axes(x: jax.Array) -> jax.Array:
     """Sums over all axes but the first, one after the other: shorter chains of roundings."""
-    for _ in range(x.ndim - 1):
-        x = lax.optimization_barrier(jnp.sum(x, axis=-1))
+    with jax.named_scope("sum_by_axes"):  # tests/hlo_test.py looks for it in compiled programs
+        for _ in range(x.ndim - 1):
+            x = lax.optimization_barrier(jnp.sum(x, axis=-1))
     return x
 
 
