@@ -30,7 +30,7 @@ from dpoptax._privacy.checks import integer
 from dpoptax._trees import PyTree, kind_of
 from dpoptax.sampling import Sampler
 
-AnySampler = TypeVar("AnySampler", bound=Sampler)
+_Sampler = TypeVar("_Sampler", bound=Sampler)
 
 _SELECTED = (
     "rows of a table were selected by the lookups of users. The places of records that a "
@@ -124,7 +124,7 @@ class UserTable:
         """All records that a user owns, ascending, (number of them,) int64."""
         return self._records[self._starts[user] : self._starts[user + 1]]
 
-    def sampler(self, kind: Callable[..., AnySampler], **options: Any) -> AnySampler:
+    def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
         """Returns a sampler of this table's users.
 
         The result knows that it draws users: `dpoptax.accounting.statement` is then about one user
