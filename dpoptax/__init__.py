@@ -13,6 +13,7 @@ from dpoptax._bookkeeping.explain import Explanation as Explanation
 from dpoptax._bookkeeping.explain import explain as explain
 from dpoptax._clipped_grad.augmentation import augmented as augmented
 from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
+from dpoptax._clipped_grad.dropped import dropped_examples as dropped_examples
 from dpoptax._clipped_grad.microbatches import in_microbatches as in_microbatches
 from dpoptax._clipped_grad.tuning import tune_microbatch_size as tune_microbatch_size
 from dpoptax._clips.accumulate import accumulate as accumulate

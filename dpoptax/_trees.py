@@ -56,6 +56,18 @@ def without_variables(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, tree, is_leaf=is_variable)
 
 
+def check_arrays(params: PyTree) -> None:
+    """Raises where a leaf of the parameters is not an array, as in a whole Equinox module."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, numbers.Number)):
+            raise TypeError(
+                f"params: {jax.tree_util.keystr(path) or 'the parameter'} is {kind_of(leaf)}, not "
+                "an array. Parameters must be arrays. For an Equinox module take params, static = "
+                "eqx.partition(model, eqx.is_inexact_array), and in loss_fn "
+                "eqx.combine(params, static)"
+            )
+
+
 def no_params(stage: str) -> ValueError:
     """The error of a stage whose `update` needs the parameters and got none."""
     return ValueError(

@@ -5,19 +5,20 @@ records; `per_user_loss` turns the loss of a record into that of a user. `clippe
 gradient of that loss, so that a user is clipped once, whatever the number of its records.
 
     indices, mask = sampler.sample(t)              of examples
+    sampler = table.sampler(PoissonSampler, batch_size=30, seed=seed)
     drawn = table.sample(sampler, t)               of users, with the records of each
     grad_fn(points, data[indices], mask)           one gradient an example
     grad_fn(points, (data[drawn.records], drawn.records_mask), drawn.mask)     one a user
 
-Samplers and accounting stay as they are, and count users: `dataset_size` is the number of users,
-`batch_size` the expected number of users in a step, and neighbouring data sets differ in one user
-with all of its records.
+`table.sampler` makes a sampler of users: its `dataset_size` is the number of users, `batch_size`
+the expected number of users in a step, and neighbouring data sets differ in one user with all of
+its records.
 """
 
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ from dpoptax._clips.trained_rows import TrainedRows
 from dpoptax._privacy.checks import integer
 from dpoptax._trees import PyTree, kind_of
 from dpoptax.sampling import Sampler
+
+_Sampler = TypeVar("_Sampler", bound=Sampler)
 
 _SELECTED = (
     "rows of a table were selected by the lookups of users. The places of records that a "
@@ -69,7 +72,7 @@ class UserTable:
     public, and so is `num_users`, as the number of records is elsewhere; who owns how many is not.
 
     Attributes:
-      num_users: number of users; the sampler's `dataset_size`.
+      num_users: number of users; the `dataset_size` of its samplers.
       records_per_user: R.
 
     Args:
@@ -86,7 +89,7 @@ class UserTable:
 
     >>> from dpoptax.sampling import PoissonSampler
     >>> table = UserTable(["ada", "bob", "ada", "ada", "cy"], records_per_user=2, seed=0)
-    >>> sampler = PoissonSampler(dataset_size=table.num_users, batch_size=3, seed=1)
+    >>> sampler = table.sampler(PoissonSampler, batch_size=3, seed=1)
     >>> drawn = table.sample(sampler, step=0)
     >>> drawn.records[drawn.records_mask], drawn.records.shape
     (array([1, 4, 0, 3]), (3, 2))
@@ -121,6 +124,27 @@ class UserTable:
         """All records that a user owns, ascending, (number of them,) int64."""
         return self._records[self._starts[user] : self._starts[user + 1]]
 
+    def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
+        """Returns a sampler of this table's users.
+
+        The result knows that it draws users: `dpoptax.accounting.statement` is then about one user
+        with all of its records. Units: the sampler's `batch_size` counts users.
+
+        Args:
+          kind: a class of `dpoptax.sampling`, such as `PoissonSampler`.
+          **options: its arguments except `dataset_size` and `unit`.
+
+        Raises:
+          ValueError: if the sampler refuses an option.
+
+        >>> from dpoptax.sampling import PoissonSampler
+        >>> table = UserTable(["ada", "bob", "ada"], records_per_user=2, seed=0)
+        >>> sampler = table.sampler(PoissonSampler, batch_size=1, seed=1)
+        >>> sampler.dataset_size, sampler.unit
+        (2, 'user')
+        """
+        return kind(dataset_size=self.num_users, unit="user", **options)
+
     def sample(self, sampler: Sampler, step: int) -> UserSample:
         """The users that a sampler draws for a step, and the records of each.
 
@@ -135,7 +159,7 @@ class UserTable:
             raise ValueError(
                 f"sampler.dataset_size={sampler.dataset_size}, and the table has {self.num_users} "
                 "users: batches are drawn and accounted in users; make the sampler with "
-                "dataset_size=table.num_users, and its batch_size counts users too"
+                "table.sampler(PoissonSampler, batch_size=…, seed=…), whose batch_size counts users"
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]

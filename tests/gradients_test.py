@@ -243,3 +243,39 @@ def test_a_loss_that_was_written_for_a_batch_fails_with_a_note_on_what_it_got(me
     assert "one example" in note
     assert "ids=indices" in note  # a loss may miss its key, too
     assert "{'x': (2, 3)}" in note
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+@pytest.mark.parametrize("microbatch_size", [None, 6])
+def test_dropped_examples_are_counted(method, microbatch_size):
+    """A loss scaled by 2¹³ in float16: the sum left out most of the batch, and nothing said so."""
+    size, scale = 16, 2.0**13
+    params = {"w": jnp.ones((8, 4), jnp.float16)}
+    batch = jnp.ones((size, 8), jnp.float16) * (jnp.arange(size) + 1)[:, None] / size
+    batch = batch.astype(jnp.float16)
+
+    def loss_fn(params, x):
+        return scale * jnp.sum((x @ params["w"]).astype(jnp.float32) ** 2)
+
+    options = {"method": method, "microbatch_size": microbatch_size}
+    points = dpoptax.gradient_points((), params)
+    grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(scale), **options)
+    left_out = np.array(
+        [not np.any(grad_fn(points, batch, np.arange(size) == i).sum["w"]) for i in range(size)]
+    )
+    assert 2 < left_out.sum() < size - 2
+    assert dpoptax.dropped_examples(loss_fn, points, batch, **options) == left_out.sum()
+    mask = np.arange(size) % 3 > 0
+    found = dpoptax.dropped_examples(loss_fn, points, batch, mask, **options)
+    assert found.dtype == jnp.int32
+    assert found == (left_out & mask).sum()
+
+
+def test_dropped_examples_of_a_loss_with_randomness_and_outputs():
+    def loss_fn(params, x, key):
+        return jnp.sum(params * x) + jax.random.normal(key), x
+
+    batch = jnp.array([[1.0, 2.0], [jnp.inf, 0.0], [jnp.nan, 1.0], [0.0, 0.0]])
+    points = dpoptax.gradient_points((), jnp.ones(2))
+    given = {"key": jax.random.key(0), "ids": np.arange(4), "has_aux": True}
+    assert dpoptax.dropped_examples(loss_fn, points, batch, **given) == 2

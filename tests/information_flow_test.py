@@ -646,10 +646,31 @@ def test_what_a_release_makes_may_be_shown():
     assert flow.private == ()
 
 
-def test_a_number_drawn_with_the_noise_key_is_secret():
-    flow = flow_of(lambda _, state, *__: jax.random.normal(state[0].key))
-    assert "[2]" in paths(flow.secret)
-    assert flow.private == ()
+SECRETS = {
+    "the batch's size": lambda params, state, indices, mask: mask.sum(),
+    "the indices": lambda params, state, indices, mask: indices,
+    "the noise key": lambda params, state, indices, mask: state.key,
+    "noise": lambda params, state, indices, mask: jax.random.normal(state.key),
+    "a print": lambda params, state, indices, mask: jax.debug.print("{}", mask.sum()),
+}
+
+
+@pytest.mark.parametrize("name", [None, *SECRETS])
+def test_only_the_state_of_a_noise_stage_may_hold_a_secret(name):
+    """They were secret anywhere, so that a step that showed its batch's size had no `private`."""
+    tx, grad_fn = dpoptax.gaussian_noise(**NOISE), dpoptax.clipped_grad(loss_fn, CLIP)
+
+    def step(params, state, data, indices, mask):
+        grads = grad_fn(dpoptax.gradient_points(state, params), data[indices], mask)
+        updates, state = tx.update(grads, state)
+        shown = name and SECRETS[name](params, state, indices, mask)
+        return optax.apply_updates(params, updates), state, shown
+
+    given = PARAMS, tx.init(PARAMS), jnp.ones((40, 3)), jnp.arange(8), MASK
+    flow = information_flow(step, *given, private_argnums=2, secret_argnums=(3, 4))
+    wanted = {"debug_print"} if name == "a print" else {"[2]"}
+    assert paths(flow.private) == (wanted if name else set())
+    assert paths(flow.secret) == {"[1].key"}
 
 
 def centred(points, batch, mask):

@@ -225,7 +225,38 @@ def test_a_module_that_changes_its_own_state_is_told_what_to_take_instead(layer)
     with pytest.raises(errors.TraceContextError) as raised:
         grad_fn(dpoptax.gradient_points((), params), jnp.ones((5, 4)))
     assert "nnx.GroupNorm" in raised.value.__notes__[0]
-    assert "without rngs" in raised.value.__notes__[0]
+    for remedy in ("without rngs", "copy=True", "nnx.reseed(m, default=key)"):
+        assert remedy in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("method", ["auto", "vmap"])
+def test_an_nnx_model_that_was_made_with_rngs_is_reseeded_in_the_loss(method):
+    """As the guide and the error say: each record has its own dropout mask, from its own key."""
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(4, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    params = nnx.as_pure(params)
+
+    def loss_fn(params, x, key):
+        m = nnx.merge(graph, params, rest, copy=True)
+        nnx.reseed(m, default=key)
+        return jnp.sum(m(x) ** 2)
+
+    def sum_of(batch, key, ids):
+        grad_fn = dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(100.0), method=method)
+        points = dpoptax.gradient_points((), params)
+        return jax.tree.leaves(jax.jit(grad_fn)(points, batch, key=key, ids=ids).sum)
+
+    key, ids = jax.random.key(4), jnp.array([7, 2, 9])
+    batch = jax.random.normal(jax.random.key(1), (3, 4))
+    gradient = jax.vmap(jax.grad(loss_fn), (None, 0, 0))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
+    wanted = [g.sum(0) for g in jax.tree.leaves(gradient(params, batch, keys))]
+    for found, want in zip(sum_of(batch, key, ids), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+    same = jnp.ones((1, 4))
+    first, other = (sum_of(same, key, jnp.array([i])) for i in (0, 1))
+    assert not np.allclose(first[0], other[0])
 
 
 def test_an_nnx_model_of_parameters_alone_may_be_given_whole():
@@ -273,3 +304,27 @@ def test_a_step_promotes_neither_ranks_nor_dtypes(clip, method):
         grads = grad_fn(dpoptax.gradient_points(state, params), BATCH, MASK)
         updates, _ = jax.jit(tx.update)(grads, state, params)
     chex.assert_tree_all_finite(updates)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"),
+    [(jax.nn.relu, "custom_jvp"), (lambda x: x, "function"), ("gelu", "str"), (object(), "object")],
+)
+def test_a_leaf_that_is_not_an_array_is_named_with_its_remedy(leaf, kind):
+    """An Equinox module has functions among its leaves; JAX's error had only their address."""
+    params = {"layers": [{"w": jnp.ones(3), "activation": leaf}]}
+    noise = {"noise_multiplier": 1.0, "batch_size": 4, "key": jax.random.key(0)}
+    strategy = dpoptax.matrix.BandedToeplitz((1.0, 0.5))
+    adaptive = dpoptax.adaptive_clip(1.0)
+    loss_fn = lambda params, x: jnp.sum(params["layers"][0]["w"] * x)  # noqa: E731
+    points = dpoptax.gradient_points((), params)
+    for call in (
+        lambda: dpoptax.clipped_grad(loss_fn, dpoptax.l2_clip(1.0))(points, jnp.ones((4, 3))),
+        lambda: dpoptax.explain(loss_fn, params, jnp.ones(3)),
+        lambda: optax.chain(dpoptax.gaussian_noise(**noise), optax.adam(0.1)).init(params),
+        lambda: dpoptax.correlated_noise(strategy, **noise).init(params),
+        lambda: dpoptax.adaptive_gaussian_noise(adaptive, **noise).init(params),
+    ):
+        match = rf"params: \['layers'\]\[0\]\['activation'\] is an? {kind}, .*eqx\.partition"
+        with pytest.raises(TypeError, match=match):
+            call()

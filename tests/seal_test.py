@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +115,27 @@ def test_a_transform_in_front_that_types_show_is_refused_when_traced(name):
     tx = optax.chain(IN_FRONT_TRACE_TIME[name](), noise())
     with pytest.raises(TypeError, match=r"seal of the ClippedSum has become.*straight to"):
         jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("transform", "error"),
+    [
+        (
+            optax.clip_by_global_norm(1.0),
+            "lax.select requires arguments to have the same dtypes, got float32, uint32",
+        ),
+        (
+            optax.add_noise(1.0, 0.5, key=0),
+            "dtype argument to `normal` must be a float or complex dtype, got uint32",
+        ),
+    ],
+)
+def test_the_faq_has_the_errors_that_optax_raises_in_front_of_the_noise(transform, error):
+    """These fail inside optax, so a search for the message has to find the page."""
+    tx = optax.chain(transform, noise())
+    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
+    assert error in (pathlib.Path(__file__).parents[1] / "docs/faq.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix, sampling
+from dpoptax import accounting, matrix, sampling, users
 from dpoptax.accounting import _statement
 
 CLIP = dpoptax.l2_clip(1.0)
@@ -70,13 +70,20 @@ def test_it_says_how_there_is_noise(options, match):
 
 
 def test_it_says_whose_data_and_which_neighbours():
-    fixed = sampling.FixedSizeSampler(dataset_size=1000, batch_size=10, seed=0)
-    found = accounting.statement(spent(gaussian()), fixed, DELTA, unit="user", accountant="rdp")
-    assert "for one user replaced by another" in str(found)
+    """The sampler of a table of users was stated to be about one example."""
+    table = users.UserTable(range(1000), records_per_user=1, seed=0)
+    state = spent(gaussian())
+    poisson = table.sampler(sampling.PoissonSampler, batch_size=10, seed=0)
+    found = accounting.statement(state, poisson, DELTA)
+    assert found.unit == "user"
+    assert "for one user with all of its records more or less" in str(found)
+    fixed = table.sampler(sampling.FixedSizeSampler, batch_size=10, seed=0)
+    found = accounting.statement(state, fixed, DELTA, accountant="rdp")
+    assert "for one user with all of its records replaced by another" in str(found)
     assert "of 1,000 users, drawn by FixedSizeSampler" in str(found)
     assert "by Rényi divergences" in str(found)
-    with pytest.raises(ValueError, match="unit='record'"):
-        accounting.statement(spent(gaussian()), fixed, DELTA, unit="record")
+    with pytest.raises(ValueError, match="`unit` must be one of"):
+        dataclasses.replace(fixed, unit="record")
 
 
 def test_it_says_how_noise_is_correlated():

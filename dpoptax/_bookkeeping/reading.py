@@ -35,7 +35,7 @@ from dpoptax._bookkeeping.separation import check_separate, touches_reference
 from dpoptax._bookkeeping.uses import Finder
 from dpoptax._bookkeeping.vanishing import find_vanishing
 from dpoptax._bookkeeping.views import View
-from dpoptax._trees import PyTree, is_variable, nnx_kinds
+from dpoptax._trees import PyTree, check_arrays, is_variable, nnx_kinds
 
 # (scan, length) of each scan around, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
@@ -133,6 +133,7 @@ class _Reader:
 def check_parameters(params: PyTree) -> None:
     """Raises a TypeError where parameters are anything but real floats of 16 bits or more."""
     _check_variables(params)
+    check_arrays(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = jax.typeof(leaf).dtype
         if rules.is_real(dtype):
@@ -173,7 +174,10 @@ def _of_one(error: Exception, example: PyTree, keyed: bool) -> str:
             "dpoptax: loss_fn is a function of parameters and one example, and a module in it "
             "changes a state of its own. Take nnx.GroupNorm or nnx.LayerNorm for nnx.BatchNorm; "
             "make nnx.Dropout without rngs and give it nnx.Rngs(key) where it is called, with the "
-            "key of loss_fn(params, example, key)"
+            "key of loss_fn(params, example, key). For a model that was made with rngs take graph, "
+            "params, rest = nnx.split(model, nnx.Param, ...), and in loss_fn "
+            "m = nnx.merge(graph, params, rest, copy=True) and nnx.reseed(m, default=key), with a "
+            "keyword for each stream of the model, such as dropout=key"
         )
     shapes = jax.tree.map(lambda x: tuple(jnp.shape(x)), example)
     note = (

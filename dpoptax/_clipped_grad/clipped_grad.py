@@ -53,14 +53,17 @@ def clipped_grad(
     leading axis of every leaf, (B, …). The result is a `ClippedSum`: a sum, not a mean, in float32
     at least.
 
-    Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
-    data and the others'; an example whose gradient is not finite, or that `mask` leaves out, adds
-    exactly zero. This holds for the numbers as the machine computes them, with all rounding of the
-    sum: examples are clipped at C/(1 + τ), with τ, a hundredth for batches of hundreds, from public
-    shapes (docs/bound.md). The others have to keep their places in the batch, as those of a
-    `dpoptax.sampling` draw do, where one is taken out by the mask.
-    The sum is private until `dpoptax.gaussian_noise` made it public, and so are the auxiliary
-    outputs, which nothing here protects.
+    Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever the
+    data. This holds for the numbers as the machine computes them, with all rounding of the sum:
+    examples are clipped to C/(1 + τ), where τ depends on public shapes only and is about 0.01 for
+    batches of hundreds (docs/bound.md). All other examples must keep their places in the batch when
+    one is masked out, as they do in the draws of `dpoptax.sampling`. The sum is private until
+    `dpoptax.gaussian_noise` adds noise. The auxiliary outputs are private and stay so.
+
+    An example whose gradient is not finite adds exactly zero, like one that `mask` leaves out.
+    There is no error and no warning, as either would show private data. In float16 this can drop
+    many examples: a loss scaled by 2¹⁶ overflows where a cotangent exceeds 65,504.
+    `dpoptax.dropped_examples` counts them.
 
     Args:
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned

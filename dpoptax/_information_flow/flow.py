@@ -1,4 +1,4 @@
-"""Which results of a step depend on private data, and whether all of it went through the noise."""
+"""Finds which results of a step may be shown, and which depend on private data or on secrets."""
 
 import dataclasses
 import functools
@@ -21,17 +21,22 @@ from dpoptax._trees import PyTree, nnx_kinds
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """One array that a function returns, or hands to Python while it runs.
+    """Describes one array that a function returns, or passes to Python while it runs.
 
     Attributes:
-      path: where it is in the result, such as `[1][0].count`; or the name of the callback, or of a
+      path: its place in the result, such as `[1][0].count`; or the name of the callback, or of the
         `jax.Ref` that the function writes to.
-      kind: "public": no private data has a part in it. "released": private data has, through noise
-        stages alone. "secret": it tells of a noise key, or of noise that was drawn. "private":
-        private data reaches it around the noise, or by rows of a table that were selected for a
-        release that the function does not count.
+      kind: one of four.
+
+        - "public": it depends on no private data and on no secret.
+        - "released": it depends on private data through noise stages only.
+        - "secret": it is part of the returned state of a noise stage, and depends on a noise key,
+          on drawn noise, or on another secret.
+        - "private": it must not be shown. Private data reaches it around the noise, or a secret
+          is in a place other than the state of a noise stage, or it depends on rows of a table
+          that were selected for a release that the function does not count.
       type: shape and dtype, such as `float32[8]`.
-      where: the line that computed it; empty for an argument that is returned as it is.
+      where: the line that computed it; empty for an argument that is returned unchanged.
     """
 
     path: str
@@ -42,10 +47,10 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class InformationFlow:
-    """What `dpoptax.information_flow` found; printing it lists what is private or secret.
+    """Lists what a step shows; printing it gives a table of the private and secret results.
 
     Attributes:
-      shown: all that the function returns or hands to Python.
+      shown: every array that the function returns or passes to Python.
       closed_over: types of the arrays, of 100 numbers or more, that the function has from outside
         and not as arguments; they were taken for public.
       joined: the operations, with their lines, that made a row of a batch of several examples
@@ -66,12 +71,19 @@ class InformationFlow:
 
     @property
     def private(self) -> tuple[Shown, ...]:
-        """What nobody may see, as private data reaches it around the noise."""
+        """Returns the results that must not be shown; a step that may be published has none.
+
+        They depend on private data around the noise, or on a secret (a key, the indices or the
+        mask of a batch) without being part of the state of a noise stage.
+        """
         return tuple(each for each in self.shown if each.kind == "private")
 
     @property
     def secret(self) -> tuple[Shown, ...]:
-        """What is to be kept like the data: who has it can take noise away."""
+        """Returns the secret parts of the states of noise stages, such as the noise key.
+
+        Store and protect such a state like the data: the key allows anyone to subtract the noise.
+        """
         return tuple(each for each in self.shown if each.kind == "secret")
 
     def __str__(self) -> str:
@@ -97,46 +109,48 @@ def information_flow(
     private_argnums: int | Sequence[int],
     secret_argnums: int | Sequence[int] = (),
 ) -> InformationFlow:
-    """Follows private data through a step: what of its results depends on it, other than by noise.
+    """Finds the results of a step that depend on private data or secrets other than through noise.
 
-    `fn` is traced and not run. Each value of the program is private if an operand is; the branches
-    of a `cond` and the rounds of a `while_loop` count as computed from what decides on them. What
-    a clip bounds becomes a release in a noise stage of this package (`gaussian_noise`,
-    `correlated_noise`, …) that has noise and a guarantee: with `noise_multiplier=0` it does not,
-    nor does `geodp`. Rows that `dpoptax.tables.selected_grad` selects are private unless `fn` also
-    calls the `update` that counts them. What tells of a noise key, or of the noise that
-    `correlated_noise` keeps, is secret.
+    `fn` is traced and not run. A value is private if one of its operands is. The branches of a
+    `cond` and the rounds of a `while_loop` depend on the values that decide about them. A clipped
+    sum becomes a release in a noise stage of this package (`gaussian_noise`, `correlated_noise`, …)
+    that adds noise and has a guarantee. With `noise_multiplier=0` it does not, nor with `geodp`.
+    Rows that `dpoptax.tables.selected_grad` selects are private unless `fn` also calls the `update`
+    that counts them.
 
-    A clip bounds what one row of a batch does, and so what one example does where each row is of
-    one alone. So rows are followed, too: private data that an operation joined across rows before
-    they came to `clipped_grad` or `clip_per_example`, such as a batch that was standardised by its
-    own mean, stay private behind the noise, and `joined` says where.
+    A clip bounds the contribution of one row of a batch. That is the contribution of one example
+    only if each row belongs to one example. So rows are followed as well. If an operation combines
+    rows before they reach `clipped_grad` or `clip_per_example`, for instance to standardize a batch
+    by its own mean, the results stay private after the noise, and `joined` names the operation.
 
-    So a step whose results are shown to others, and whose `private` is empty, shows them nothing
-    but releases: not a loss, a gradient's norm, a batch's size, or a `jax.debug.print` that someone
-    left in it.
+    Secrets are the noise key, the noise that `correlated_noise` keeps, and the arguments named by
+    `secret_argnums`. Only the state of a noise stage may hold them. Anywhere else a secret counts
+    as private: the sum of a sampler's mask is the realized batch size.
 
-    Privacy: a statement about `fn`, not about ε, which `dpoptax.accounting.epsilon_spent` states of
-    the releases. It holds for every input, up to what the program does not contain: time and
-    memory, Python outside of `fn` and objects that `fn` writes to, arrays that `fn` closes over
-    (`closed_over`), and arguments that tell of private data and are not named. A function that runs
-    on the host (`pure_callback`) sees what it is handed.
+    So one assertion is enough. If `private` is empty, all results except the states of the noise
+    stages may be shown: they contain no loss, no gradient norm, no batch size and no index of a
+    batch, and no `jax.debug.print` prints one.
+
+    Privacy: this is a statement about `fn`, for every input. `dpoptax.accounting.epsilon_spent`
+    gives the ε of the releases. It does not cover time and memory, Python outside of `fn`, objects
+    that `fn` writes to, arrays that `fn` closes over (`closed_over`), and private arguments that
+    are not named. A host function (`pure_callback`) sees the values that it is called with.
 
     Args:
-      fn: the step, also under `jax.jit`; or any function of arrays.
-      *args: its arguments, or trees of `jax.ShapeDtypeStruct` like them.
-      private_argnums: which arguments are private, batch and mask as a rule. Row i of all of them,
-        by their leading axes, is of the same example.
-      secret_argnums: which tell of draws that nobody may know and that do not look at the data,
-        such as a sampler's indices and mask where `fn` looks the batch up in all data: row i of
-        what is looked up counts as one example's, so no index may be there twice.
+      fn: the step, with or without `jax.jit`; or any other function of arrays.
+      *args: its arguments, or trees of `jax.ShapeDtypeStruct` of the same structure.
+      private_argnums: positions of the private arguments, usually batch and mask. Row i of all of
+        them, along their leading axes, belongs to the same example.
+      secret_argnums: positions of the arguments that are secret and do not depend on the data, such
+        as a sampler's indices and mask where `fn` gathers the batch from the whole data set. Row i
+        of the gathered batch counts as one example, so no index may occur twice.
 
     Returns:
       An `InformationFlow`.
 
     Raises:
-      TypeError: an object of flax.nnx among the arguments; the message says what to give.
-      ValueError: a number of an argument that is not there.
+      TypeError: if an argument is, or contains, an object of flax.nnx.
+      ValueError: if a position is not that of an argument.
 
     >>> import dpoptax, jax.numpy as jnp, optax
     >>> tx = optax.chain(
@@ -182,8 +196,10 @@ def information_flow(
             follower.note("reference among the arguments", in_short(var), label)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
-        Shown(path, kind(follower.told(label)), in_short(var), where(traced.jaxpr, var))
-        for path, label, var in zip(paths, results, traced.jaxpr.outvars, strict=True)
+        Shown(path, kind(follower.told(label), bool(of)), in_short(var), where(traced.jaxpr, var))
+        for path, label, var, of in zip(
+            paths, results, traced.jaxpr.outvars, _stage_fields(shapes), strict=True
+        )
     ]
     seen = [
         Shown(name, kind(follower.told(label)), "", line)
@@ -194,23 +210,30 @@ def information_flow(
 
 
 def _labels(arg: PyTree, numbered: Callable[..., int], holds: Holds) -> list[Label]:
-    """Of each leaf of an argument: that of the argument, and secrets of the noise stages in it.
-
-    A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(arg)
-    paths = [[getattr(k, "name", getattr(k, "key", k)) for k in path] for path, _ in leaves]
-    stages = {tuple(path[: path.index("imprint")]) for path in paths if "imprint" in path}
+    """Returns the label of each leaf of an argument, with the secrets of noise stages in it."""
     labels = []
-    for place, (path, (_, leaf)) in enumerate(zip(paths, leaves, strict=True)):
-        within = [n for n in range(len(path)) if tuple(path[:n]) in stages]
-        secret = any(path[n] not in ("count", "imprint") for n in within)
-        own = holds | Holds.SECRET if secret else holds
+    for place, (leaf, fields) in enumerate(
+        zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
+    ):
+        own = holds | Holds.SECRET if fields - {"count", "imprint"} else holds
         if Holds.PRIVATE in own:
             labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
         else:
             labels.append(Label(own, number=numbered(place, jnp.shape(leaf)), entries=GIVEN))
     return labels
+
+
+def _stage_fields(tree: PyTree) -> list[set[Any]]:
+    """Returns, for each leaf, the fields of noise stages' states that contain it.
+
+    A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
+    """
+    paths = [
+        [getattr(k, "name", getattr(k, "key", k)) for k in path]
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    stages = {tuple(path[: path.index("imprint")]) for path in paths if "imprint" in path}
+    return [{path[n] for n in range(len(path)) if tuple(path[:n]) in stages} for path in paths]
 
 
 def _check_pure(args: PyTree) -> None:

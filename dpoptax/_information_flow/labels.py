@@ -112,12 +112,12 @@ def marked(label: Label, name: str, clip: Hashable) -> Label:
     return dataclasses.replace(label, holds=holds, rows=rows)
 
 
-def kind(holds: Holds) -> str:
-    """In a word."""
+def kind(holds: Holds, in_stage: bool = False) -> str:
+    """Returns the kind of a shown value: a secret is private except in a noise stage's state."""
     if holds & DATA:
         return "private"
     if Holds.SECRET in holds:
-        return "secret"
+        return "secret" if in_stage else "private"
     return "released" if Holds.RELEASED in holds else "public"
 
 

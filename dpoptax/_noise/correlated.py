@@ -130,7 +130,7 @@ def correlated_noise(
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
     def init_fn(params: PyTree) -> CorrelatedNoiseState:
-        return CorrelatedNoiseState(buffers=noising.init(params), **begin(mechanism, key, params))
+        return CorrelatedNoiseState(**begin(mechanism, key, params), buffers=noising.init(params))
 
     def update_fn(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None

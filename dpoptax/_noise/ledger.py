@@ -16,7 +16,7 @@ from dpoptax._clips.checksum import mixed
 from dpoptax._noise.keys import fold_in, two_words
 from dpoptax._privacy.phases import Phases
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree
+from dpoptax._trees import PyTree, check_arrays
 
 if TYPE_CHECKING:
     from dpoptax._strategies import Strategy
@@ -109,8 +109,10 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     """The fields of a noise stage's state before any release.
 
     Raises:
+      TypeError: a leaf of `params` is not an array.
       ValueError: `params` are shared by several hosts, and their keys differ.
     """
+    check_arrays(params)
     _check_hosts(key, params)
     count = jnp.zeros([], jnp.int32)
     values = jnp.asarray(_values(mechanism))

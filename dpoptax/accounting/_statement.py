@@ -4,7 +4,7 @@ import dataclasses
 import decimal
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting as dpa
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from dpoptax._noise.reading import Ledger
     from dpoptax._trees import PyTree
     from dpoptax.sampling import Sampler
-
-Unit = Literal["example", "user"]
+    from dpoptax.sampling._base import Unit
 
 _NEIGHBOURS = {
     "add-or-remove-one": "one {} more or less",
     "replace-one": "one {} replaced by another",
     "replace-special": "one {} replaced by one that adds nothing",
 }
+_UNITS = {"example": "example", "user": "user with all of its records"}
 _ACCOUNTED = {
     "pld": "by privacy loss distributions",
     "rdp": "by Rényi divergences",
@@ -42,7 +42,7 @@ class Statement:
     Attributes:
       epsilon: spent; infinity where nothing is promised.
       delta: that it holds with.
-      unit: whose data it is about, "example" or "user".
+      unit: whose data it protects, "example" or "user"; the sampler's unit.
       neighbouring_relation: which data sets are neighbours.
       ledgers: the releases of each noise stage.
       sampling: how batches were drawn, `sampler.describe()`.
@@ -55,7 +55,7 @@ class Statement:
 
     epsilon: float
     delta: float
-    unit: Unit
+    unit: "Unit"
     neighbouring_relation: str
     ledgers: "tuple[Ledger, ...]"
     sampling: Mapping[str, object]
@@ -71,7 +71,7 @@ class Statement:
         return {**values, "ledgers": releases, "sampling": dict(self.sampling)}
 
     def __str__(self) -> str:
-        neighbours = _NEIGHBOURS[self.neighbouring_relation].format(self.unit)
+        neighbours = _NEIGHBOURS[self.neighbouring_relation].format(_UNITS[self.unit])
         if not math.isfinite(self.epsilon):
             return f"not private: no ε holds at δ = {_delta(self.delta)} for {neighbours}"
         drawn = self.sampling
@@ -103,30 +103,31 @@ def statement(
     sampler: "Sampler",
     delta: float,
     *,
-    unit: Unit = "example",
     same_batches: bool = True,
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> Statement:
-    """What a run promises, read from the ledgers in its optimizer state: ε, and what goes with it.
+    """Returns the privacy statement of a run: ε, and everything that an ε alone leaves open.
 
-    An ε does not say at which δ and for whom it holds, which data sets are neighbours, how batches
-    were drawn, and what was accounted how. All of these are here from the objects that the run was
-    made of, and printed numbers are rounded up, noise multipliers down. What nobody but the
-    caller knows is `unit`, and what was chosen or published beside the run.
+    An ε holds at a δ, for a unit (an example or a user), for a neighboring relation and for a
+    sampling scheme, and one of several accountants computed it. The statement has all of these
+    from the sampler and from the ledgers in the optimizer state. It prints ε and δ rounded up and
+    noise multipliers rounded down. It cannot know what was chosen by looking at private results,
+    or what else was published.
+
+    The unit is that of the sampler: one from `dpoptax.users.UserTable.sampler` draws users, and
+    the statement is then about one user with all of its records.
 
     Args:
       opt_state: as for `epsilon_spent`.
       sampler: as for `epsilon_spent`.
       delta: in (0, 1).
-      unit: "user" where the sampler draws users, each of which is an example to the clip
-        (`dpoptax.users`).
       same_batches: as for `epsilon_spent`.
       accountant: as for `epsilon_spent`; attacks are by "pld" whatever it is.
       also: as for `epsilon_spent`.
 
     Raises:
-      ValueError: as `epsilon_spent` and `gdp_spent`, or another unit.
+      ValueError: as `epsilon_spent` and `gdp_spent`.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
@@ -139,8 +140,6 @@ def statement(
     """
     from dpoptax._noise.reading import ledgers
 
-    if unit not in get_args(Unit):
-        raise ValueError(f"unit={unit!r}: want one of {get_args(Unit)}")
     epsilon = epsilon_spent(
         opt_state, sampler, delta, same_batches=same_batches, accountant=accountant, also=also
     )
@@ -148,7 +147,7 @@ def statement(
     return Statement(
         epsilon=epsilon,
         delta=delta,
-        unit=unit,
+        unit=sampler.unit,
         neighbouring_relation=sampler.neighbouring_relation,
         ledgers=ledgers(opt_state),
         sampling=sampler.describe(),

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from dpoptax.sampling._shake256 import SEED_BYTES, Shake256, shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
+
+Unit = Literal["example", "user"]
 
 
 def checked_step(step: int) -> int:
@@ -52,16 +54,21 @@ class Sampler(abc.ABC):
         `secrets.token_bytes(32)`, for SHAKE-256: a cryptographic generator, of whose bits every
         draw has exactly the law that is priced, in time and memory of the order of N.
       multiple_of: `padded_size` is a multiple of this; give the microbatch size.
+      unit: what an index stands for, "example" or "user". The privacy guarantee is about one of
+        them. `dpoptax.users.UserTable.sampler` sets it.
     """
 
     dataset_size: int
     batch_size: int
     seed: int | bytes = field(repr=False)  # secret: it is in no message
     multiple_of: int = 1
+    unit: Unit = field(default="example", kw_only=True)
 
     neighbouring_relation: ClassVar[str]
 
     def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"`unit` must be one of {get_args(Unit)}, got {self.unit!r}.")
         limits = {
             "dataset_size": (1, "count the training records, or users"),
             "batch_size": (1, "choose between 1 and dataset_size"),
