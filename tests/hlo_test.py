@@ -22,7 +22,7 @@ pytestmark = pytest.mark.optimized
 
 SIZE = 8
 CLIP = dpoptax.l2_clip(0.1)
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (\S+) ([\w-]+)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(\S+) = (.+?) ([a-z][\w-]*)\((.*)$")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _TYPE = re.compile(r"^(\w+)\[([\d,]*)\]")
 
@@ -67,26 +67,27 @@ def _scaled(params):
     return jax.tree.map(lambda p: p * 8.0, params)
 
 
-def _bundle(name, weights=(1.0,), **options):
-    """A program whose parameters are multiplied by 8, at as many points as there are weights."""
+def _bundle(name, points=1, **options):
+    """A program whose parameters are multiplied by 8, and the shapes of its arguments."""
     loss, shapes, data = (programs.PROGRAMS | programs.MODELS)[name]
     params = programs.parameters(shapes)
 
-    def total(params, *batch):
-        points = dpoptax.GradientPoints((params,) * len(weights), weights)
+    def total(params, weights, *batch):
+        # Not constants, of which the compiler would know whether they cancel.
+        weights = tuple(weights) if points > 1 else (1.0,)
+        there = dpoptax.GradientPoints((params,) * points, weights)
         grad_fn = dpoptax.clipped_grad(lambda p, e: loss(_scaled(p), e), CLIP, **options)
-        return grad_fn(points, batch).sum
+        return grad_fn(there, batch).sum
 
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(params)]
-    batch = [jax.ShapeDtypeStruct((SIZE, *s), jnp.float32) for s in data]
-    return total, (jax.tree.unflatten(jax.tree.structure(params), shapes), *batch)
+    arguments = params, jnp.ones(points), *(jnp.ones((SIZE, *s)) for s in data)
+    return total, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
 
 
 PROGRAMS = {
     "inner products": lambda: _bundle("short"),
     "groups": lambda: _bundle("batched"),
     "made of parameters": lambda: _bundle("standardised"),
-    "points": lambda: _bundle("regression", (5.285714, -4.285714)),
+    "points": lambda: _bundle("regression", points=2),
     "bfloat16": lambda: _bundle("regression", precision="bfloat16"),
     "tied": lambda: _bundle("tied"),
 }
