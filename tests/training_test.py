@@ -139,12 +139,18 @@ def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_pat
     assert all(re.fullmatch(r"not private; at 2: .*", text) for text in shown)
 
 
-def test_of_many_names_those_near_by_are_given():
+def test_an_unknown_name_suggests_the_nearest_known_one():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
-    text = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
-    assert "98 are available, such as mnist/eps-1/cnn/pmlf, " in text
-    assert len(text) < 300
-    assert "all of few" in str(unknown_name("config", "x", ["all of few"]))
+    near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
+    assert near == (
+        "config='mnist/eps-1/cnn/pml' is unknown. Did you mean 'mnist/eps-1/cnn/pmlf'?"
+    )
+    far = str(unknown_name("config", "x", names))
+    assert "98 are available, such as mnist/eps-1/cnn/disk, " in far
+    assert len(far) < 150
+    # A list that fits into a line is shown next to the suggestion.
+    few = str(unknown_name("optimizer", "adm", ["adam", "sgd"]))
+    assert few == "optimizer='adm' is unknown; available: adam, sgd. Did you mean 'adam'?"
 
 
 def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypatch):
@@ -377,8 +383,8 @@ def test_delta_of_one_over_n_warns():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "digit"}, r"dataset='digit' is unknown; available: .*digits"),
-        ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, cnn_2, .*linear, mlp"),
+        ({"dataset": "digit"}, r"dataset='digit' is unknown\. Did you mean 'digits'\?"),
+        ({"model": "mpl"}, r"model='mpl' is unknown\. Did you mean 'mlp'\?"),
         (
             {"optimizer": "sdg"},
             r"optimizer='sdg' is unknown; available: adam, adamw, momentum, sgd",
