@@ -489,6 +489,65 @@ def test_a_comparison_on_two_processes_is_the_same(tmp_path):
         assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
 
 
+OWN_PARTS = """
+import dataclasses, multiprocessing, os
+import numpy as np
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import Dataset, register_dataset
+from dpoptax.training.methods import Method
+from dpoptax.training.models import register_model
+from dpoptax.training.models.models import MLP
+
+@register_dataset
+def sensors():
+    {on_load}
+    labels = np.arange(200, dtype=np.int32) % 2
+    inputs = np.repeat(labels[:, None], 3, axis=1).astype(np.float32)
+    return Dataset("sensors", {{"inputs": inputs, "labels": labels}}, {{}}, 2).for_selection()
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Method):
+    name = "mine"
+
+register_model("narrow", lambda num_classes: MLP(num_classes, widths=(2,)))
+
+def get_config():
+    {in_function}
+    return TrainConfig(
+        method=Mine(), dataset="sensors", model="narrow", steps=2, batch_size=20, accountant="rdp"
+    )
+"""
+
+
+def compare_own_parts(folder, on_load="pass", in_function="pass"):
+    """Compares a config file with parts of its own, on two processes; returns the exit code."""
+    (folder / "own.py").write_text(OWN_PARTS.format(on_load=on_load, in_function=in_function))
+    options = ["--seeds", "2", "--learning-rates", "0.1", "--processes", "2"]
+    return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
+
+
+def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
+    assert compare_own_parts(tmp_path) == 0
+    (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert method["name"] == "mine"
+    assert [run["config"]["dataset"] for run in method["runs"]] == ["sensors"] * 2
+    assert {run["config"]["method"]["class"] for run in method["runs"]} == {"<run_path>.Mine"}
+
+
+def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
+    local = "Mine = dataclasses.make_dataclass('Mine', [], bases=(globals()['Mine'],), frozen=True)"
+    assert compare_own_parts(tmp_path, in_function=local) == 2
+    message = capsys.readouterr().err
+    assert "a config cannot be sent to a worker process" in message
+    assert "or give `processes` 1." in message
+
+
+def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
+    dies = "multiprocessing.parent_process() and os._exit(1)"
+    assert compare_own_parts(tmp_path, on_load=dies) == 2
+    assert "one of 2 worker processes died" in capsys.readouterr().err
+
+
 def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
     """It priced the draws of seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)

@@ -4,10 +4,10 @@ import dataclasses
 import fnmatch
 import math
 import re
-import runpy
 from pathlib import Path
 from typing import Any, Literal
 
+from dpoptax.training import config_files
 from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.dictionary import Dictionary
 from dpoptax.training.data.features import FeatureMap
@@ -289,7 +289,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
         raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
     defined: dict[str, Any] = {}
     try:
-        defined = runpy.run_path(path)
+        defined = vars(config_files.load(path))
         one, several = defined.get("get_config"), defined.get("get_configs")
         found = {Path(path).stem: one()} if callable(one) else several() if several else None
     except Exception as error:  # whatever the user's own code raises
