@@ -17,6 +17,7 @@ from dpoptax.training import bars as training_bars
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
@@ -142,9 +143,7 @@ def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_pat
 def test_an_unknown_name_suggests_the_nearest_known_one():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
     near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
-    assert near == (
-        "config='mnist/eps-1/cnn/pml' is unknown. Did you mean 'mnist/eps-1/cnn/pmlf'?"
-    )
+    assert near == ("config='mnist/eps-1/cnn/pml' is unknown. Did you mean 'mnist/eps-1/cnn/pmlf'?")
     far = str(unknown_name("config", "x", names))
     assert "98 are available, such as mnist/eps-1/cnn/disk, " in far
     assert len(far) < 150
@@ -466,6 +465,55 @@ def test_examples_that_cannot_be_trained_on_are_named(monkeypatch, made, message
     monkeypatch.setitem(data.DATASETS, "mine", lambda: dataset)
     with pytest.raises(ConfigError, match=re.escape(message)):
         data.load_dataset("mine")
+
+
+def with_value(value, *examples):
+    """Images with a value in the last pixel of some examples."""
+    inputs = INPUTS.astype(np.asarray(value).dtype)
+    inputs[list(examples), -1, -1] = value
+    return {"inputs": inputs, "labels": LABELS}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (with_value(np.float32("nan"), *range(20)), {}, "20 of 20 training examples"),
+        (with_value(np.float16("-inf"), 3, 7), {}, "2 of 20 training examples"),
+        (with_value(1e39, 19), {}, "1 of 20 training examples"),  # float32 has no such number
+        ({}, with_value(np.float32("inf"), 0), "1 of 20 test examples"),
+        ({"weight": np.full(20, np.nan)}, {}, "20 of 20 training examples"),
+    ],
+)
+def test_examples_that_are_not_finite_are_refused(
+    monkeypatch, tmp_path, train, test, message, streamed
+):
+    splits = [{"inputs": INPUTS, "labels": LABELS} | changes for changes in (train, test)]
+    if streamed:
+        for name, array in splits[0].items():
+            np.save(tmp_path / f"{name}.npy", array)
+        splits[0] = streaming.open_memory_mapped(tmp_path)
+    monkeypatch.setitem(data.DATASETS, "mine", lambda: data.Dataset("mine", *splits, 2))
+    with pytest.raises(ConfigError, match=message):
+        data.load_dataset("mine")
+
+
+def test_of_examples_that_are_read_one_by_one_some_are_checked(monkeypatch):
+    class Source:
+        read = 0
+
+        def __len__(self):
+            return 10_000
+
+        def __getitem__(self, index):
+            Source.read += 1
+            return {"inputs": np.full(3, np.nan, np.float32), "labels": np.int32(0)}
+
+    test = {"inputs": INPUTS, "labels": LABELS}
+    monkeypatch.setitem(data.DATASETS, "mine", lambda: data.Dataset("mine", Source(), test, 2))
+    with pytest.raises(ConfigError, match="64 of 64 training examples that were checked"):
+        data.load_dataset("mine")
+    assert Source.read == 64
 
 
 class OfBatches(nn.Module):
