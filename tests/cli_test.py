@@ -84,6 +84,34 @@ def test_the_same_command_gives_the_same_parameters(config, tmp_path):
     assert len(hashes) == 1
 
 
+def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
+    hashes = []
+    for name in ("first", "second"):
+        assert main(["train", config(), "--workdir", str(tmp_path / name)]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        hashes.append(summary["params_sha256"])
+        assert summary["config"]["seed"] is None
+        assert summary["assumed_secret"] == []
+        told = capsys.readouterr()
+        assert "1e-05)-differentially private; written to " in told.out
+        assert "seed" not in told.err
+    assert hashes[0] != hashes[1]
+    # The same command goes on with the seed that the first start drew.
+    assert main(["train", config(), "--workdir", str(tmp_path / "first")]) == 0
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert (summary["params_sha256"], summary["config"]["seed"]) == (hashes[0], None)
+    capsys.readouterr()
+    given = ["--seed", "123456", "--workdir", str(tmp_path / "given")]
+    assert main(["train", config(), *given]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("dpoptax: warning: `seed` is known to everyone who can read") == 1
+    assert "123456" not in told.out + told.err
+    assert "private if the seed stays secret and no other run uses it" in told.out
+    plain = ["--seed", "3", "--workdir", str(tmp_path / "plain")]
+    assert main(["train", config("plain", "NonPrivate()"), *plain]) == 0
+    assert "`seed`" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--learning-rat", "--method.preset", "--privacy"])
 def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
     with pytest.raises(SystemExit) as exit_info:

@@ -30,6 +30,7 @@ CONFIG = TrainConfig(
     noise_multiplier=1.0,
     epsilon=None,
     accountant="rdp",
+    seed=0,
 )
 
 

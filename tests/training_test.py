@@ -27,7 +27,7 @@ from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 
-TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp", seed=0)
 SUMMARY_FIELDS = {
     "epsilon",
     "delta",
