@@ -41,7 +41,8 @@ def records():
 def get_config():
     return TrainConfig(
         method=Disk(), dataset="records", model="cnn", steps=4, batch_size=60, microbatch_size=8,
-        noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2, seed=0,
+        noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2,
+        seed=0,
     )
 """
 

@@ -130,7 +130,7 @@ def count_not_finite(source: Source) -> tuple[int, int]:
     most = np.finfo(np.float32).max
     finite = np.ones(len(leaves[0]), bool)
     for leaf in leaves:
-        if jax.dtypes.issubdtype(leaf.dtype, np.floating):
+        if jax.numpy.issubdtype(leaf.dtype, np.floating):
             values = leaf.reshape(len(leaf), -1)
             # Reductions need no copy of the values, and both are NaN if one value is.
             with np.errstate(invalid="ignore"):
