@@ -164,8 +164,9 @@ class Runner:
                     yield pending.pop(future), future.result()
         except BrokenProcessPool as error:
             raise ConfigError(
-                f"one of {self._processes} worker processes died, probably for lack of memory. "
-                "Give fewer `processes`; the same command goes on with the runs that are missing."
+                f"one of {self._processes} worker processes died: for lack of memory, unless it "
+                "printed an error above. Give fewer `processes`; the same command goes on with "
+                "the runs that are missing."
             ) from error
 
 
@@ -230,7 +231,14 @@ def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> lis
     for file in files:
         if file.module not in config_files.LOADED:
             config_files.run(file)
-    return _run(*pickle.loads(work))
+    try:
+        job = pickle.loads(work)
+    except (AttributeError, ImportError) as error:  # such as a class of a notebook
+        raise ConfigError(
+            f"a worker process does not find a part of a config: {error}. Define it in the config "
+            "file or in a module, or give `processes` 1."
+        ) from error
+    return _run(*job)
 
 
 def _start_worker() -> None:
