@@ -31,7 +31,7 @@ from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
 
-TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)
 CONFIGS = {"tiny": TINY}
 CONFIG_FILE = """
 from dpoptax.training.config import TrainConfig
@@ -114,8 +114,10 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
 def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):
     workdir, results = finished
     monkeypatch.setattr(trials, "train", None)
-    again = run_sweep(CONFIGS, sweep(workdir, seed=None), progress=False)
-    assert again.result == results.result
+    for seed in (0, None):  # of the config, which no trial uses
+        configs = {"tiny": dataclasses.replace(TINY, seed=seed)}
+        again = run_sweep(configs, sweep(workdir, seed=None), progress=False)
+        assert again.result == results.result
     assert again.result["assumed_secret"] == ["seed"]
     assert "seed was given" in table(again)
     for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
