@@ -491,7 +491,9 @@ class TestLedger:
         )
 
 
-TINY = TrainConfig(model="linear", steps=2, eval_every=2, batch_size=719, noise_multiplier=2.0)
+TINY = TrainConfig(
+    model="linear", steps=2, eval_every=2, batch_size=719, noise_multiplier=2.0, seed=0
+)
 
 
 class TestTrainer:

@@ -14,7 +14,7 @@ ORDER = (
     "_strategies", "_inverse_strategies", "_noise", "_information_flow", "_methods", "tables",
     "filters", "matrix", "accounting", "selection", "spectrum", "auditing", "dpoptax",
     "training.errors", "training.bars", "training.roles", "training.sharing",
-    "training.cache_folder", "training.data", "training",
+    "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",
     "training.loop", "training.search", "training.audit",
     "studies", "papers", "cli",

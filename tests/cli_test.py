@@ -84,6 +84,34 @@ def test_the_same_command_gives_the_same_parameters(config, tmp_path):
     assert len(hashes) == 1
 
 
+def test_each_run_draws_a_seed_and_a_given_one_warns(config, tmp_path, capsys):
+    hashes = []
+    for name in ("first", "second"):
+        assert main(["train", config(), "--workdir", str(tmp_path / name)]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        hashes.append(summary["params_sha256"])
+        assert summary["config"]["seed"] is None
+        assert summary["assumed_secret"] == []
+        told = capsys.readouterr()
+        assert "1e-05)-differentially private; written to " in told.out
+        assert "seed" not in told.err
+    assert hashes[0] != hashes[1]
+    # The same command goes on with the seed that the first start drew.
+    assert main(["train", config(), "--workdir", str(tmp_path / "first")]) == 0
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert (summary["params_sha256"], summary["config"]["seed"]) == (hashes[0], None)
+    capsys.readouterr()
+    given = ["--seed", "123456", "--workdir", str(tmp_path / "given")]
+    assert main(["train", config(), *given]) == 0
+    told = capsys.readouterr()
+    assert told.err.count("dpoptax: warning: `seed` is known to everyone who can read") == 1
+    assert "123456" not in told.out + told.err
+    assert "private if the seed stays secret and no other run uses it" in told.out
+    plain = ["--seed", "3", "--workdir", str(tmp_path / "plain")]
+    assert main(["train", config("plain", "NonPrivate()"), *plain]) == 0
+    assert "`seed`" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--learning-rat", "--method.preset", "--privacy"])
 def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
     with pytest.raises(SystemExit) as exit_info:
@@ -106,9 +134,9 @@ def test_an_unknown_field_is_named(config, tmp_path, capsys, option):
         (["--l2-clip-norm", "1e300"], "l2_clip_norm=1e+300"),
         (["--delta", "0"], "delta=0"),
         (["--seed", "-1"], "seed=-1"),
-        (["--dataset", "mnits"], "dataset='mnits' is unknown; available: "),
-        (["--dataset", "mnits"], "Did you mean 'mnist'?"),
-        (["--model", "resnet-9000"], "model='resnet-9000' is unknown; available: "),
+        (["--dataset", "mnits"], "dataset='mnits' is unknown. Did you mean 'mnist'?\n"),
+        (["--dataset", "wikipedia"], "dataset='wikipedia' is unknown; available: "),
+        (["--model", "resnet-18"], "model='resnet-18' is unknown. Did you mean 'resnet_18'?\n"),
         (["--optimizer", "adm"], "optimizer='adm' is unknown; available: "),
         (["--sampling", "shuffled"], "give sampling='poisson'"),
     ],
@@ -154,7 +182,7 @@ def test_an_unknown_preset_lists_the_known_ones(config, tmp_path, capsys):
         ("import no_such_module", "No module named 'no_such_module'"),
         ("x = 1", "defines no get_config()"),
         ("def get_config(): return {'steps': 3}", "returned dict; return a TrainConfig"),
-        (CONFIG.format(method="DPSGD()", more=", step=3"), "Did you mean 'steps'?"),
+        (CONFIG.format(method="DPSGD()", more=", step=3"), "is unknown. Did you mean 'steps'?\n"),
         (CONFIG.format(method="Doppler(pre='none')", more=""), "field of Doppler='pre' is unknown"),
         ("def get_config():\n    return 1 / 0", "line 2: ZeroDivisionError"),
         (CONFIG.format(method="DPSGD()", more=", delta=2"), "delta=2"),

@@ -30,6 +30,7 @@ CONFIG = TrainConfig(
     noise_multiplier=1.0,
     epsilon=None,
     accountant="rdp",
+    seed=0,
 )
 
 
@@ -312,6 +313,7 @@ def test_compare_takes_any_field_for_all_configs(folder, tmp_path):
             "features=wavelets",
             "features='wavelets' is unknown; available: dictionary, none, scattering",
         ),
+        ("stepz=3", "dp_sgd: setting='stepz' is unknown. Did you mean 'steps'?\n"),
         ("feature=scattering", "'feature' is unknown"),
         ("features", "'features' has no =VALUE; give FIELD=VALUE"),
         ("steps", "set='steps' has no =VALUE, and is not what decides steps; give --steps"),

@@ -27,6 +27,7 @@ from tests.published_texts import (
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "papers"
 SHORT = {
+    "seed": 0,
     "steps": 2,
     "batch_size": 4,
     "sequence_length": 12,

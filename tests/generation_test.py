@@ -218,6 +218,7 @@ def config_for(folder, **changes):
         "max_new_tokens": 6,
         "batch_size": 4,
         "noise_multiplier": 1.0,
+        "seed": 0,
         **changes,
     }
     return TrainConfig(**fields)

@@ -42,6 +42,7 @@ def get_config():
     return TrainConfig(
         method=Disk(), dataset="records", model="cnn", steps=4, batch_size=60, microbatch_size=8,
         noise_multiplier=1.0, epsilon=None, accountant="rdp", eval_every=2, checkpoint_every=2,
+        seed=0,
     )
 """
 
@@ -146,9 +147,7 @@ def test_hosts_that_differ_in_data_seed_or_arithmetic_are_refused(tmp_path, chan
     rank = "__import__('jax').process_index()"
     text = CONFIG.format(log=str(tmp_path / "reads"))
     if change == "seed":
-        text = text.replace(
-            "steps=4,", "steps=4, seed=int(__import__('os').environ['JAX_PROCESS_ID']),"
-        )
+        text = text.replace("seed=0", "seed=int(__import__('os').environ['JAX_PROCESS_ID'])")
     elif change == "precision":
         precision = "('default', 'high')[int(__import__('os').environ['JAX_PROCESS_ID'])]"
         text += f"__import__('jax').config.update('jax_default_matmul_precision', {precision})"

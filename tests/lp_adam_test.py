@@ -52,6 +52,7 @@ def test_galore_goes_on_from_a_checkpoint(tmp_path):
         epsilon=None,
         noise_multiplier=5.0,
         accountant="rdp",
+        seed=0,
     )
     assert build_chain(config, 5.0, Keys.of(jax.random.key(0))).stddev == pytest.approx(5 / 64)
     whole = train_and_evaluate(config, tmp_path / "whole", progress=False).params

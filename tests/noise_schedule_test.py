@@ -267,6 +267,7 @@ CONFIG = TrainConfig(
     eval_every=7,
     batch_size=64,
     accountant="rdp",
+    seed=0,
     checkpoint_every=3,
 )
 

@@ -13,4 +13,5 @@ CONFIG = TrainConfig(
     noise_multiplier=1.0,
     epsilon=None,
     accountant="rdp",
+    seed=0,
 )

@@ -24,7 +24,7 @@ CONFIG_FILE = """
 from dpoptax.training.config import TrainConfig
 
 def get_config():
-    return TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64)
+    return TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, seed=0)
 """
 # Prints what there is when the first step is done, and runs on.
 WATCHED = """
@@ -51,7 +51,7 @@ MOST_MODULES = 1650
 MOST_PROGRAMS = 8
 
 
-CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accountant="rdp")
+CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accountant="rdp", seed=0)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ RUN = TrainConfig(
     epsilon=None,
     noise_multiplier=2.0,
     accountant="rdp",
+    seed=0,
     record=10_000,
 )
 

@@ -31,7 +31,7 @@ from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
 
-TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)
 CONFIGS = {"tiny": TINY}
 CONFIG_FILE = """
 from dpoptax.training.config import TrainConfig
@@ -114,8 +114,10 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
 def test_a_finished_sweep_trains_nothing_and_a_changed_one_is_refused(finished, monkeypatch):
     workdir, results = finished
     monkeypatch.setattr(trials, "train", None)
-    again = run_sweep(CONFIGS, sweep(workdir, seed=None), progress=False)
-    assert again.result == results.result
+    for seed in (0, None):  # of the config, which no trial uses
+        configs = {"tiny": dataclasses.replace(TINY, seed=seed)}
+        again = run_sweep(configs, sweep(workdir, seed=None), progress=False)
+        assert again.result == results.result
     assert again.result["assumed_secret"] == ["seed"]
     assert "seed was given" in table(again)
     for change in ({"seed": 2}, {"grid": ("learning_rate=1,2",)}, {"held_out": "public"}):
@@ -379,9 +381,9 @@ def test_fields_of_the_method_can_be_tried():
 
 def test_the_settings_that_are_offered_are_those_that_can_be_given():
     configs = {"one": TrainConfig(method=Doppler())}
-    with pytest.raises(ConfigError, match="'method' is unknown") as raised:
-        settings.grid_candidates(configs, ("method=disk",))
-    offered = str(raised.value).split("available: ")[1].split(". Did you mean")[0].split(", ")
+    with pytest.raises(ConfigError, match="'no_such' is unknown") as raised:
+        settings.grid_candidates(configs, ("no_such=1",))
+    offered = str(raised.value).split("available: ")[1].split(", ")
     assert {"steps", "method.preset"} <= set(offered)
     assert not {"method", "seed"} & set(offered)
 
@@ -389,7 +391,7 @@ def test_the_settings_that_are_offered_are_those_that_can_be_given():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grid": ("learning_rat=1",)}, "'learning_rat' is unknown"),
+        ({"grid": ("learning_rat=1",)}, "'learning_rat' is unknown. Did you mean 'learning_rate'"),
         ({"grid": ("seed=1,2",)}, "'seed' is unknown"),
         ({"grid": ("learning_rate",)}, "'learning_rate' has no =VALUE; give FIELD=VALUE"),
         ({"grid": ("=1",)}, "'=1' names no field; give FIELD=VALUE"),
@@ -487,6 +489,65 @@ def test_a_comparison_on_two_processes_is_the_same(tmp_path):
     for found, expected in zip(two.methods, one.methods, strict=True):
         assert found.learning_rate == expected.learning_rate
         assert found.test_accuracy_mean == pytest.approx(expected.test_accuracy_mean)
+
+
+OWN_PARTS = """
+import dataclasses, multiprocessing, os
+import numpy as np
+from dpoptax.training.config import TrainConfig
+from dpoptax.training.data import Dataset, register_dataset
+from dpoptax.training.methods import Method
+from dpoptax.training.models import register_model
+from dpoptax.training.models.models import MLP
+
+@register_dataset
+def sensors():
+    {on_load}
+    labels = np.arange(200, dtype=np.int32) % 2
+    inputs = np.repeat(labels[:, None], 3, axis=1).astype(np.float32)
+    return Dataset("sensors", {{"inputs": inputs, "labels": labels}}, {{}}, 2).for_selection()
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Method):
+    name = "mine"
+
+register_model("narrow", lambda num_classes: MLP(num_classes, widths=(2,)))
+
+def get_config():
+    {in_function}
+    return TrainConfig(
+        method=Mine(), dataset="sensors", model="narrow", steps=2, batch_size=20, accountant="rdp"
+    )
+"""
+
+
+def compare_own_parts(folder, on_load="pass", in_function="pass"):
+    """Compares a config file with parts of its own, on two processes; returns the exit code."""
+    (folder / "own.py").write_text(OWN_PARTS.format(on_load=on_load, in_function=in_function))
+    options = ["--seeds", "2", "--learning-rates", "0.1", "--processes", "2"]
+    return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
+
+
+def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
+    assert compare_own_parts(tmp_path) == 0
+    (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
+    assert method["name"] == "mine"
+    assert [run["config"]["dataset"] for run in method["runs"]] == ["sensors"] * 2
+    assert {run["config"]["method"]["class"] for run in method["runs"]} == {"<run_path>.Mine"}
+
+
+def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
+    local = "Mine = dataclasses.make_dataclass('Mine', [], bases=(globals()['Mine'],), frozen=True)"
+    assert compare_own_parts(tmp_path, in_function=local) == 2
+    message = capsys.readouterr().err
+    assert "a config cannot be sent to a worker process" in message
+    assert "or give `processes` 1." in message
+
+
+def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
+    dies = "multiprocessing.parent_process() and os._exit(1)"
+    assert compare_own_parts(tmp_path, on_load=dies) == 2
+    assert "one of 2 worker processes died" in capsys.readouterr().err
 
 
 def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):

@@ -38,6 +38,7 @@ CONFIG = TrainConfig(
     noise_multiplier=1.0,
     epsilon=None,
     accountant="rdp",
+    seed=0,
 )
 RATES = (0.1, 2.0)
 OF_THE_CLOCK = ("train_seconds", "compile_seconds", "first_step_seconds", "phases")

@@ -44,7 +44,7 @@ from dpoptax.training.run.seeds import Keys
 from tests import resume_test
 from tests.helpers import normal, slow_but
 
-TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=6, eval_every=3, batch_size=64, accountant="rdp", seed=0)
 METHODS = {
     "adaptive_clip": {"method": AdaptiveClip()},
     "correlated_noise": {

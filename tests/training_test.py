@@ -17,6 +17,7 @@ from dpoptax.training import bars as training_bars
 from dpoptax.training import loop
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
+from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
@@ -26,7 +27,7 @@ from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 
-TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp")
+TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp", seed=0)
 SUMMARY_FIELDS = {
     "epsilon",
     "delta",
@@ -139,12 +140,16 @@ def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_pat
     assert all(re.fullmatch(r"not private; at 2: .*", text) for text in shown)
 
 
-def test_of_many_names_those_near_by_are_given():
+def test_an_unknown_name_suggests_the_nearest_known_one():
     names = [f"mnist/eps-{e}/cnn/{m}" for e in range(1, 50) for m in ("pmlf", "disk")]
-    text = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
-    assert "98 are available, such as mnist/eps-1/cnn/pmlf, " in text
-    assert len(text) < 300
-    assert "all of few" in str(unknown_name("config", "x", ["all of few"]))
+    near = str(unknown_name("config", "mnist/eps-1/cnn/pml", names))
+    assert near == ("config='mnist/eps-1/cnn/pml' is unknown. Did you mean 'mnist/eps-1/cnn/pmlf'?")
+    far = str(unknown_name("config", "x", names))
+    assert "98 are available, such as mnist/eps-1/cnn/disk, " in far
+    assert len(far) < 150
+    # A list that fits into a line is shown next to the suggestion.
+    few = str(unknown_name("optimizer", "adm", ["adam", "sgd"]))
+    assert few == "optimizer='adm' is unknown; available: adam, sgd. Did you mean 'adam'?"
 
 
 def test_where_no_terminal_is_a_bar_is_lines_without_control_characters(monkeypatch):
@@ -377,8 +382,8 @@ def test_delta_of_one_over_n_warns():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": "digit"}, r"dataset='digit' is unknown; available: .*digits"),
-        ({"model": "mpl"}, r"model='mpl' is unknown; available: cnn, cnn_2, .*linear, mlp"),
+        ({"dataset": "digit"}, r"dataset='digit' is unknown\. Did you mean 'digits'\?"),
+        ({"model": "mpl"}, r"model='mpl' is unknown\. Did you mean 'mlp'\?"),
         (
             {"optimizer": "sdg"},
             r"optimizer='sdg' is unknown; available: adam, adamw, momentum, sgd",
@@ -460,6 +465,55 @@ def test_examples_that_cannot_be_trained_on_are_named(monkeypatch, made, message
     monkeypatch.setitem(data.DATASETS, "mine", lambda: dataset)
     with pytest.raises(ConfigError, match=re.escape(message)):
         data.load_dataset("mine")
+
+
+def with_value(value, *examples):
+    """Images with a value in the last pixel of some examples."""
+    inputs = INPUTS.astype(np.asarray(value).dtype)
+    inputs[list(examples), -1, -1] = value
+    return {"inputs": inputs, "labels": LABELS}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (with_value(np.float32("nan"), *range(20)), {}, "20 of 20 training examples"),
+        (with_value(np.float16("-inf"), 3, 7), {}, "2 of 20 training examples"),
+        (with_value(1e39, 19), {}, "1 of 20 training examples"),  # float32 has no such number
+        ({}, with_value(np.float32("inf"), 0), "1 of 20 test examples"),
+        ({"weight": np.full(20, np.nan)}, {}, "20 of 20 training examples"),
+    ],
+)
+def test_examples_that_are_not_finite_are_refused(
+    monkeypatch, tmp_path, train, test, message, streamed
+):
+    splits = [{"inputs": INPUTS, "labels": LABELS} | changes for changes in (train, test)]
+    if streamed:
+        for name, array in splits[0].items():
+            np.save(tmp_path / f"{name}.npy", array)
+        splits[0] = streaming.open_memory_mapped(tmp_path)
+    monkeypatch.setitem(data.DATASETS, "mine", lambda: data.Dataset("mine", *splits, 2))
+    with pytest.raises(ConfigError, match=message):
+        data.load_dataset("mine")
+
+
+def test_of_examples_that_are_read_one_by_one_some_are_checked(monkeypatch):
+    class Source:
+        read = 0
+
+        def __len__(self):
+            return 10_000
+
+        def __getitem__(self, index):
+            Source.read += 1
+            return {"inputs": np.full(3, np.nan, np.float32), "labels": np.int32(0)}
+
+    test = {"inputs": INPUTS, "labels": LABELS}
+    monkeypatch.setitem(data.DATASETS, "mine", lambda: data.Dataset("mine", Source(), test, 2))
+    with pytest.raises(ConfigError, match="64 of 64 training examples that were checked"):
+        data.load_dataset("mine")
+    assert Source.read == 64
 
 
 class OfBatches(nn.Module):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Container
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def _train(arguments: list[str]) -> int:
         description=f"Train as {path} says; every field can be overridden.",
     )
     fetch_for([given.config], given.fetch)
+    if given.config.method.private and given.config.seed is not None:
+        warnings.warn(
+            "`seed` is known to everyone who can read the config or the command, and whoever knows "
+            "it can subtract the noise. Leave it out to draw a seed from the operating system.",
+            stacklevel=2,
+        )
     summary = train_and_evaluate(given.config, given.workdir).summary
     if summary["stopped_by_budget"]:
         print(
@@ -46,7 +53,7 @@ def _train(arguments: list[str]) -> int:
         spent = f"({epsilon}, {records.delta_text(summary['delta'])})-differentially private"
         spent += " for each user" * (summary["unit"] == "user")
         if summary["assumed_secret"]:
-            spent += " if its seed stays secret and is no other run's"
+            spent += " if the seed stays secret and no other run uses it"
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"

@@ -116,6 +116,8 @@ def audit_config(
         if progress:
             say(f"auditing {config.method.name}, {name} ...")
 
+    # What follows from the run's seed is fixed, so that an audit can be repeated.
+    config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
     # A fixed key, into which the audit folds its own.
     run = resolve(
@@ -296,7 +298,7 @@ def _model(run: Run, dataset: Dataset) -> auditing.Game:
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
-    init_key, keys = seeds.keys(config.seed or 0, config.generator)
+    init_key, keys = seeds.keys(run.plan.seed, config.generator)
     params, frozen = models.start_variables(config, model, inputs, init_key)
     loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)

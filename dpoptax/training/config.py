@@ -4,10 +4,10 @@ import dataclasses
 import fnmatch
 import math
 import re
-import runpy
 from pathlib import Path
 from typing import Any, Literal
 
+from dpoptax.training import config_files
 from dpoptax.training.data.dataset import Unit, Wanted
 from dpoptax.training.data.dictionary import Dictionary
 from dpoptax.training.data.features import FeatureMap
@@ -153,16 +153,17 @@ class TrainConfig:
     """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
     of the whole run, for correlated noise and examples that take part by chance."""
 
-    seed: int | None = field(0, Role.PLANNED, _SEED)
-    """Seed of initial parameters, batches and noise. Who knows it can subtract the noise, and two
-    runs of one seed tell each other's: a model that is given away needs None, a fresh random seed
-    that only the checkpoints record."""
+    seed: int | None = field(None, Role.PLANNED, _SEED)
+    """Seed of the initial parameters, the batches and the noise. None: a fresh one from the
+    operating system, which only the checkpoints record. Whoever knows the seed can subtract the
+    noise, and two runs with the same seed reveal each other's: give one only to repeat a study."""
     generator: Literal["threefry", "chacha20"] = field(
         "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
     )
     """Generator of the noise: threefry, or ChaCha20, and then SHAKE-256 draws the batches: what is
-    promised holds against whoever cannot break a cipher. With seed=None the first has 63 random
-    bits, the others 256. Noise by ChaCha20 takes some four times as long to draw."""
+    promised holds against whoever cannot break a cipher. A seed from the operating system has 63
+    bits for threefry and 256 for ChaCha20. Noise by ChaCha20 takes some four times as long to
+    draw."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
@@ -289,7 +290,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
         raise ConfigError(f"config {path!r} is not a file; give a Python file's path")
     defined: dict[str, Any] = {}
     try:
-        defined = runpy.run_path(path)
+        defined = vars(config_files.load(path))
         one, several = defined.get("get_config"), defined.get("get_configs")
         found = {Path(path).stem: one()} if callable(one) else several() if several else None
     except Exception as error:  # whatever the user's own code raises

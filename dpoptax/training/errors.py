@@ -4,8 +4,10 @@ import difflib
 import traceback
 from collections.abc import Iterable
 
-# So many names are listed, and so many of more.
-_MANY, _NEAR = 64, 3
+_SHORT = 10
+"""Up to so many names are listed even if one of them is likely meant."""
+_LONG = 64
+"""More names than this are never listed in full."""
 
 
 class ConfigError(ValueError):
@@ -13,16 +15,17 @@ class ConfigError(ValueError):
 
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:
-    """The error for a name that no registry holds: it lists those that it does hold, if few."""
+    """Returns the error for an unknown name, with the nearest known one or a list of all."""
     names = sorted(available)
-    near = difflib.get_close_matches(str(value), names, n=_NEAR)
+    near = difflib.get_close_matches(str(value), names, n=1)
     meant = f". Did you mean {near[0]!r}?" if near else ""
-    if len(names) <= _MANY:
-        return ConfigError(f"{field}={value!r} is unknown; available: {', '.join(names)}{meant}")
-    some = ", ".join(near or names[:_NEAR])
-    return ConfigError(
-        f"{field}={value!r} is unknown; {len(names)} are available, such as {some}{meant}"
-    )
+    if near and len(names) > _SHORT:
+        listed = ""
+    elif len(names) <= _LONG:
+        listed = f"; available: {', '.join(names)}"
+    else:
+        listed = f"; {len(names)} are available, such as {', '.join(names[:3])}"
+    return ConfigError(f"{field}={value!r} is unknown{listed}{meant}")
 
 
 def line_in(path: str, error: BaseException) -> str:

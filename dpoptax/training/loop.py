@@ -122,8 +122,11 @@ def _train_in(
     # A typing error is told before the noise is worked out, which may take long.
     models.build_model(config, dataset.num_classes, dataset.kind)
     check_names(config)
+    seeded = resume.with_seed_of(config, begun)
+    if begun is not None and begun.get("seed_given"):
+        config = seeded  # so that the summary says that ε depends on a seed that was given
     with phases("accounting"):
-        plan = make_plan(resume.with_seed_of(config, begun), dataset.units(config.unit))
+        plan = make_plan(seeded, dataset.units(config.unit))
     with phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
     earlier = resume.shown_records(metrics_path) if config.method.private else {}

@@ -205,9 +205,11 @@ def load_dataset(
 
     Raises:
         ConfigError: No such name, no directory for one of files, a file missing or damaged,
-            examples that have no such features, or a file of owners that does not fit.
+            examples that are not finite, that have no such features, or a file of owners that does
+            not fit.
     """
     dataset = _examples(name, data_dir, tokens)
+    _check_finite(name, dataset)
     if owners is not None:
         if dataset.owners is not None:
             raise ConfigError(
@@ -309,6 +311,21 @@ def _check_examples(name: str, dataset: object) -> None:
             raise ConfigError(
                 f"dataset={name!r}, {which}['labels'] are from {least} to {most}; give 0 to "
                 f"{dataset.num_classes - 1}, as num_classes={dataset.num_classes}"
+            )
+
+
+def _check_finite(name: str, dataset: Dataset) -> None:
+    """Raises a `ConfigError` if examples are not finite: their gradients would count as zero.
+
+    ε compares data sets of finite examples, so refusing other ones is part of no release.
+    """
+    for which, split in (("training", dataset.train), ("test", dataset.test)):
+        found, checked = streaming.count_not_finite(split)
+        if found:
+            raise ConfigError(
+                f"dataset={name!r}: {found} of {checked} {which} examples that were checked hold "
+                "NaN, an infinity, or a number beyond the range of float32. Leave these examples "
+                "out, or replace the values by a rule that looks at one example at a time."
             )
 
 

@@ -4,6 +4,7 @@ A step reads the records of its own sample and nothing else. On several hosts, e
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
 """
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 # Of what is not in memory, so many records tell one source from another.
 _COMPARED = 64
+# A memory-mapped source of at most so many bytes is checked whole.
+_CHECKED_BYTES = 2**28
 
 
 class RandomAccessSource(Protocol):
@@ -106,6 +109,38 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
 def spread(size: int) -> np.ndarray:
     """Some places among `size`, from the first to the last: what tells a source from another."""
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
+
+
+def count_not_finite(source: Source) -> tuple[int, int]:
+    """Counts the records with a NaN, an infinity or a number beyond the range of float32.
+
+    Of a source that is neither in memory nor small, it checks a spread of the records.
+
+    Returns:
+        The number of such records, and the number of records that were checked.
+    """
+    records: Any
+    if isinstance(source, Mapping) and (
+        in_memory(source) or sum(map(_bytes, source.values())) <= _CHECKED_BYTES
+    ):
+        records = {name: array[:] for name, array in source.items()}
+    else:
+        records = read(source, spread(source_size(source)))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(records)]
+    most = np.finfo(np.float32).max
+    finite = np.ones(len(leaves[0]), bool)
+    for leaf in leaves:
+        if jax.numpy.issubdtype(leaf.dtype, np.floating):
+            values = leaf.reshape(len(leaf), -1)
+            # Reductions need no copy of the values, and both are NaN if one value is.
+            with np.errstate(invalid="ignore"):
+                least, largest = values.min(axis=1, initial=0), values.max(axis=1, initial=0)
+            finite &= (-most <= least) & (largest <= most)
+    return int(np.count_nonzero(~finite)), len(finite)
+
+
+def _bytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:

@@ -8,10 +8,14 @@ import optax
 
 import dpoptax
 from dpoptax.matrix import Strategy
-from dpoptax.training.methods.source import UNNAMED, source_sha256
+from dpoptax.training.config_files import LOADED
+from dpoptax.training.methods.source import source_sha256
 
 SOURCE = "source_sha256"
 """Under which `Method.to_dict` has what a class of a config file is made of."""
+
+_CONFIG_FILE = "<run_path>"
+"""The module that records name for all classes of config files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +110,14 @@ class Method:
     def to_dict(self) -> dict[str, Any]:
         """Name and parameters as plain values, and the class where it is not dpoptax's own.
 
-        Classes of config files, which have no module of their own, are told by their source.
+        Classes of config files, wherever these are, are told by their source.
         """
         kind: type = type(self)
-        own = kind.__module__.partition(".")[0] == "dpoptax"
-        known = {} if own else {"class": f"{kind.__module__}.{kind.__qualname__}"}
-        if kind.__module__ == UNNAMED:
+        of_file = kind.__module__ in LOADED
+        module = _CONFIG_FILE if of_file else kind.__module__
+        own = module.partition(".")[0] == "dpoptax"
+        known = {} if own else {"class": f"{module}.{kind.__qualname__}"}
+        if of_file:
             known[SOURCE] = source_sha256(kind)
         return {"name": self.name, **known, **dataclasses.asdict(self)}
 

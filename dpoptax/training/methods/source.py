@@ -1,35 +1,30 @@
-"""The text of what a class is made of, for classes whose module has no name of its own."""
+"""Identifies the classes of config files by the statements that they are made of."""
 
 import ast
 import functools
 import hashlib
-from pathlib import Path
+import importlib.util
 
-UNNAMED = "<run_path>"
-"""The module of what config files define."""
+from dpoptax.training.config_files import LOADED
 
 
 @functools.cache
 def source_sha256(kind: type) -> str:
-    """The first letters of a SHA-256 of the statements that a class of a config file is made of.
+    """Returns the first letters of a SHA-256 of the source of a class of a config file.
 
-    Its own, those of what it names in its file, and of what these name; and so of the classes that
-    it inherits from, where they are of config files, the others by their names. What the file says
-    beside them, such as which run to train, may change. A class without a function of its own has
-    no file, and counts by its name. Once for each class: the file may change while a run goes on.
+    It covers the class, the statements of the file that the class refers to, and those that these
+    refer to in turn. The rest of the file may change, such as the run that it configures. Base
+    classes from elsewhere count by their names.
     """
     digest = hashlib.sha256()
     for each in kind.__mro__:
-        statements = _statements(each) if each.__module__ == UNNAMED else ""
+        statements = _statements(each) if each.__module__ in LOADED else ""
         digest.update(f"{each.__qualname__}\n{statements}\n".encode())
     return digest.hexdigest()[:12]
 
 
 def _statements(kind: type) -> str:
-    file = _file(kind)
-    if file is None:
-        return ""
-    text = file.read_text(encoding="utf-8")
+    text = importlib.util.decode_source(LOADED[kind.__module__].source)
     body = ast.parse(text).body
     needed: set[int] = set()
     waiting = {kind.__qualname__.partition(".")[0]}
@@ -44,16 +39,6 @@ def _statements(kind: type) -> str:
         "\n".join(lines[_first_line(body[place]) - 1 : body[place].end_lineno])
         for place in sorted(needed)
     )
-
-
-def _file(kind: type) -> Path | None:
-    """The file of a class's functions."""
-    for value in vars(kind).values():
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        code = getattr(function, "__code__", None)
-        if code is not None and (file := Path(code.co_filename)).is_file():
-            return file
-    return None
 
 
 def _defined(statement: ast.stmt) -> set[str]:

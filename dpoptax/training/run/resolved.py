@@ -22,8 +22,8 @@ class Run:
     """A config with all that follows from it and from what its data are, made once.
 
     Attributes:
-        config: What was asked for. Its seed may be None, and then summaries do not tell the one
-            that was drawn.
+        config: What was asked for. If its seed is None, summaries do not tell the seed that was
+            drawn.
         plan: How the run is sampled, with its seed, and what it may spend.
         model: Maps one example's inputs to logits.
         chain: Its clip, noise, filter and optimizer.

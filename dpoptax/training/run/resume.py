@@ -37,19 +37,9 @@ def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices)
 
 
 def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
-    """`config`, and with `seed=None` the seed that the begun run drew.
-
-    Raises:
-        ConfigError: It drew none: its seed was given, and who knows it can subtract the noise.
-    """
+    """Returns `config` with the seed of the begun run, unless it has a seed of its own."""
     if record is None or config.seed is not None:
         return config
-    if config.method.private and record.get("seed_given"):
-        raise ConfigError(
-            "seed=None, and the run was begun with a seed that was given: whoever has seen it can "
-            "subtract the noise, and the run would be stated as one of a seed that nobody knows. "
-            "Give the old seed, or another workdir for a new run"
-        )
     return dataclasses.replace(config, seed=record["seed"])
 
 

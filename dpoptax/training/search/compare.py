@@ -43,7 +43,8 @@ class Comparison:
     method in a module of its own outside the package, whose code is not seen, give another. Other
     examples under the name of a data set are refused by data.json, which is for its owner alone."""
     seeds: int = 5
-    """Number of seeds; seed s is the same for all configs."""
+    """Number of repetitions, with the seeds 0, 1, 2, ... for every config, so that a comparison can
+    be repeated. Everyone knows these seeds: publish none of the models."""
     epsilon: float | None = None
     """Privacy of every private config; None: the one that the configs agree on."""
     learning_rates: tuple[float, ...] | None = None
@@ -289,8 +290,8 @@ def _notes(methods: list[MethodResult]) -> list[str]:
     if any(method.private for method in methods):
         notes.append(
             "ε is that of one run at the selected learning rate. It covers neither the runs that "
-            "selected the rate nor the repetitions over seeds. Runs of one seed draw the same "
-            "noise: who has the parameters of two of them has their difference without it."
+            "selected the rate nor the repetitions over seeds. The seeds are known, so publish "
+            "none of these models: `dpoptax train` draws a secret seed."
         )
     if any(run["unit"] == "user" for method in methods for run in method.runs):
         notes.append("ε is about one user with all of the examples that it owns.")

@@ -273,10 +273,17 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
 
 
 def _as_begun(identity: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """The identity as the version that began a sweep would have written it."""
+    """Returns the identity as the version that began a sweep would have written it.
+
+    The seeds of the configs do not count: each trial has a seed of its own.
+    """
     before = begun["configs"]
     configs = {
-        name: {**config, "method": as_recorded(config["method"], before[name]["method"])}
+        name: {
+            **config,
+            "method": as_recorded(config["method"], before[name]["method"]),
+            "seed": before[name]["seed"],
+        }
         if name in before
         else config
         for name, config in identity["configs"].items()

@@ -16,14 +16,17 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, Wanted
@@ -142,19 +145,29 @@ class Runner:
             for job, given in zip(jobs, work, strict=True):
                 yield job, _run(*given, progress=not bar.disable)
             return
+        pickled = [_pickled(given) for given in work]
         if self._pool is None:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self._processes,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
             )
-        pending = {
-            self._pool.submit(_run, *given): job for job, given in zip(jobs, work, strict=True)
-        }
-        while pending:
-            bar.refresh()
-            for future in concurrent.futures.wait(pending, 1, FIRST_COMPLETED).done:
-                yield pending.pop(future), future.result()
+        files = tuple(config_files.LOADED.values())
+        try:
+            pending = {
+                self._pool.submit(_run_in_worker, files, given): job
+                for job, given in zip(jobs, pickled, strict=True)
+            }
+            while pending:
+                bar.refresh()
+                for future in concurrent.futures.wait(pending, 1, FIRST_COMPLETED).done:
+                    yield pending.pop(future), future.result()
+        except BrokenProcessPool as error:
+            raise ConfigError(
+                f"one of {self._processes} worker processes died: for lack of memory, unless it "
+                "printed an error above. Give fewer `processes`; the same command goes on with "
+                "the runs that are missing."
+            ) from error
 
 
 def default_processes() -> int:
@@ -200,6 +213,32 @@ def _recorded(result: RunResult, trial: Trial, path: Path) -> dict[str, Any]:
         records.save_params(path.with_suffix(".msgpack"), result.params)
     records.write_json(path, record)
     return record
+
+
+def _pickled(work: Any) -> bytes:
+    """Pickles a job here: what a pool cannot pickle in its own thread, it may wait for forever."""
+    try:
+        return pickle.dumps(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"a config cannot be sent to a worker process: {error}. Define its classes and "
+            "functions at the top level of the config file, or give `processes` 1."
+        ) from error
+
+
+def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> list[dict[str, Any]]:
+    """Runs the config files, for what they register and define, and then the job."""
+    for file in files:
+        if file.module not in config_files.LOADED:
+            config_files.run(file)
+    try:
+        job = pickle.loads(work)
+    except (AttributeError, ImportError) as error:  # such as a class of a notebook
+        raise ConfigError(
+            f"a worker process does not find a part of a config: {error}. Define it in the config "
+            "file or in a module, or give `processes` 1."
+        ) from error
+    return _run(*job)
 
 
 def _start_worker() -> None:
