@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clips.bounds import UNIT, gamma
+from dpoptax._clips.bounds import UNIT, gamma, ldexp
 from dpoptax._trees import float32_at_least
 
 BLOCK = 32
@@ -218,7 +218,9 @@ class Steps:
     def of(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-        scaled = values * 2.0**self.exponent
+        # Not a product, which the difference below could be fused with: what it takes off would then
+        # be the rounding of `values` as well, of which fine steps may not hold the sum.
+        scaled = ldexp(values, jnp.int32(self.exponent))
         whole = jnp.round(scaled)
         return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
 
