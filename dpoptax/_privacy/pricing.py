@@ -49,6 +49,8 @@ DISCRETIZATION = 1e-4
 LARGEST = 1e7
 # By more than a joint multiplier is rounded by: in all it is four roundings of a few parts in 2^53.
 _LESS = 1 - 2.0**-49
+# Monte Carlo looks for no larger epsilon, whose exponential might overflow.
+_MOST_DRAWN = 500.0
 # Enough orders for a starting point, at a hundredth of the cost of all of them.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
 
@@ -170,7 +172,9 @@ def _monte_carlo_epsilon(
         return known
     run = importance.Run(event.chain, event.column, event.steps, event.noise_multiplier)
     effort = 1.0 if interval <= DISCRETIZATION else 0.1
-    return monte_carlo.epsilon_bound(run, delta - event.overflow, most=known, effort=effort)
+    most = min(known, _MOST_DRAWN)
+    found = monte_carlo.epsilon_bound(run, delta - event.overflow, most=most, effort=effort)
+    return found if found < most else known
 
 
 class _RdpAccountant(rdp.RdpAccountant):
