@@ -1,7 +1,7 @@
 """Renyi divergences of one sampled Gaussian, as upper bounds that include their rounding.
 
 With P = (1 − q) N(0, σ²) + q N(1, σ²) and Q = N(0, σ²), in units of the clip bound, a step of
-Poisson sampling has D_α = log(A_α)/(α − 1) in both directions, where
+Poisson sampling has divergences of at most D_α = log(A_α)/(α − 1), in both directions, where
 
     A_α = E_Q[(1 + y)^α],    y = q (e^((2z − 1)/(2σ²)) − 1),    E_Q[y] = 0.
 
