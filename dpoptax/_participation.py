@@ -149,5 +149,5 @@ class Participation:
             column=events.shortest(self.strategy.column(steps).tolist()),
             chain=self.sampler.chain,
             bound=unamplified,
-            overflow=self.sampler.overflow_probability,
+            overflow=self.sampler.full_probability,
         )

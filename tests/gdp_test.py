@@ -107,5 +107,5 @@ def test_small_deltas_have_the_rounding_of_what_composes_them():
 def test_draws_beyond_the_largest_batch_are_paid_by_delta():
     sampler = sampling.RandomAllocationSampler(64, 8, seed=0, max_batch_size=12)
     state = after_steps(sampler, 2.0, 8)
-    with pytest.raises(ValueError, match="used up by draws beyond the sampler's largest batch"):
+    with pytest.raises(ValueError, match="the sampler's largest batch is full.*Pass a larger"):
         accounting.gdp_spent(state, sampler, 1e-7)

@@ -246,7 +246,8 @@ class TestAgainstWhatIsKnown:
         poisson = accounting.epsilon(
             noise_multiplier=1.0, steps=1, delta=DELTA, sampling_probability=0.1
         )
-        assert poisson <= drawn < 1.02 * poisson
+        # With other draws, as of another δ, it is 1.015 to 1.021 times as large.
+        assert poisson <= drawn < 1.03 * poisson
 
     @pytest.mark.slow
     def test_no_separation_is_poisson_sampling(self):
@@ -320,7 +321,8 @@ class TestUse:
     def test_the_overflow_of_batches_is_paid_for(self):
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         event = self.PRICED.dp_event(1.0, 12)
-        assert 0 < event.overflow <= 12e-18
+        # Others fill a batch more often than one is cut, whose probability is 10⁻¹⁸ a step.
+        assert event.overflow == 12 * self.PRICED.sampler.full_probability < 1e-15
         free = accounting.epsilon(sampler=self.PRICED, **run)
         # Too frequent an overflow leaves what "pld" proves, whatever a full batch leaves out.
         full = dataclasses.replace(self.PRICED.sampler, max_batch_size=12)

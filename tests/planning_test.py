@@ -68,6 +68,13 @@ def test_the_compiled_step_tells_its_working_memory():
     assert 0 < small < large
 
 
+def test_a_large_epsilon_is_planned_by_rdp(capsys):
+    # The default cut of a draw, times e^12, used up δ: an error.
+    plan = ["plan", f"{CONFIGS}/digits/dp_sgd.py", "--epsilon", "12", "--accountant", "rdp"]
+    assert main(plan) == 0
+    assert "1.1633 of the clip norm" in capsys.readouterr().out
+
+
 def test_a_stated_noise_that_does_not_give_the_stated_epsilon_shows_both():
     config = dataclasses.replace(TINY, steps=100)
     calibrated = plan_run(config, count_flops=False)

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from dpoptax import accounting, matrix
+from dpoptax._privacy import monte_carlo
 from dpoptax.sampling import MinSeparationSampler
 from tests.monte_carlo_test import paths
 
@@ -153,22 +154,36 @@ class TestPrice:
         assert np.maximum(adding - math.exp(poisson) * replaced, 0).sum() * step > 2.5 * DELTA
         full = MinSeparationSampler(100, 1, seed=0, separation=1, max_batch_size=1)
         for accountant in ("pld", "rdp", "monte_carlo"):
-            with pytest.raises(ValueError, match="used up by draws beyond the sampler's largest"):
+            with pytest.raises(ValueError, match="the sampler's largest batch is full"):
                 accounting.epsilon(sampler=full, **run, accountant=accountant)
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp", "monte_carlo"])
-    def test_batches_that_are_cut_are_taken_out_of_delta(self, accountant):
+    def test_batches_that_are_cut_are_taken_out_of_delta(self, accountant, monkeypatch):
+        # Draws of Monte Carlo depend on δ: with other draws ε differs by more than this does.
+        monkeypatch.setattr(
+            monte_carlo,
+            "epsilon_bound",
+            lambda run, delta, **_: accounting.event_epsilon(dpa.GaussianDpEvent(10.0), delta),
+        )
         sampler = MinSeparationSampler(1000, 20, seed=0, separation=3, max_batch_size=48)
         run = {"noise_multiplier": 1.0, "steps": 10, "delta": DELTA, "accountant": accountant}
-        paid = 10 * sampler.overflow_probability
+        paid = 10 * sampler.full_probability
         assert 1e-7 < paid < 1e-6
         found = accounting.epsilon(sampler=sampler, **run)
         never = dataclasses.replace(sampler, max_batch_size=1000)
-        left = DELTA - paid * (1 + math.exp(found))
         assert accounting.epsilon(sampler=never, **run) < found
-        if accountant != "monte_carlo":
-            want = accounting.epsilon(sampler=never, **{**run, "delta": left})
-            assert found == pytest.approx(want, rel=1e-5)
+        want = accounting.epsilon(sampler=never, **{**run, "delta": DELTA - paid})
+        assert found == pytest.approx(want, rel=1e-12)
+
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_the_default_cut_does_not_matter_at_large_epsilons(self, accountant):
+        # By e^ε times the probability of a cut, δ was used up: an error.
+        sampler = MinSeparationSampler(1000, 50, seed=0, separation=4)
+        never = dataclasses.replace(sampler, max_batch_size=1000)
+        run = {"noise_multiplier": 0.3, "steps": 40, "delta": DELTA, "accountant": accountant}
+        found = accounting.epsilon(sampler=sampler, **run)
+        assert found > 40
+        assert found == pytest.approx(accounting.epsilon(sampler=never, **run), rel=1e-9)
 
     def test_everyone_in_each_cycle_costs_at_most_the_gaussian_of_so_many(self):
         sampler = MinSeparationSampler(40, 10, seed=0, separation=4)

@@ -7,9 +7,8 @@ import attr
 import dp_accounting as dpa
 from dp_accounting import DpEvent as Event
 from dp_accounting import dp_event
-from scipy import stats
 
-from dpoptax._privacy import allocation
+from dpoptax._privacy import allocation, renyi
 from dpoptax._privacy.chains import Chain
 
 RELATIONS = {
@@ -46,8 +45,7 @@ class RandomAllocationDpEvent(dpa.DpEvent):
       noise_multiplier: Of each sum.
       period: T.
       steps: How many of the T sums were released.
-      overflow: An upper bound on the probability that any record was left out of one of these, as
-        its batch was full.
+      overflow: An upper bound on the probability that other records fill one of these batches.
     """
 
     noise_multiplier: float
@@ -68,8 +66,7 @@ class ParticipationDpEvent(dpa.DpEvent):
       chain: When a record takes part.
       steps: How many sums were released.
       bound: What reveals no less and can be composed: what "pld" and "rdp" price in its place.
-      overflow: An upper bound on the probability that any record was left out of one of the sums,
-        as its batch was full.
+      overflow: An upper bound on the probability that other records fill one of the batches.
     """
 
     noise_multiplier: float
@@ -88,7 +85,7 @@ class CutDpEvent(dpa.DpEvent):
 
     Attributes:
       event: The releases, of batches of any size.
-      overflow: An upper bound on the probability that any batch was cut, above 0.
+      overflow: An upper bound on the probability that other records fill a batch, above 0.
     """
 
     event: Event
@@ -170,7 +167,7 @@ def allocation_event(
       steps: Number of releases, from the first of a period on.
       period: T.
       participations: k.
-      overflow: The probability that one step's batch is full.
+      overflow: The probability that other records fill one step's batch.
     """
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
@@ -213,7 +210,7 @@ def separated_event(
       steps: Number of releases.
       probability: p, of a record that may take part.
       separation: b.
-      overflow: The probability that one step's batch is full.
+      overflow: The probability that other records fill one step's batch.
     """
     if probability == 1:
         return poisson_event(noise_multiplier, 1.0, -(-steps // separation))
@@ -250,7 +247,7 @@ def participation_event(
       column: The first column of C over these steps, see `shortest`.
       chain: When a record takes part.
       bound: What reveals no less.
-      overflow: The probability that one step's batch is full.
+      overflow: The probability that other records fill one step's batch.
     """
     if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
         return bound
@@ -317,9 +314,21 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
 
 
 def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
-    """The event with its batches unbounded, and the probability that this makes a difference.
+    """Returns the event with unbounded batches, and what this leaves out of δ.
 
-    A random number of repetitions makes one with at most its mean times a repetition's.
+    If the event with unbounded batches is (ε, δ)-DP, the event is (ε, δ + p)-DP for the second
+    value, p. Let F be that in some step the other records fill the batch and the target is drawn.
+    A neighbor without the target flips the same coin for it. So F has one probability, at most p,
+    under both neighbors, and
+
+        P[M(D) ∈ S] ≤ p + P[M(D) ∈ S, not F] ≤ p + e^ε P[M(D') ∈ S, not F] + δ.
+
+    The last step reveals which other records are drawn, and the coins of steps that they fill. If F
+    did not happen, such steps show the same of both neighbors, and no other step cuts its batch.
+    Where the coins of several steps depend on each other, F is that the others fill any batch.
+
+    Random repetitions are at most p times their mean. Given that F did not happen, their number has
+    a law of the same kind with a lesser mean, for which selection costs no more.
     """
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         plain, overflow = without_truncation(event.event, count * event.mean)
@@ -335,9 +344,8 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
         return dpa.ComposedDpEvent([e for e, _ in parts]), math.fsum(p for _, p in parts)
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         q, sigma = event.sampling_probability, event.noise_multiplier
-        # The neighbour may hold one record more.
-        overflow = stats.binom.sf(event.truncated_batch_size, event.dataset_size + 1, q)
-        return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), count * float(overflow)
+        full = renyi.full_probability(event.dataset_size, q, event.truncated_batch_size)
+        return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), count * q * full
     if isinstance(event, RandomAllocationDpEvent):
         return attr.evolve(event, overflow=0.0), count * event.overflow
     if isinstance(event, CutDpEvent):

@@ -1,11 +1,12 @@
 """The epsilon of an event under each accountant.
 
-dp_accounting 0.6 leaves five gaps, and this module is the one place that closes them:
+dp_accounting 0.6 leaves six gaps, and this module is the one place that closes them:
 
 * its RDP of a Gaussian does not double the sensitivity under replace-one, its PLD does (issue 378
   of google/differential-privacy);
 * its PLD does not know sampling without replacement, but knows it under another name;
-* its RDP does not know truncated Poisson sampling;
+* its RDP does not know truncated Poisson sampling, and adds the terms of a series without their
+  signs at orders that are not integers (`renyi`);
 * neither knows random allocation;
 * its PLD takes no account of the rounding of Fourier transforms (`composition`).
 
@@ -15,7 +16,6 @@ What neither can compose, participation at random in sums with correlated noise,
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attr
@@ -24,6 +24,7 @@ import numpy as np
 from dp_accounting import DpEvent as Event
 from dp_accounting import pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
 
 from dpoptax._privacy import allocation, composition, importance, monte_carlo, one_step, renyi
 from dpoptax._privacy.checks import is_hashable
@@ -48,8 +49,9 @@ DISCRETIZATION = 1e-4
 LARGEST = 1e7
 # By more than a joint multiplier is rounded by: in all it is four roundings of a few parts in 2^53.
 _LESS = 1 - 2.0**-49
-# Enough orders for a starting point, at a hundredth of the cost of all of them. Integers only: the
-# series for others does not converge at a sampling probability of a half.
+# Monte Carlo looks for no larger epsilon, whose exponential might overflow.
+_MOST_DRAWN = 500.0
+# Enough orders for a starting point, at a hundredth of the cost of all of them.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
 
 
@@ -94,9 +96,7 @@ def profile_of(
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = accountant.get_delta(epsilons)
     deltas[-1] = min(deltas[-1], least_delta)
-    if overflow:
-        deltas = deltas + [_overflow_delta(overflow, e) for e in epsilons.tolist()]
-    return epsilons, np.minimum(deltas, 1.0)
+    return epsilons, np.minimum(deltas + overflow, 1.0)
 
 
 def _price(
@@ -109,33 +109,24 @@ def _price(
     if accountant == "monte_carlo":
         return _monte_carlo_epsilon(event, delta, relation, interval)
     plain, overflow = without_truncation(event)
-    if accountant == "rdp":
-        return _epsilon_with_overflow(lambda d: _rdp_epsilon(plain, d, relation), overflow, delta)
-    # Pricing a truncation exactly costs several times the untruncated event; one so rare that it
-    # costs a thousandth of delta is cheaper taken out of delta.
-    if 0 < overflow <= 1e-3 * delta and not _shows(overflow, plain, delta, relation, interval):
-        epsilon = _pld_epsilon(plain, 0.999 * delta, relation, interval)
-        if _overflow_delta(overflow, epsilon) <= 1e-3 * delta:
-            return epsilon
-    if overflows(event):
-        return _epsilon_with_overflow(
-            lambda d: _pld_epsilon(plain, d, relation, interval), overflow, delta
+    only_by_delta = overflow > 0 and overflows(event)
+    if overflow >= delta and only_by_delta:
+        raise ValueError(
+            f"delta={delta} must be above {overflow:.3g}, the probability that the sampler's "
+            "largest batch is full in this run. Pass a larger `max_batch_size` or a larger `delta`."
         )
-    return _pld_epsilon(event, delta, relation, interval)
 
+    def price(event: Event, delta: float) -> float:
+        if accountant == "rdp":
+            return _rdp_epsilon(event, delta, relation)
+        return _pld_epsilon(event, delta, relation, interval)
 
-def _shows(
-    overflow: float, plain: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
-) -> bool:
-    """Whether a coarse grid shows that truncation costs too much of delta to be left out.
-
-    That grid takes a tenth of the time, and overstates epsilon by far less than the margin here.
-    Either price is an upper bound: this decides how long it takes.
-    """
-    enough = math.log(1e-3 * delta / overflow)
-    if interval > DISCRETIZATION or guessed_epsilon(plain, delta, relation) <= enough:
-        return False
-    return _pld_epsilon(plain, 0.999 * delta, relation, 10 * interval) - 0.5 > enough
+    # Pricing the truncation takes several times as long, which δ does not show where it is rare.
+    if only_by_delta or overflow <= 1e-3 * delta:
+        return price(plain, delta - overflow)
+    if accountant == "rdp" and overflow < delta:
+        return min(price(plain, delta - overflow), price(event, delta))
+    return price(event, delta)
 
 
 _priced = functools.lru_cache(maxsize=4096)(_price)
@@ -176,18 +167,13 @@ def _monte_carlo_epsilon(
             "use the neighbouring relation that the sampler states"
         )
     known = epsilon_of(event.bound, delta, "pld", relation, interval)
-    most, (lowest, highest) = known, allocation.MULTIPLIERS
-    if not lowest <= event.noise_multiplier <= highest:
+    lowest, highest = allocation.MULTIPLIERS
+    if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
         return known
-    if event.overflow:
-        # So much of delta pays for the overflow of batches at any epsilon that is asked for.
-        most = min(known, math.log(1e-3 * delta / event.overflow))
-        if most <= 0:
-            return known
-        delta *= 1 - 2e-3
     run = importance.Run(event.chain, event.column, event.steps, event.noise_multiplier)
     effort = 1.0 if interval <= DISCRETIZATION else 0.1
-    found = monte_carlo.epsilon_bound(run, delta, most=most, effort=effort)
+    most = min(known, _MOST_DRAWN)
+    found = monte_carlo.epsilon_bound(run, delta - event.overflow, most=most, effort=effort)
     return found if found < most else known
 
 
@@ -200,17 +186,27 @@ class _RdpAccountant(rdp.RdpAccountant):
     def _maybe_compose(
         self, event: Event, count: int, do_compose: bool
     ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        orders, relation = tuple(self._orders), self._neighboring_relation
+        if isinstance(event, dpa.PoissonSampledDpEvent):
+            # Several Gaussians on one sample are one with less noise.
+            multiplier = _effective_gaussian_noise_multiplier(event.event)
+            if isinstance(multiplier, float):
+                event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
+        if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+            refused = self._maybe_compose(without_truncation(event)[0], count, False)
+            if do_compose and refused is None:
+                self._rdp += count * renyi.truncated_rdp(event, orders, relation)
+            return refused
         if do_compose and renyi.is_sampled_gaussian(event):
             refused = super()._maybe_compose(event, count, False)
             if refused is None:
-                orders, relation = tuple(self._orders), self._neighboring_relation
                 self._rdp += count * renyi.sampled_gaussian_rdp(event, orders, relation)
             return refused
         if isinstance(event, RandomAllocationDpEvent):
             refused = _refused_allocation(event, self._neighboring_relation)
             if do_compose and refused is None:
                 self._rdp += count * allocation.renyi_divergences(
-                    event.noise_multiplier, event.period, event.steps, tuple(self._orders)
+                    event.noise_multiplier, event.period, event.steps, orders
                 )
             return refused
         if not isinstance(event, WorstOfDpEvent):
@@ -349,37 +345,6 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
             f"relation {accountant.neighboring_relation.name}; try accountant={other!r}, or the "
             "neighbouring relation that the sampler states"
         ) from error
-
-
-def _overflow_delta(overflow: float, epsilon: float) -> float:
-    """What leaving out the truncation of draws costs in delta.
-
-    Run the truncated M' and the untruncated M with the same draws: they differ only if a draw
-    overflows, with total probability p. So P[M'(D) in S] <= P[M(D) in S] + p
-    <= e^eps (P[M'(D') in S] + p) + delta + p: M' is (eps, delta + p (1 + e^eps))-DP where M is
-    (eps, delta)-DP.
-    """
-    return overflow * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
-
-
-def _epsilon_with_overflow(plain: Callable[[float], float], overflow: float, delta: float) -> float:
-    """Epsilon where draws overflow; `plain` is that of unbounded draws, by delta."""
-    epsilon = plain(delta)
-    if overflow == 0 or math.isinf(epsilon):
-        return epsilon
-    for _ in range(100):
-        left = delta - _overflow_delta(overflow, epsilon)
-        if left <= 0:
-            break
-        needed = plain(left)
-        if needed <= epsilon:
-            return epsilon
-        epsilon = needed * (1 + 1e-6)
-    raise ValueError(
-        f"delta={delta} is used up by draws beyond the sampler's largest batch, which happen "
-        f"with probability {overflow:.3g} in this run; use a larger max_batch_size, or, for "
-        "a PoissonSampler, accountant='pld', which prices the truncation itself"
-    )
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:

@@ -96,7 +96,7 @@ def gdp(
       An upper bound on μ, by privacy loss distributions; infinity where there is none up to 1000.
 
     Raises:
-      ValueError: as `epsilon` by "pld"; draws beyond the sampler's largest batch that use up delta.
+      ValueError: as `epsilon` by "pld"; `delta` is not above the probability of a full batch.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; for reporting it, Gomez et al.,
     "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
@@ -180,8 +180,8 @@ def _least_mu(event: dpa.DpEvent, neighbouring_relation: str, delta: float) -> f
     within = np.flatnonzero(deltas <= delta)
     if not within.size:
         raise ValueError(
-            f"delta={delta} is used up by draws beyond the sampler's largest batch: use a larger "
-            "max_batch_size"
+            f"delta={delta} must be above the probability that the sampler's largest batch is "
+            "full in this run. Pass a larger `max_batch_size` or a larger `delta`."
         )
     last = within[0]  # behind it δ is smaller still
     if last == 0:

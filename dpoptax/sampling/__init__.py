@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 class PoissonSampler(CutSampler):
     """Every record is in every step with probability B/N, independently. The default.
 
-    A draw larger than `max_batch_size` is cut to a uniformly random subset of that many records,
-    and `dp_event` says so (arXiv 2508.15089): nothing is dropped that the epsilon does not know
-    of. By default this has probability 10^-12 a step and does not show in epsilon; with a
-    smaller `max_batch_size` padding is saved and the accountant charges for it.
+    A draw larger than `max_batch_size` is cut to a uniformly random subset of that many records.
+    `dp_event` includes the cut (arXiv 2508.15089). By default it has probability 10^-12 a step and
+    does not show in epsilon. A smaller `max_batch_size` saves padding and raises epsilon.
 
     Privacy: add-or-remove-one; N, the size of the larger of two neighbours, enters through B/N
     and through the truncation, and is treated as public.

@@ -141,7 +141,7 @@ class RandomAllocationSampler(ChainSampler):
             steps,
             period=self.period,
             participations=self.participations,
-            overflow=self.overflow_probability,
+            overflow=self.full_probability,
         )
 
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:

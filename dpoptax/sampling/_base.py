@@ -212,6 +212,15 @@ class CutSampler(Sampler):
 
         return float(stats.binom.sf(self._largest, self.dataset_size, self.sampling_probability))
 
+    @property
+    def full_probability(self) -> float:
+        """The probability that N other records fill a step's batch, which is taken out of δ."""
+        from scipy import stats
+
+        return float(
+            stats.binom.sf(self._largest - 1, self.dataset_size, self.sampling_probability)
+        )
+
 
 class ChainSampler(CutSampler):
     """A sampler whose records take part by a Markov chain each, apart from all others.
@@ -241,7 +250,7 @@ class ChainSampler(CutSampler):
             steps,
             column=(1.0,),
             chain=self.chain,
-            overflow=self.overflow_probability,
+            overflow=self.full_probability,
             bound=self._bound(noise_multiplier, steps),
         )
 

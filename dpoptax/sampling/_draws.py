@@ -8,10 +8,10 @@ import numpy as np
 
 from dpoptax._privacy.checks import integer
 
-# By default one Poisson draw in 10^12 is too large for its padding: for runs of usual length that
-# is too rare to show in epsilon, and costs 15 % more padding than 1 in 10^9 at a batch of 64.
+# By default one Poisson draw in 10^12 is too large for its padding, which costs 15 % more padding
+# than 1 in 10^9 at a batch of 64. Accountants price the cut however rare it is.
 _OVERFLOW_PROBABILITY = 1e-12
-# Where an overflow has to be taken out of delta, it costs e^epsilon times its probability there.
+# Where only delta can pay for an overflow, it has to be rare for the smallest deltas and long runs.
 _RARE_OVERFLOW_PROBABILITY = 1e-18
 
 

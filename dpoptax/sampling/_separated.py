@@ -142,7 +142,7 @@ class MinSeparationSampler(ChainSampler):
             steps,
             probability=self.participation_probability,
             separation=self.separation,
-            overflow=self.overflow_probability,
+            overflow=self.full_probability,
         )
 
 
