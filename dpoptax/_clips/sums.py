@@ -218,8 +218,8 @@ class Steps:
     def of(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
-        # Not a product, which the difference below could be fused with: what it takes off would then
-        # be the rounding of `values` as well, of which fine steps may not hold the sum.
+        # Fused with a product, the difference below would include the rounding of `values`, and
+        # integers may not hold the sum of that.
         scaled = ldexp(values, jnp.int32(self.exponent))
         whole = jnp.round(scaled)
         return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
