@@ -94,6 +94,8 @@ PROGRAMS = {
 
 
 def _for_cpu(total, shapes):
+    if jax.default_backend() != "cpu":
+        pytest.skip("names of operations are read as XLA for CPUs writes them")
     return jax.jit(total).lower(*shapes)
 
 
