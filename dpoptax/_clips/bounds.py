@@ -197,6 +197,7 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> _Shifted:
     return _Shifted(value, inside, (biased > largest) & (biased < infinity))
 
 
+@jax.jit  # traced once for each shape
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """x · 2^exponent, exactly, in float32 at least.
 
@@ -209,6 +210,7 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
 
 
+@jax.jit
 def over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """x / 2^exponent for each example, (B, …) and (B,), in float32 at least or bfloat16.
 
