@@ -12,7 +12,6 @@ from scipy.stats import norm
 import dpoptax
 from dpoptax import accounting
 from dpoptax.cli.main import main
-from dpoptax.papers.report_costs import points
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
@@ -25,6 +24,7 @@ from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Loaded, build_step
+from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,

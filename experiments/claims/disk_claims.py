@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, over, pick, verdict
 
 DRIFTS = (0.03, 0.1, 0.3, 1.0)
 """σ_v/σ_w of the Kalman study."""

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from dpoptax.papers.benchmark_groups import (
+from dpoptax.training.run.plots import COLOURS, label, signed
+from experiments.image_benchmark.page_groups import (
     BASELINE,
     Entry,
     Groups,
@@ -23,8 +24,7 @@ from dpoptax.papers.benchmark_groups import (
     titles,
     told_apart,
 )
-from dpoptax.papers.published import PUBLISHED, Published
-from dpoptax.training.run.plots import COLOURS, label, signed
+from experiments.image_benchmark.published_accuracies import PUBLISHED, Published
 
 _GREY = "#777777"
 _FAR = 3.0

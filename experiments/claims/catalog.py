@@ -1,4 +1,4 @@
-"""The papers' studies by a command: numbers, figure, and what each claim comes to."""
+"""Runs studies by name: numbers, a figure, and the finding for each claim."""
 
 import csv
 import json
@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from dpoptax.papers import (
-    study_disk,
-    study_doppler,
-    study_figures,
-    study_geodp,
-    study_geodp_mnist,
-    study_own,
-)
-from dpoptax.papers.study_tables import Findings, Parts, Row
 from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
+from experiments.claims import (
+    disk_claims,
+    doppler_claims,
+    geodp_claims,
+    geodp_mnist_claims,
+    other_claims,
+    study_figures,
+)
+from experiments.claims.study_rows import Findings, Parts, Row
+from experiments.code_version import source_sha256
 
 
 class Finding(NamedTuple):
@@ -61,58 +62,58 @@ STUDIES: dict[str, Study] = {
     "filters": Study(
         "Time and frequency response of the filters",
         "DOPPLER, Fig. 6",
-        study_doppler.filters,
+        doppler_claims.filters,
         study_figures.filters,
-        study_doppler.filters_findings,
+        doppler_claims.filters_findings,
     ),
     "geodp-noise": Study(
         "Errors of GeoDP as published, against σ, d and B",
         "GeoDP, Fig. 3",
-        study_geodp.geodp_noise,
+        geodp_claims.geodp_noise,
         study_figures.geodp_noise,
-        study_geodp.geodp_noise_findings,
+        geodp_claims.geodp_noise_findings,
     ),
     "geodp-beta": Study(
         "Errors of GeoDP as published, against β",
         "GeoDP, Fig. 4",
-        study_geodp.geodp_beta,
+        geodp_claims.geodp_beta,
         study_figures.geodp_beta,
-        study_geodp.geodp_beta_findings,
+        geodp_claims.geodp_beta_findings,
     ),
     "kalman-gain": Study(
         "Gain and error variance of DiSK's filter converge",
         "DiSK, Fig. 3",
-        study_disk.kalman_gain,
+        disk_claims.kalman_gain,
         study_figures.kalman_gain,
-        study_disk.kalman_gain_findings,
+        disk_claims.kalman_gain_findings,
     ),
     "noisy-regression": Study(
         "Linear regression with noisy gradients",
         "DiSK, Fig. 6(a)",
-        study_disk.noisy_regression,
+        disk_claims.noisy_regression,
         study_figures.noisy_regression,
-        study_disk.noisy_regression_findings,
+        disk_claims.noisy_regression_findings,
     ),
     "correlated-noise": Study(
         "Correlated noise, a low-pass filter, and both, on digits",
         "in no paper",
-        study_own.correlated_noise,
+        other_claims.correlated_noise,
         study_figures.correlated_noise,
-        study_own.correlated_noise_findings,
+        other_claims.correlated_noise_findings,
     ),
     "release-cosines": Study(
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",
-        study_own.release_cosines,
+        other_claims.release_cosines,
         study_figures.release_cosines,
-        study_own.release_cosines_findings,
+        other_claims.release_cosines_findings,
     ),
     "geodp-mnist": Study(
         "Logistic regression on MNIST",
         "GeoDP, Fig. 5",
-        study_geodp_mnist.geodp_mnist,
+        geodp_mnist_claims.geodp_mnist,
         study_figures.geodp_mnist,
-        study_geodp_mnist.geodp_mnist_findings,
+        geodp_mnist_claims.geodp_mnist_findings,
         dataset="mnist",
     ),
 }
@@ -180,7 +181,7 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
 def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row]:
     """The rows of a study; parts that the same code computed for the same seeds are read."""
     made_by = json.dumps(
-        {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
+        {"study": name, "seeds": seeds, "code": source_sha256()[:16], **records.versions()}
     )
     whole, begun = _read(path, made_by), path.with_name(path.name + ".part")
     if whole is not None:

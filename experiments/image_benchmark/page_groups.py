@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.papers.report_costs import points
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.search.lines import Line
+from experiments.reports.paper_runs import points
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
 

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dpoptax.papers.study_disk import DRIFTS
-from dpoptax.papers.study_own import CORRELATED_ARMS
-from dpoptax.papers.study_tables import Row, over, pick
 from dpoptax.training.run.plots import COLOURS, MARKERS, label
+from experiments.claims.disk_claims import DRIFTS
+from experiments.claims.other_claims import CORRELATED_ARMS
+from experiments.claims.study_rows import Row, over, pick
 
 _SYMBOLS = {
     "noise_multiplier": ("σ", "noise multiplier σ"),

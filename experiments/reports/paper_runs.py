@@ -17,6 +17,7 @@ from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
+from experiments.code_version import source_sha256
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -94,7 +95,7 @@ def costs(
         for name, config in load_configs(path).items()
     ]
     known: dict[str, float] = {}
-    code = records.source_sha256()
+    code = source_sha256()
     if cache.is_file():
         kept = json.loads(cache.read_text(encoding="utf-8"))
         known = kept["flops"] if kept["code"] == code else {}

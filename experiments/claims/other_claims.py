@@ -5,15 +5,15 @@ import functools
 import jax
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, pick, verdict
 
 CORRELATED_ARMS = tuple(
     kind + behind
     for kind in ("poisson", "banded 4", "banded 16", "fixed", "fixed, banded 22")
     for behind in ("", " + filter")
 )
-"""The arms of `dpoptax.studies.digits_arms` that are trained."""
+"""The arms of `experiments.studies.digits_arms` that are trained."""
 
 
 def correlated_noise(seeds: int) -> Parts:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, verdict
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.loop import train
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.trials import dataset_of
+from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
 # A loss that is within so much of another is "almost" that one.
 _ALMOST = 1.1

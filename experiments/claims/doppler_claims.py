@@ -3,8 +3,8 @@
 import numpy as np
 
 from dpoptax import filters as analysis
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, pick, verdict
 
 
 def filters(seeds: int) -> Parts:

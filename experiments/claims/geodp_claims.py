@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, over, pick, verdict
 
 
 def geodp_noise(seeds: int) -> Parts:

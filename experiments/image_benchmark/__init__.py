@@ -1,0 +1,1 @@
+"""The page on methods on images, written from the records of comparisons."""
