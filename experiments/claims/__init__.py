@@ -1,1 +1,1 @@
-"""The papers' claims, held against the numbers of the studies."""
+"""Compares the papers' claims with the numbers of the studies."""

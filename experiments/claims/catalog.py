@@ -24,11 +24,11 @@ from experiments.code_version import source_sha256
 
 
 class Finding(NamedTuple):
-    """A claim and what came out.
+    """A claim and the result.
 
     Attributes:
-        claim: What the source says, in our words.
-        found: What the numbers here say.
+        claim: The source's claim, in our words.
+        found: The numbers computed here.
         holds: "yes", "no" or "in part".
     """
 
@@ -38,16 +38,16 @@ class Finding(NamedTuple):
 
 
 class Study(NamedTuple):
-    """One figure.
+    """A study, which gives one figure.
 
     Attributes:
         title: Its heading.
-        source: Paper and figure, or that there is none.
-        parts: From the number of seeds to the parts of the work, each a function that returns rows;
-            of a study that trains, also from the directories of configs and of data.
+        source: Paper and figure, or a note that no paper has it.
+        parts: Returns the parts of the work for a number of seeds. Each part is a function that
+            returns rows. A study that trains also takes the folders of configs and of data.
         draw: Draws the rows.
-        findings: Claims against the rows.
-        dataset: Published data that it trains on; None: none.
+        findings: Compares the claims with the rows.
+        dataset: Name of the published data that it trains on, if any.
     """
 
     title: str
@@ -117,11 +117,11 @@ STUDIES: dict[str, Study] = {
         dataset="mnist",
     ),
 }
-"""The studies by the name that the command line gives them."""
+"""The studies by their names on the command line."""
 
 
 def names_for(data_dir: Path | None) -> tuple[str, ...]:
-    """The studies that need no data, and with a directory of data all."""
+    """Returns the names of the studies that can run: all of them if `data_dir` is given."""
     return tuple(n for n, study in STUDIES.items() if study.dataset is None or data_dir is not None)
 
 
@@ -136,8 +136,8 @@ def run_studies(
 ) -> dict[str, list[Finding]]:
     """Computes and draws studies, and returns their findings by name.
 
-    For each: NAME.csv with all numbers, NAME.png and NAME.md. Numbers that the same code computed
-    for as many seeds before are read from their file.
+    Writes NAME.csv with all numbers, NAME.png and NAME.md for each study. Reads the numbers from
+    their file if the same code computed them before for the same number of seeds.
 
     Raises:
         ConfigError: An unknown name, fewer than one seed, or no data for a study that trains.
@@ -162,7 +162,7 @@ def run_studies(
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
-    """The findings as a Markdown table."""
+    """Returns the findings as a Markdown table."""
     return records.markdown_table(("claim", "here", "holds"), findings)
 
 
@@ -179,7 +179,7 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
 
 
 def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row]:
-    """The rows of a study; parts that the same code computed for the same seeds are read."""
+    """Returns the rows of a study; reads the parts that the same code computed before."""
     made_by = json.dumps(
         {"study": name, "seeds": seeds, "code": source_sha256()[:16], **records.versions()}
     )
@@ -200,7 +200,7 @@ def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row
 
 
 def _read(path: Path, made_by: str) -> list[Row] | None:
-    """The rows in a file, if it was `made_by` the same."""
+    """Returns the rows of a file, or None if its first line differs from `made_by`."""
     if not path.is_file():
         return None
     with open(path, encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""GeoDP's Figure 5: training losses of logistic regression on MNIST, and its claims."""
+"""Checks GeoDP's claims about logistic regression on MNIST (Fig. 5)."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ _ALMOST = 1.1
 
 
 def geodp_mnist(seeds: int, configs: Path, data_dir: Path) -> Parts:
-    """GeoDP Fig. 5, a run a part; seed s is the same for all curves."""
+    """Trains the curves of GeoDP Fig. 5, one run a part, with the same seeds for all curves."""
     curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
     return [
         functools.partial(
@@ -49,7 +49,7 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
 
 
 def geodp_mnist_findings(rows: list[Row]) -> Findings:
-    """What GeoDP's section on logistic regression reads off its figure."""
+    """Checks the observations of GeoDP's section on logistic regression."""
 
     def last(panel: str, method: str, sigma: float, size: int, y: str = "training_loss") -> float:
         where = {"panel": panel, "method": method, "noise_multiplier": sigma, "batch_size": size}

@@ -1,1 +1,1 @@
-"""The page on methods on images, written from the records of comparisons."""
+"""Writes the page on methods on images from the records of comparisons."""

@@ -1,1 +1,1 @@
-"""The report on all papers: what was run here, and what the remaining runs would cost."""
+"""Writes the report on all papers, with the estimated cost of the runs that were not made."""

@@ -1,4 +1,4 @@
-"""A reproduction report: what could be run here against what the papers say, and what could not."""
+"""Writes the report on the papers: the results here, and the runs that were not made."""
 
 import dataclasses
 import statistics
@@ -34,23 +34,23 @@ class Report:
     """
 
     workdir: Path = Path("runs/report")
-    """Directory for numbers, records and figures. What the same code has computed there is read: a
-    report that was stopped goes on."""
+    """Folder for numbers, records and figures. Results of the same code are reused, so that a
+    report continues where it was stopped."""
     output: Path | None = None
-    """The Markdown file, with figures and commands.sh in reproduction/ beside it; None:
+    """The Markdown file. Figures and commands.sh go into reproduction/ next to it. None:
     REPRODUCTION.md in the workdir."""
     configs: Path = Path("configs")
-    """Directory with digits/ and papers/."""
+    """Folder with digits/ and papers/."""
     data_dir: Path | None = None
-    """Directory with published data, for studies that train on some; None: they are left out."""
+    """Folder with published data. Without it, studies that train on such data are left out."""
     seeds: int = 5
-    """Repetitions of whatever is random."""
+    """Number of repetitions of random computations."""
     digits: bool = True
     """Whether to train on digits, which takes most of the time."""
     epsilon: float = 1.0
-    """Of the comparison on digits."""
+    """ε of the comparison on digits."""
     flops_per_second: float = 2e13
-    """What the device of the estimated times sustains."""
+    """Sustained speed of the device that the times are estimated for."""
     processes: int = 1
     """Number of runs at a time on digits."""
 
@@ -62,10 +62,10 @@ class Report:
 
 
 def write_report(report: Report, *, progress: bool = True) -> Path:
-    """Runs what is missing, writes the report and returns its path.
+    """Runs the missing parts, writes the report and returns its path.
 
     Raises:
-        ConfigError: No configs where they should be.
+        ConfigError: The folder has no configs.
     """
     digits = {
         path.stem: config
@@ -173,7 +173,7 @@ def _digits_section(report: Report, results: ComparisonResult | None) -> list[st
 
 
 def digits_findings(results: ComparisonResult) -> list[catalog.Finding]:
-    """Differences from DP-SGD on digits, paired by seed."""
+    """Returns the differences from DP-SGD on digits, paired by seed."""
     accuracies = {
         method.name: [100 * accuracy for accuracy in method.accuracies]
         for method in results.methods
