@@ -131,6 +131,7 @@ def test_rows_whose_neighbours_are_others_say_so(tmp_path):
     assert "² ε is for one example that is replaced by one that adds nothing" in text
 
 
+@pytest.mark.slow
 def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     configs = {
         f"digits/{name}": dataclasses.replace(SMALL, method=method)

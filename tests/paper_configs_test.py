@@ -219,6 +219,7 @@ def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_pa
     assert np.isfinite(summary["test_loss"])
 
 
+@pytest.mark.slow
 def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
     plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
@@ -261,6 +262,7 @@ def test_de_et_al_s_options_are_in_figure_7():
     assert [points(row) for row in plain] == [1, 2]
 
 
+@pytest.mark.slow
 def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     row = f"{GEODP}:c/sigma-0.1/geodp_1-256"
     options = ["--data-dir", str(data_dir), "--steps", "2", "--batch-size", "4"]

@@ -16,7 +16,7 @@ from experiments.claims import (
     study_names,
     study_rows,
 )
-from experiments.command_line import main
+from experiments.command_line import COMMANDS, main
 from tests.published_data import write_mnist
 
 FIGURE_5 = Path(__file__).parents[1] / "configs" / "papers" / "geodp" / "figure_5.py"
@@ -104,6 +104,18 @@ def test_help_names_every_study_and_waits_for_none_of_them():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in " ".join(done.stdout.split()) for name in study_names.NAMES)
+
+
+def test_help_lists_the_commands_and_an_unknown_one_is_named(capsys):
+    for arguments, code in ((["--help"], 0), ([], 2)):
+        assert main(arguments) == code
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0] == "usage: python -m experiments COMMAND ..."
+        assert max(map(len, shown)) <= 80
+        assert all(any(line.startswith(f"  {name} ") for line in shown) for name in COMMANDS)
+    assert main(["stduy"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("python -m experiments: error: command='stduy' is unknown")
 
 
 def test_the_command_prints_the_findings(tmp_path, capsys):
