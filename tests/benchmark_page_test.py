@@ -11,15 +11,15 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from dpoptax.cli.main import main
-from dpoptax.papers import benchmark_figures, benchmark_groups
-from dpoptax.papers.benchmark import write_benchmark
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler, GeoDP, NonPrivate
 from dpoptax.training.run import records
 from dpoptax.training.search import lines
 from dpoptax.training.search.compare import Comparison, compare
+from experiments.command_line import main
+from experiments.image_benchmark import page_figures, page_groups
+from experiments.image_benchmark.page import write_page
 
 ROOT = Path(__file__).parents[1]
 SMALL = TrainConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
@@ -70,7 +70,7 @@ def test_runs_on_batches_in_order_are_compared_among_themselves():
         run("dp_sgd", DPSGD(), 0.97),
         run("correlated", CorrelatedNoise(), 0.96, sampling="cyclic"),
     ]
-    groups = benchmark_groups.grouped([*ordered, *drawn])
+    groups = page_groups.grouped([*ordered, *drawn])
     found = {
         setting.title: [entry.mean for entry in entries] for setting, entries in groups.items()
     }
@@ -89,7 +89,7 @@ def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_t
         run("dp_sgd", DPSGD(), 0.9, sampling="fixed_size"),
         run("dp_sgd", DPSGD(), 0.8, unit="user"),
     ]
-    groups = benchmark_groups.grouped([*found, free])
+    groups = page_groups.grouped([*found, free])
     assert {setting.title: [e.mean for e in entries] for setting, entries in groups.items()} == {
         "MNIST, scattering, ε = 1, δ = 1e-05, 30 steps": [97.0],
         "MNIST, scattering, ε = 1, δ = 1.67e-05, 30 steps": [98.0],
@@ -98,7 +98,7 @@ def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_t
         "MNIST, scattering, ε = inf, 30 steps": [99.0],
     }
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(axes, groups, {}, "mnist")
+    page_figures.draw_accuracies(axes, groups, {}, "mnist")
     drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
     assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1e-05"] == [97.0]
     assert drawn["DP-SGD, linear on scattering, 30 steps, δ = 1.67e-05"] == [98.0]
@@ -106,10 +106,10 @@ def test_runs_of_several_deltas_or_of_examples_that_are_replaced_are_groups_of_t
 
 def test_what_has_no_proof_is_beside_what_has_one_at_the_only_delta():
     found = [run("dp_sgd", DPSGD(), 0.97), run("geodp", GeoDP(), 0.1)]
-    (entries,) = benchmark_groups.grouped(found).values()
+    (entries,) = page_groups.grouped(found).values()
     assert [entry.label for entry in entries] == ["DP-SGD", "GeoDP"]
     other = dataclasses.replace(found[0], delta=1e-6)
-    groups = benchmark_groups.grouped([*found, other])
+    groups = page_groups.grouped([*found, other])
     assert [[entry.label for entry in entries] for entries in groups.values()] == [
         ["GeoDP"], ["DP-SGD"], ["DP-SGD"],
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_rows_whose_neighbours_are_others_say_so(tmp_path):
         run("correlated", CorrelatedNoise(), 0.95, sampling="cyclic"),
     ]
     lines.append(tmp_path / "images" / "x.jsonl", found)
-    text = write_benchmark(tmp_path / "images").read_text()
+    text = write_page(tmp_path / "images").read_text()
     rows = [row.split("|")[1:3] for row in text.splitlines() if re.search(r"\| 9\d\.00 ", row)]
     assert [[cell.strip() for cell in row] for row in rows[:3]] == [
         ["DP-SGD", "97.00"], ["DP-SGD, balls_in_bins ²", "96.00"], ["Correlated noise ²", "95.00"],
@@ -131,6 +131,7 @@ def test_rows_whose_neighbours_are_others_say_so(tmp_path):
     assert "² ε is for one example that is replaced by one that adds nothing" in text
 
 
+@pytest.mark.slow
 def test_a_comparison_adds_its_runs_as_lines_and_none_twice(tmp_path):
     configs = {
         f"digits/{name}": dataclasses.replace(SMALL, method=method)
@@ -168,18 +169,18 @@ def test_more_trial_seeds_than_seeds_are_refused(tmp_path):
 
 
 def test_differences_are_paired_by_seed_and_have_students_interval():
-    ((_, entries), *_) = benchmark_groups.grouped(benchmark()).items()
+    ((_, entries), *_) = page_groups.grouped(benchmark()).items()
     by_label = {entry.label: entry for entry in entries}
     assert list(by_label) == [
         "DP-SGD", "DP-SGD, momentum", "DiSK", "DiSK, one gradient", "GeoDP",
     ]  # fmt: skip
-    found = benchmark_groups.difference(by_label["DP-SGD, momentum"], by_label["DP-SGD"])
+    found = page_groups.difference(by_label["DP-SGD, momentum"], by_label["DP-SGD"])
     values = np.array([0.1, 0.2, 0.3])
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     np.testing.assert_allclose(found.mean, 0.2)
     np.testing.assert_allclose(found.half, (high - low) / 2)
     assert found.verdict == 0  # the interval of three seeds reaches below zero
-    assert benchmark_groups.difference(by_label["DiSK"], by_label["DP-SGD"]).verdict == -1
+    assert page_groups.difference(by_label["DiSK"], by_label["DP-SGD"]).verdict == -1
     assert [by_label[label].gradients for label in ("DiSK", "DiSK, one gradient")] == [2, 1]
 
 
@@ -189,7 +190,7 @@ def test_the_rate_of_the_best_trial_counts_and_the_last_of_a_repeated_run():
         for rate, accuracy in ((1.0, 0.8), (2.0, 0.9), (4.0, 0.7))
     ]
     tests = [run("dp_sgd", DPSGD(), a, rate=r) for r, a in ((1.0, 0.99), (2.0, 0.5), (2.0, 0.91))]
-    ((_, (entry,)),) = benchmark_groups.grouped(tried + tests).items()
+    ((_, (entry,)),) = page_groups.grouped(tried + tests).items()
     assert (entry.learning_rate, entry.rates, entry.at_edge) == (2.0, (1.0, 2.0, 4.0), False)
     np.testing.assert_allclose(entry.mean, 91)
 
@@ -198,11 +199,11 @@ def test_the_page_is_one_command_and_its_numbers_are_those_of_the_records(tmp_pa
     folder = tmp_path / "images"
     with pytest.raises(FileNotFoundError):
         (folder / "x.jsonl").read_text()
-    assert main(["report", "--benchmark", str(folder)]) == 2
+    assert main(["image-benchmark", str(folder)]) == 2
     assert "has no records; write some with dpoptax compare --records" in capsys.readouterr().err
     lines.append(folder / "linear.jsonl", benchmark())
     (folder / "verdict.md").write_text("No method is above another.\n")
-    assert main(["report", "--benchmark", str(folder)]) == 0
+    assert main(["image-benchmark", str(folder)]) == 0
     text = (tmp_path / "images.md").read_text()
     assert "## In short\n\nNo method is above another." in text
     assert "What was left out" not in text
@@ -228,7 +229,7 @@ class OwnDisk(Disk):
 def test_records_of_a_method_of_ones_own_are_refused_by_name(tmp_path):
     lines.append(tmp_path / "images" / "x.jsonl", [run("own", OwnDisk(), 0.9)])
     with pytest.raises(ConfigError, match="mnist/own are of a method that is none of dpoptax's"):
-        write_benchmark(tmp_path / "images")
+        write_page(tmp_path / "images")
 
 
 def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp_path):
@@ -241,7 +242,7 @@ def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp
             run("momentum", DPSGD(), 0.955, optimizer="momentum", **own),
         ],
     )
-    write_benchmark(tmp_path / "images")
+    write_page(tmp_path / "images")
     text = (tmp_path / "images.md").read_text()
     assert (
         "### MNIST, tanh_cnn_mnist, ε = 1, δ = 1e-05, 240 steps\n\nModel tanh_cnn_mnist, B = "
@@ -252,8 +253,8 @@ def test_a_network_without_features_is_named_and_is_a_point_beside_the_lines(tmp
         in text
     )
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(
-        axes, benchmark_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
+    page_figures.draw_accuracies(
+        axes, page_groups.grouped(lines.read(tmp_path / "images" / "x.jsonl")), {}, "mnist"
     )
     drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
     np.testing.assert_allclose(drawn["best of 2, tanh_cnn_mnist, 240 steps, δ = 1e-05"], [95.5])
@@ -266,11 +267,11 @@ def test_methods_on_each_kind_of_features_have_lines_of_their_own():
         for features, accuracy in (("scattering", 0.9), ("dictionary", 0.8))
     ]
     free = run("non_private", NonPrivate(), 0.99, features="dictionary")
-    groups = benchmark_groups.grouped([*found, free])
+    groups = page_groups.grouped([*found, free])
     compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
     alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(axes, compared, alone, "mnist")
+    page_figures.draw_accuracies(axes, compared, alone, "mnist")
     drawn = {line.get_label(): line for line in axes.get_lines()}
     first, other = (
         drawn[f"DP-SGD, linear on {name}, 30 steps, δ = 1e-05"]
@@ -290,11 +291,11 @@ def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_pa
         run("non_private", NonPrivate(), 0.99),
         run("non_private", NonPrivate(), 0.98, batch_size=512),
     ]
-    groups = benchmark_groups.grouped(found)
+    groups = page_groups.grouped(found)
     compared = {s: e for s, e in groups.items() if np.isfinite(s.epsilon)}
     alone = {s: e for s, e in groups.items() if not np.isfinite(s.epsilon)}
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(axes, compared, alone, "mnist")
+    page_figures.draw_accuracies(axes, compared, alone, "mnist")
     drawn = {line.get_label(): max(line.get_ydata(), default=0) for line in axes.get_lines()}
     kind, stated = "linear on scattering, 30 steps", "30 steps, δ = 1e-05"
     assert drawn[f"DP-SGD, linear on scattering, {stated}, B = 256"] == 90.0
@@ -303,7 +304,7 @@ def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_pa
     assert drawn[f"not private, {kind}, B = 256"] == 99.0
     assert drawn[f"not private, {kind}, B = 512"] == 98.0
     lines.append(tmp_path / "images" / "x.jsonl", found)
-    text = write_benchmark(tmp_path / "images").read_text()
+    text = write_page(tmp_path / "images").read_text()
     assert re.findall(r"### MNIST, scattering, ε = 1, δ = 1e-05, 30 steps(.*)", text) == [
         ", model linear, B = 256", ", model linear, B = 512", ", model mlp",
     ]  # fmt: skip
@@ -312,7 +313,7 @@ def test_settings_that_differ_in_batch_size_or_model_alone_are_told_apart(tmp_pa
 def test_more_lines_than_colours_are_all_drawn():
     found = [run("dp_sgd", DPSGD(), 0.9, batch_size=2**n) for n in range(9)]
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(axes, benchmark_groups.grouped(found), {}, "mnist")
+    page_figures.draw_accuracies(axes, page_groups.grouped(found), {}, "mnist")
     assert sum(str(line.get_label()).startswith("DP-SGD") for line in axes.get_lines()) == 9
 
 
@@ -322,7 +323,7 @@ def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, ot
     found = [dataclasses.replace(run("dp_sgd", DPSGD(), 0.97), delta=delta) for delta in others]
     found.append(run("geodp", GeoDP(), 0.1))
     lines.append(tmp_path / "images" / "x.jsonl", found)
-    text = write_benchmark(tmp_path / "images").read_text()
+    text = write_page(tmp_path / "images").read_text()
     (row,) = (row for row in text.splitlines() if "| GeoDP" in row)
     cells = [cell.strip() for cell in row.split("|")[3:5]]
     assert cells == ["GeoDP ¹", "1, no δ stated"]
@@ -330,10 +331,10 @@ def test_records_without_a_delta_have_no_place_among_those_with_one(tmp_path, ot
     assert "## Differences from DP-SGD" not in text
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (tmp_path / link).is_file()
-    groups = benchmark_groups.grouped(found)
+    groups = page_groups.grouped(found)
     alone = {s: e for s, e in groups.items() if not s.delta}
     axes = Figure().subplots()
-    benchmark_figures.draw_accuracies(axes, {}, alone, "mnist")
+    page_figures.draw_accuracies(axes, {}, alone, "mnist")
     assert "recipe, here" not in {line.get_label() for line in axes.get_lines()}
 
 

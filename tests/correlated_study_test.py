@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax import accounting, matrix, studies
+from dpoptax import accounting, matrix
+from experiments import studies
 
 STEPS, RECORDS, BATCH = 120, 1438, 64
 SMOOTH = dpoptax.filters.preset("momentum")

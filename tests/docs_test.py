@@ -38,7 +38,6 @@ MODULES = (
     "dpoptax.sampling",
     "dpoptax.selection",
     "dpoptax.spectrum",
-    "dpoptax.studies",
     "dpoptax.tables",
     "dpoptax.users",
 )

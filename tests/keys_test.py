@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import auditing, studies
+from dpoptax import auditing
+from experiments import studies
 
 KEY = jax.random.key(3)
 CLIP = dpoptax.l2_clip(1.0)

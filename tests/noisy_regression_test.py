@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpoptax import studies
+from experiments import studies
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from scipy.stats import norm
 import dpoptax
 from dpoptax import accounting
 from dpoptax.cli.main import main
-from dpoptax.papers.report_costs import points
 from dpoptax.training.config import load_config, load_configs
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import FILE_DATASETS, load_dataset
@@ -25,6 +24,7 @@ from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.seeds import Keys
 from dpoptax.training.run.step import Loaded, build_step
+from experiments.reports.paper_runs import points
 from tests.published_data import write_cifar, write_mnist
 from tests.published_texts import (
     GLUE_FILES,
@@ -219,6 +219,7 @@ def test_every_shallow_model_trains_two_steps_on_its_data(name, data_dir, tmp_pa
     assert np.isfinite(summary["test_loss"])
 
 
+@pytest.mark.slow
 def test_dp_ftrl_in_a_fixed_order_costs_one_gaussian_a_turn():
     row = ROWS["disk/figure_6:eps-8/dp_ftrl"]
     plan = make_plan(dataclasses.replace(row, accountant="rdp", noise_multiplier=5.5), 50_000)
@@ -261,6 +262,7 @@ def test_de_et_al_s_options_are_in_figure_7():
     assert [points(row) for row in plain] == [1, 2]
 
 
+@pytest.mark.slow
 def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     row = f"{GEODP}:c/sigma-0.1/geodp_1-256"
     options = ["--data-dir", str(data_dir), "--steps", "2", "--batch-size", "4"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.papers.report_costs import REPETITIONS
 from dpoptax.training.config import load_configs
 from dpoptax.training.data.dataset import FILE_DATASETS
 from dpoptax.training.methods.filters import coefficients
+from experiments.reports.paper_runs import REPETITIONS
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
 ROWS = {

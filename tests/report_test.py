@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dpoptax.cli.main import main
-from dpoptax.papers import report, report_costs, study
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, PMLF, Augmented, AugmentedDisk, Disk, Doppler
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.search.results import ComparisonResult, method_result
+from experiments.claims import catalog
+from experiments.command_line import main
+from experiments.reports import paper_runs, reproduction
 
 ROOT = Path(__file__).parents[1]
 DIGITS = """
@@ -51,7 +52,7 @@ def configs(tmp_path):
 def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     configs, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(study, "STUDIES", {"filters": study.STUDIES["filters"]})
+    monkeypatch.setattr(catalog, "STUDIES", {"filters": catalog.STUDIES["filters"]})
     output = tmp_path / "docs" / "REPRODUCTION.md"
     arguments = ["report", "--workdir", str(tmp_path / "out"), "--output", str(output)]
     arguments += ["--configs", str(configs), "--seeds", "2"]
@@ -64,7 +65,10 @@ def test_the_report_is_one_command_and_its_second_run_computes_nothing(
     script = (output.parent / "reproduction" / "commands.sh").read_text().splitlines()
     assert len([line for line in script if line.startswith("dpoptax train ")]) == 2
 
-    for module in ("dpoptax.training.search.trials.train", "dpoptax.papers.report_costs.plan_run"):
+    for module in (
+        "dpoptax.training.search.trials.train",
+        "experiments.reports.paper_runs.plan_run",
+    ):
         monkeypatch.setattr(module, None)
     assert main(arguments) == 0
     assert output.read_text() == text
@@ -76,7 +80,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
     assert main(["report", "--workdir", str(tmp_path), "--configs", str(tmp_path)]) == 2
     assert "give the repository's configs directory" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="flops_per_second=0"):
-        report.Report(flops_per_second=0.0)
+        reproduction.Report(flops_per_second=0.0)
 
 
 @pytest.mark.slow
@@ -94,7 +98,7 @@ def test_a_missing_configs_directory_is_named(tmp_path, capsys):
 )
 def test_gradient_points_are_counted(method, gradients):
     config = dataclasses.replace(TrainConfig(model="cnn"), method=method)
-    assert report_costs.points(config) == gradients
+    assert paper_runs.points(config) == gradients
     if gradients == 2:
         changes = {"noise_multiplier": 5.0, "epsilon": None, "accountant": "rdp"}
         one, several = (
@@ -110,7 +114,7 @@ def test_every_file_of_configs_has_its_claim():
         for path in (ROOT / "configs" / "papers").glob("*/*.py")
         if path.name != "base.py"
     }
-    assert set(report_costs.CLAIMS) == files
+    assert set(paper_runs.CLAIMS) == files
 
 
 def test_a_lead_within_twice_its_error_is_not_shown():
@@ -125,7 +129,7 @@ def test_a_lead_within_twice_its_error_is_not_shown():
         method("DP-PMLF", [0.93, 0.80, 0.84]),
     ]
     results = ComparisonResult("digits", 1.0, 1e-5, [0, 1, 2], [], methods, {})
-    found = report.digits_findings(results)
+    found = reproduction.digits_findings(results)
     assert [finding.holds for finding in found] == ["yes", "not shown"]
     assert found[0].found.startswith("+1.00 points")
 
@@ -137,6 +141,6 @@ def test_the_committed_report_names_runs_and_studies_that_exist():
     known = {file: load_configs(ROOT / file) for file in {file for file, _ in named}}
     assert all(name in known[file] for file, name in named)
     text = (ROOT / "docs" / "REPRODUCTION.md").read_text()
-    assert all(f"`dpoptax study {name}`" in text for name in study.names_for(None))
+    assert all(f"`python -m experiments study {name}`" in text for name in catalog.names_for(None))
     for link in re.findall(r"\]\((reproduction/[^)]+)\)", text):
         assert (ROOT / "docs" / link).stat().st_size < 150_000

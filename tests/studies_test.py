@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax import studies
+from experiments import studies
 
 KEY = jax.random.key(0)
 

@@ -1,4 +1,4 @@
-"""`dpoptax study`: figures and numbers on disk, computed once, claims read off the numbers."""
+"""`python -m experiments study`: files on disk, computed once, and claims read off the numbers."""
 
 import csv
 import subprocess
@@ -9,8 +9,14 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from dpoptax.cli.main import main
-from dpoptax.papers import study, study_doppler, study_geodp_mnist, study_names, study_tables
+from experiments.claims import (
+    catalog,
+    doppler_claims,
+    geodp_mnist_claims,
+    study_names,
+    study_rows,
+)
+from experiments.command_line import COMMANDS, main
 from tests.published_data import write_mnist
 
 FIGURE_5 = Path(__file__).parents[1] / "configs" / "papers" / "geodp" / "figure_5.py"
@@ -20,7 +26,7 @@ CHEAP = ("filters", "kalman-gain", "noisy-regression")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("studies")
-    return workdir, study.run_studies(CHEAP, workdir, seeds=2, progress=False)
+    return workdir, catalog.run_studies(CHEAP, workdir, seeds=2, progress=False)
 
 
 @pytest.mark.slow
@@ -52,14 +58,14 @@ def test_numbers_of_the_same_code_are_not_computed_twice(written, monkeypatch):
         raise AssertionError("computed again")
 
     for name in CHEAP:
-        changed = study.STUDIES[name]._replace(parts=lambda seeds: [refuse])
-        monkeypatch.setitem(study.STUDIES, name, changed)
-    assert study.run_studies(CHEAP, workdir, seeds=2, progress=False) == found
+        changed = catalog.STUDIES[name]._replace(parts=lambda seeds: [refuse])
+        monkeypatch.setitem(catalog.STUDIES, name, changed)
+    assert catalog.run_studies(CHEAP, workdir, seeds=2, progress=False) == found
     with pytest.raises(AssertionError, match="again"):
-        study.run_studies(CHEAP, workdir, seeds=3, progress=False)
-    monkeypatch.setattr(study.records, "source_sha256", lambda: "other code")
+        catalog.run_studies(CHEAP, workdir, seeds=3, progress=False)
+    monkeypatch.setattr(catalog, "source_sha256", lambda: "other code")
     with pytest.raises(AssertionError, match="again"):
-        study.run_studies(CHEAP, workdir, seeds=2, progress=False)
+        catalog.run_studies(CHEAP, workdir, seeds=2, progress=False)
 
 
 def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
@@ -70,33 +76,46 @@ def test_a_stopped_study_goes_on_with_the_next_part(tmp_path, monkeypatch):
             started.append(index)
             if len(started) == 2:
                 raise KeyboardInterrupt
-            return study_doppler.filters(1)[0]() if index == 0 else [{"table": 0.0}]
+            return doppler_claims.filters(1)[0]() if index == 0 else [{"table": 0.0}]
 
         return compute
 
-    stub = study.STUDIES["filters"]._replace(parts=lambda seeds: [part(0), part(1)])
-    monkeypatch.setitem(study.STUDIES, "filters", stub)
+    stub = catalog.STUDIES["filters"]._replace(parts=lambda seeds: [part(0), part(1)])
+    monkeypatch.setitem(catalog.STUDIES, "filters", stub)
     with pytest.raises(KeyboardInterrupt):
-        study.run_studies(["filters"], tmp_path, progress=False)
-    study._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, study.Bar(disable=True))
+        catalog.run_studies(["filters"], tmp_path, progress=False)
+    catalog._rows("filters", stub.parts(5), tmp_path / "filters.csv", 5, catalog.Bar(disable=True))
     assert started == [0, 1, 1]
 
 
 def test_a_verdict_is_read_off_the_numbers():
-    assert study_tables.verdict(True, [True, True]) == "yes"
-    assert study_tables.verdict(np.array([True, False])) == "in part"
-    assert study_tables.verdict([False]) == "no"
+    assert study_rows.verdict(True, [True, True]) == "yes"
+    assert study_rows.verdict(np.array([True, False])) == "in part"
+    assert study_rows.verdict([False]) == "no"
 
 
 def test_help_names_every_study_and_waits_for_none_of_them():
-    assert list(study_names.NAMES) == list(study.STUDIES)
+    assert list(study_names.NAMES) == list(catalog.STUDIES)
     code = (
-        "import sys\nfrom dpoptax.cli.main import main\n"
+        "import sys\nfrom experiments.command_line import main\n"
         "try:\n    main(['study', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "assert not {'matplotlib', 'dpoptax.studies', 'dpoptax.training.loop'} & set(sys.modules)"
+        "slow = {'matplotlib', 'experiments.studies', 'dpoptax.training.loop'}\n"
+        "assert not slow & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in " ".join(done.stdout.split()) for name in study_names.NAMES)
+
+
+def test_help_lists_the_commands_and_an_unknown_one_is_named(capsys):
+    for arguments, code in ((["--help"], 0), ([], 2)):
+        assert main(arguments) == code
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0] == "usage: python -m experiments COMMAND ..."
+        assert max(map(len, shown)) <= 80
+        assert all(any(line.startswith(f"  {name} ") for line in shown) for name in COMMANDS)
+    assert main(["stduy"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("python -m experiments: error: command='stduy' is unknown")
 
 
 def test_the_command_prints_the_findings(tmp_path, capsys):
@@ -156,22 +175,22 @@ def _rows_of(curves):
     ],
 )
 def test_claims_on_logistic_regression_are_read_off_the_last_losses(curve, loss, claim):
-    holds = [found[2] for found in study_geodp_mnist.geodp_mnist_findings(_rows_of(CURVES))]
+    holds = [found[2] for found in geodp_mnist_claims.geodp_mnist_findings(_rows_of(CURVES))]
     assert holds == ["yes"] * 4
-    changed = study_geodp_mnist.geodp_mnist_findings(_rows_of({**CURVES, curve: loss}))
+    changed = geodp_mnist_claims.geodp_mnist_findings(_rows_of({**CURVES, curve: loss}))
     assert changed[claim][2] != "yes"
 
 
 def test_the_figure_of_logistic_regression_has_every_curve():
-    panels = study.STUDIES["geodp-mnist"].draw(_rows_of(CURVES)).axes
+    panels = catalog.STUDIES["geodp-mnist"].draw(_rows_of(CURVES)).axes
     assert [len(panel.lines) for panel in panels] == [5, 4, 5]
 
 
 def test_a_study_that_trains_asks_for_its_data(tmp_path, capsys):
     assert main(["study", "geodp-mnist", "--workdir", str(tmp_path)]) == 2
     assert "trains on mnist; give --data-dir" in capsys.readouterr().err
-    assert "geodp-mnist" not in study.names_for(None)
-    assert "geodp-mnist" in study.names_for(tmp_path)
+    assert "geodp-mnist" not in catalog.names_for(None)
+    assert "geodp-mnist" in catalog.names_for(tmp_path)
 
 
 def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
@@ -186,7 +205,7 @@ def test_curves_of_logistic_regression_are_runs_of_their_configs(tmp_path):
         "    return {n: dataclasses.replace(c, steps=2, batch_size=8, microbatch_size=None)\n"
         "            for n, c in whole.items() if n.startswith('c')}\n"
     )
-    parts = study_geodp_mnist.geodp_mnist(2, tmp_path / "configs", tmp_path / "data")
+    parts = geodp_mnist_claims.geodp_mnist(2, tmp_path / "configs", tmp_path / "data")
     assert len(parts) == 2 * 5
     for part, method in ((parts[0], "none"), (parts[7], "geodp_1")):
         rows = part()

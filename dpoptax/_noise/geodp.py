@@ -176,7 +176,8 @@ def hyperspherical_clip(
     mean: averaging pulls the angles to the reference, and from the equator what the first
     coordinates lose in length the last two receive. For 256 examples of 500 parameters at σ = 1,
     the release's cosine with the true gradient is 0.58 at the best ρ and 0.60 without any noise,
-    where `l2_clip` has 0.95 (`dpoptax.studies.release_cosines`); the paper's box at β = 1 has 0.08.
+    where `l2_clip` has 0.95; the paper's box at β = 1 has 0.08. In the repository,
+    `python -m experiments study release-cosines` measures them.
     A reference keeps its own direction and learns little. It also needs per-example gradients, with
     their memory. Take it to study angles, and `l2_clip` to train.
 

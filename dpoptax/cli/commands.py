@@ -11,7 +11,6 @@ import tyro
 from dpoptax.cli.options import (
     AuditArguments,
     PlanArguments,
-    StudyArguments,
     TrainArguments,
     fetch_for,
 )
@@ -193,45 +192,6 @@ def _audit(arguments: list[str]) -> int:
     return 1 if any(row.violated for row in rows) else 0
 
 
-def _study(arguments: list[str]) -> int:
-    from dpoptax.papers.study_names import NAMES
-
-    given = tyro.cli(
-        StudyArguments,
-        args=arguments,
-        prog="dpoptax study",
-        description=f"Draw the papers' studies: {', '.join(NAMES)}.",
-    )
-    from dpoptax.papers import study
-
-    names = given.names or study.names_for(given.data_dir)
-    found = study.run_studies(
-        names,
-        given.workdir,
-        seeds=given.seeds,
-        configs=given.configs,
-        data_dir=given.data_dir,
-    )
-    for name, findings in found.items():
-        print(f"\n{study.STUDIES[name].title} ({study.STUDIES[name].source})")
-        print(study.findings_table(findings))
-    print(f"\nWritten to {given.workdir}: NAME.csv, NAME.png and NAME.md")
-    return 0
-
-
-def _report(arguments: list[str]) -> int:
-    from dpoptax.papers import report
-
-    given = tyro.cli(
-        report.Report,
-        args=arguments,
-        prog="dpoptax report",
-        description="Run what can be run of the papers' experiments, and write a report.",
-    )
-    print(f"Written to {report.write_report(given)}")
-    return 0
-
-
 def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments before the first option, and the rest."""
     paths = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
@@ -279,7 +239,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
     "sweep": _sweep,
     "audit": _audit,
-    "study": _study,
-    "report": _report,
 }
 """What is run with the arguments after a command's name; each returns the exit code."""

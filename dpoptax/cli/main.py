@@ -1,9 +1,9 @@
-"""The command line: `dpoptax train`, `plan`, `compare`, `sweep`, `audit`, `study` and `report`."""
+"""The command line: `dpoptax train`, `plan`, `compare`, `sweep` and `audit`."""
 
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import dpoptax
@@ -40,15 +40,15 @@ _COMMANDS = {
   audit CONFIG... [--trials N] [--confidence C] [--FIELD VALUE ...]
         attacks on the training that each CONFIG says: a table of claimed ε
         and audited lower bound; exit code 1 if a bound exceeds its claim""",
-    "study": """\
-  study [NAME...] [--workdir DIR] [--seeds N] [--data-dir DIR]
-        the papers' studies, without a NAME all that need no data: figures,
-        numbers, findings""",
-    "report": """\
-  report [--workdir DIR] [--output FILE] | --benchmark DIR
-        all of the papers that can be run here, against what they say; the
-        rest with its cost""",
 }
+
+CACHE_OPTIONS = """\
+all of them:
+  --compilation-cache DIR, --no-compilation-cache
+        where compiled programs and calibrated noise are kept, so that the same
+        command starts faster the next time; without either in the user's
+        folder for caches, such as ~/.cache/dpoptax/compiled"""
+"""Help on the options that every command takes."""
 
 _LISTED = "\n".join(_COMMANDS.values())
 _USAGE = f"""\
@@ -59,18 +59,30 @@ Differentially private training in JAX.
 commands:
 {_LISTED}
 
-all of them:
-  --compilation-cache DIR, --no-compilation-cache
-        where compiled programs and calibrated noise are kept, so that the same
-        command starts faster the next time; without either in the user's
-        folder for caches, such as ~/.cache/dpoptax/compiled
+{CACHE_OPTIONS}
 
 `dpoptax train CONFIG --help`, and so on, lists all options;
 `dpoptax --version` prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 2 for anything that the user can mend."""
+    """Runs the command line; returns the exit code, 2 for anything that the user can mend."""
+    return run_command("dpoptax", _dispatch, arguments)
+
+
+def run_command(
+    program: str, dispatch: Callable[[list[str]], int], arguments: Sequence[str] | None = None
+) -> int:
+    """Runs the command that the arguments name and returns the exit code.
+
+    Takes the options of the compilation cache. Prints each warning once, and an error that the
+    user can mend without its traceback.
+
+    Args:
+        program: Name of the program, which stands in front of each message.
+        dispatch: Runs a command from the other arguments and returns the exit code.
+        arguments: Of the command line; None: of this process.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # Of checkpoints that it cannot read, orbax logs what the warnings here say with a remedy.
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -79,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def show_once(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            print(f"dpoptax: warning: {message}", file=sys.stderr)
+            print(f"{program}: warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("default", category=UserWarning)
@@ -91,12 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 compilation_cache.kept_in(folder) as place,
                 kept.kept_in(place if confirms else None),
             ):
-                return _dispatch(arguments)
+                return dispatch(arguments)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in _EXTRA:
+                raise
+            raise SystemExit(
+                f"{program}: error: the command line needs {error.name}, which is not installed; "
+                "pip install 'dpoptax[train]'"
+            ) from error
         except (ValueError, OSError) as error:
-            print(f"dpoptax: error: {error}", file=sys.stderr)
+            print(f"{program}: error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
-            print("dpoptax: interrupted", file=sys.stderr)
+            print(f"{program}: interrupted", file=sys.stderr)
             return 130
 
 
@@ -118,19 +137,11 @@ def _dispatch(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
         return 0 if rest else 2
-    try:
-        from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
+    from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
 
-        if command not in COMMANDS:
-            raise unknown_name("command", command, COMMANDS)
-        return COMMANDS[command](rest)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-            raise
-        raise SystemExit(
-            f"dpoptax: error: the command line needs {error.name}, which is not installed; "
-            "pip install 'dpoptax[train]'"
-        ) from error
+    if command not in COMMANDS:
+        raise unknown_name("command", command, COMMANDS)
+    return COMMANDS[command](rest)
 
 
 def _cache_options(arguments: list[str]) -> tuple[list[str], Path | None]:

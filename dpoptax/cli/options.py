@@ -53,23 +53,6 @@ class AuditArguments(Data):
     """File for the figure of errors, claimed and audited."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StudyArguments:
-    """Of `dpoptax study`."""
-
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Names of studies; all of them without one."""
-    workdir: Path = Path("runs/studies")
-    """Directory for a .csv, a .png and a .md file of each."""
-    seeds: int = 5
-    """Repetitions, of which figures show the mean and the range."""
-    data_dir: Path | None = None
-    """Directory with published data, for the studies that train on some; without it and without
-    names these are left out."""
-    configs: Path = Path("configs")
-    """Directory with papers/, for the same."""
-
-
 def fetch_for(configs: Iterable[TrainConfig], wanted: bool) -> None:
     """Fetches what `configs` lack of their data sets, if that is `wanted`; see `fetching.fetch`."""
     if wanted:

@@ -1,7 +1,7 @@
 """DiSK, Figure 6(b): DiSK against DOPPLER, DP-FTRL and the base optimizer, WRN-16-4 on CIFAR-10.
 
 Names are eps-E/METHOD. The ε are on the figure's axis alone: here those of Table 6. Figure 6(a) is
-`dpoptax.studies.noisy_regression`.
+`python -m experiments study noisy-regression`.
 
 DOPPLER is here what C.3 and section 3.3 say: DiSK with the gradient at one point, that is the
 filter of first order with b = κ = 0.7 and a = -(1 - κ) = -0.3, and not one of DOPPLER's own tables.

@@ -72,7 +72,7 @@ class Comparison:
     """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
     records: Path | None = None
     """A file of JSON lines, to which every run, trials too, adds its own once its method is done;
-    `dpoptax report --benchmark` draws them."""
+    `python -m experiments image-benchmark` draws them."""
     processes: int = 1
     """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 

@@ -1,4 +1,4 @@
-"""Errors of released gradients in direction and in value: GeoDP Fig. 3 and 4."""
+"""Computes errors of released gradients in direction and value (GeoDP Fig. 3 and 4)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ def expected_geodp_errors(
     beta: float,
     l2_clip_norm: float = 0.1,
 ) -> GeoDPErrors:
-    """Returns what `geodp_errors` estimates, to first order in the noise on each angle.
+    """Returns the expectation of `geodp_errors` to first order in the noise on each angle.
 
     With s = σC/B, a = √(d + 2)βπσ/B and tail norms T_z = √(Σ_{i≥z} ḡ_i²):
 

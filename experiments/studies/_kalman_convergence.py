@@ -1,4 +1,4 @@
-"""DiSK Fig. 3: gain and error variance of the scalar Kalman filter converge; a simulation of it."""
+"""Simulates the scalar Kalman filter, whose gain and error variance converge (DiSK Fig. 3)."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from dpoptax._methods.kalman import kalman_gain
 
 
 class KalmanConvergence(NamedTuple):
-    """What `kalman_convergence` returns.
+    """Results of `kalman_convergence`.
 
     Attributes:
       gain: k_t of the recursion, (steps,).

@@ -1,4 +1,4 @@
-"""The numbers of the synthetic studies as rows, and how claims are held against them."""
+"""Rows of numbers that a study computes, and helpers to compare claims with them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,18 @@ Findings = list[tuple[str, str, str]]
 
 
 def verdict(*points: Any) -> str:
-    """What truth values come to: "yes" where all hold, "no" where none does."""
+    """Returns "yes" if all values are true, "no" if all are false, else "in part"."""
     held = np.concatenate([np.ravel(point) for point in points]).astype(bool)
     return "yes" if held.all() else "in part" if held.any() else "no"
 
 
 def pick(rows: list[Row], column: str, **where: Any) -> np.ndarray:
-    """One column of the rows whose other columns have these values."""
+    """Returns one column of the rows whose other columns have the given values."""
     kept = (row for row in rows if all(row[name] == value for name, value in where.items()))
     return np.array([row[column] for row in kept])
 
 
 def over(rows: list[Row], x: str, y: str, **where: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Values of `x` in rising order, (n,), and of `y` there, one row a seed: (seeds, n)."""
+    """Returns the sorted values of `x`, (n,), and those of `y` for each seed, (seeds, n)."""
     xs = np.unique(pick(rows, x, **where))
     return xs, np.stack([pick(rows, y, **{**where, x: value}) for value in xs], axis=1)

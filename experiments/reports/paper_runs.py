@@ -1,4 +1,4 @@
-"""The papers' runs that were not trained: their operations, estimated times and commands."""
+"""Estimates the cost of the papers' runs that were not trained, and lists their commands."""
 
 import dataclasses
 import json
@@ -17,6 +17,7 @@ from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
+from experiments.code_version import source_sha256
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -60,11 +61,11 @@ CLAIMS = {
     "geodp/tables_2_3": "GeoDP above DP but for large β; MNIST, σ = 1: 98.0 against 95.5 %, "
     "99.11 % without noise; CIFAR-10, σ = 0.01: 67.35 against 63.84 %, 67.43 % without noise",
 }
-"""What the papers say of the runs of a config file, by the file's name."""
+"""The papers' claims about the runs of a config file, by the file's name."""
 
 REPETITIONS = {"pmlf": 5, "geodp": 100, "doppler": 1}
-"""Of how many repetitions the papers' numbers are means, by folder: DP-PMLF's hyper-parameters,
-GeoDP's section VI-A, DOPPLER's checklist (most of its results). DiSK does not say."""
+"""Number of repetitions behind the papers' numbers, by folder. The sources are DP-PMLF's
+hyper-parameters, GeoDP's section VI-A and DOPPLER's checklist. DiSK does not say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +88,14 @@ class PaperRun:
 def costs(
     files: Sequence[Path], root: Path, cache: Path, *, progress: bool = True
 ) -> list[PaperRun]:
-    """All runs of config files with their operations; those of a step are kept in `cache`."""
+    """Returns all runs of config files with their operations; caches those of each step."""
     loaded = [
         (str(path.relative_to(root)), name, config)
         for path in files
         for name, config in load_configs(path).items()
     ]
     known: dict[str, float] = {}
-    code = records.source_sha256()
+    code = source_sha256()
     if cache.is_file():
         kept = json.loads(cache.read_text(encoding="utf-8"))
         known = kept["flops"] if kept["code"] == code else {}
@@ -110,7 +111,7 @@ def costs(
 
 
 def points(config: TrainConfig) -> int:
-    """Number of gradients that the method takes of each example and its copies."""
+    """Returns the number of gradients that the method takes of each example and its copies."""
     params = {"w": jnp.zeros(2)}
     chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
@@ -118,7 +119,7 @@ def points(config: TrainConfig) -> int:
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """A row for each file, data set and model."""
+    """Returns a Markdown table with a row for each file, data set and model."""
     groups: dict[tuple[str, str, str], list[PaperRun]] = {}
     for run in runs:
         groups.setdefault((run.file, run.config.dataset, run.config.model), []).append(run)
@@ -148,7 +149,7 @@ def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
 
 
 def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """A shell script with one command a run, and its estimated time."""
+    """Returns a shell script with one command for each run and its estimated time."""
     lines = [
         "#!/bin/sh",
         "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
@@ -175,7 +176,7 @@ def _step(config: TrainConfig) -> str:
 
 
 def _flops_of_one_point(config: TrainConfig) -> float:
-    """Of one step of DP-SGD, whose noise is of no matter."""
+    """Returns the operations of one step of DP-SGD. The amount of noise does not matter."""
     step = dataclasses.replace(
         config,
         method=DPSGD(),

@@ -1,4 +1,4 @@
-"""The papers' studies by a command: numbers, figure, and what each claim comes to."""
+"""Runs studies by name: numbers, a figure, and the finding for each claim."""
 
 import csv
 import json
@@ -8,26 +8,27 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from dpoptax.papers import (
-    study_disk,
-    study_doppler,
-    study_figures,
-    study_geodp,
-    study_geodp_mnist,
-    study_own,
-)
-from dpoptax.papers.study_tables import Findings, Parts, Row
 from dpoptax.training.bars import Bar
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
+from experiments.claims import (
+    disk_claims,
+    doppler_claims,
+    geodp_claims,
+    geodp_mnist_claims,
+    other_claims,
+    study_figures,
+)
+from experiments.claims.study_rows import Findings, Parts, Row
+from experiments.code_version import source_sha256
 
 
 class Finding(NamedTuple):
-    """A claim and what came out.
+    """A claim and the result.
 
     Attributes:
-        claim: What the source says, in our words.
-        found: What the numbers here say.
+        claim: The source's claim, in our words.
+        found: The numbers computed here.
         holds: "yes", "no" or "in part".
     """
 
@@ -37,16 +38,16 @@ class Finding(NamedTuple):
 
 
 class Study(NamedTuple):
-    """One figure.
+    """A study, which gives one figure.
 
     Attributes:
         title: Its heading.
-        source: Paper and figure, or that there is none.
-        parts: From the number of seeds to the parts of the work, each a function that returns rows;
-            of a study that trains, also from the directories of configs and of data.
+        source: Paper and figure, or a note that no paper has it.
+        parts: Returns the parts of the work for a number of seeds. Each part is a function that
+            returns rows. A study that trains also takes the folders of configs and of data.
         draw: Draws the rows.
-        findings: Claims against the rows.
-        dataset: Published data that it trains on; None: none.
+        findings: Compares the claims with the rows.
+        dataset: Name of the published data that it trains on, if any.
     """
 
     title: str
@@ -61,66 +62,66 @@ STUDIES: dict[str, Study] = {
     "filters": Study(
         "Time and frequency response of the filters",
         "DOPPLER, Fig. 6",
-        study_doppler.filters,
+        doppler_claims.filters,
         study_figures.filters,
-        study_doppler.filters_findings,
+        doppler_claims.filters_findings,
     ),
     "geodp-noise": Study(
         "Errors of GeoDP as published, against σ, d and B",
         "GeoDP, Fig. 3",
-        study_geodp.geodp_noise,
+        geodp_claims.geodp_noise,
         study_figures.geodp_noise,
-        study_geodp.geodp_noise_findings,
+        geodp_claims.geodp_noise_findings,
     ),
     "geodp-beta": Study(
         "Errors of GeoDP as published, against β",
         "GeoDP, Fig. 4",
-        study_geodp.geodp_beta,
+        geodp_claims.geodp_beta,
         study_figures.geodp_beta,
-        study_geodp.geodp_beta_findings,
+        geodp_claims.geodp_beta_findings,
     ),
     "kalman-gain": Study(
         "Gain and error variance of DiSK's filter converge",
         "DiSK, Fig. 3",
-        study_disk.kalman_gain,
+        disk_claims.kalman_gain,
         study_figures.kalman_gain,
-        study_disk.kalman_gain_findings,
+        disk_claims.kalman_gain_findings,
     ),
     "noisy-regression": Study(
         "Linear regression with noisy gradients",
         "DiSK, Fig. 6(a)",
-        study_disk.noisy_regression,
+        disk_claims.noisy_regression,
         study_figures.noisy_regression,
-        study_disk.noisy_regression_findings,
+        disk_claims.noisy_regression_findings,
     ),
     "correlated-noise": Study(
         "Correlated noise, a low-pass filter, and both, on digits",
         "in no paper",
-        study_own.correlated_noise,
+        other_claims.correlated_noise,
         study_figures.correlated_noise,
-        study_own.correlated_noise_findings,
+        other_claims.correlated_noise_findings,
     ),
     "release-cosines": Study(
         "Direction of a release, per clip geometry, at equal privacy",
         "in no paper; GeoDP's claim for its proven counterpart",
-        study_own.release_cosines,
+        other_claims.release_cosines,
         study_figures.release_cosines,
-        study_own.release_cosines_findings,
+        other_claims.release_cosines_findings,
     ),
     "geodp-mnist": Study(
         "Logistic regression on MNIST",
         "GeoDP, Fig. 5",
-        study_geodp_mnist.geodp_mnist,
+        geodp_mnist_claims.geodp_mnist,
         study_figures.geodp_mnist,
-        study_geodp_mnist.geodp_mnist_findings,
+        geodp_mnist_claims.geodp_mnist_findings,
         dataset="mnist",
     ),
 }
-"""The studies by the name that the command line gives them."""
+"""The studies by their names on the command line."""
 
 
 def names_for(data_dir: Path | None) -> tuple[str, ...]:
-    """The studies that need no data, and with a directory of data all."""
+    """Returns the names of the studies that can run: all of them if `data_dir` is given."""
     return tuple(n for n, study in STUDIES.items() if study.dataset is None or data_dir is not None)
 
 
@@ -135,8 +136,8 @@ def run_studies(
 ) -> dict[str, list[Finding]]:
     """Computes and draws studies, and returns their findings by name.
 
-    For each: NAME.csv with all numbers, NAME.png and NAME.md. Numbers that the same code computed
-    for as many seeds before are read from their file.
+    Writes NAME.csv with all numbers, NAME.png and NAME.md for each study. Reads the numbers from
+    their file if the same code computed them before for the same number of seeds.
 
     Raises:
         ConfigError: An unknown name, fewer than one seed, or no data for a study that trains.
@@ -161,7 +162,7 @@ def run_studies(
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
-    """The findings as a Markdown table."""
+    """Returns the findings as a Markdown table."""
     return records.markdown_table(("claim", "here", "holds"), findings)
 
 
@@ -178,9 +179,9 @@ def _parts(name: str, seeds: int, configs: Path, data_dir: Path | None) -> Parts
 
 
 def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row]:
-    """The rows of a study; parts that the same code computed for the same seeds are read."""
+    """Returns the rows of a study; reads the parts that the same code computed before."""
     made_by = json.dumps(
-        {"study": name, "seeds": seeds, "code": records.source_sha256()[:16], **records.versions()}
+        {"study": name, "seeds": seeds, "code": source_sha256()[:16], **records.versions()}
     )
     whole, begun = _read(path, made_by), path.with_name(path.name + ".part")
     if whole is not None:
@@ -199,7 +200,7 @@ def _rows(name: str, parts: Parts, path: Path, seeds: int, bar: Bar) -> list[Row
 
 
 def _read(path: Path, made_by: str) -> list[Row] | None:
-    """The rows in a file, if it was `made_by` the same."""
+    """Returns the rows of a file, or None if its first line differs from `made_by`."""
     if not path.is_file():
         return None
     with open(path, encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Figures of the synthetic studies, drawn from their rows."""
+"""Draws the figures of the studies from their rows."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dpoptax.papers.study_disk import DRIFTS
-from dpoptax.papers.study_own import CORRELATED_ARMS
-from dpoptax.papers.study_tables import Row, over, pick
 from dpoptax.training.run.plots import COLOURS, MARKERS, label
+from experiments.claims.disk_claims import DRIFTS
+from experiments.claims.other_claims import CORRELATED_ARMS
+from experiments.claims.study_rows import Row, over, pick
 
 _SYMBOLS = {
     "noise_multiplier": ("σ", "noise multiplier σ"),
@@ -27,7 +27,7 @@ _ERRORS = {
 
 
 def filters(rows: list[Row]) -> Figure:
-    """Impulse and frequency responses, a row of panels for each of DOPPLER's two tables."""
+    """Draws impulse and frequency responses, one row of panels for each of DOPPLER's tables."""
     figure = Figure(figsize=(9.5, 6.4), layout="constrained")
     panels = figure.subplots(2, 2)
     for (time, frequency), table in zip(panels, (2.0, 4.0), strict=True):
@@ -58,14 +58,14 @@ def filters(rows: list[Row]) -> Figure:
 
 
 def geodp_noise(rows: list[Row]) -> Figure:
-    """GeoDP Fig. 3: nine panels."""
+    """Draws the nine panels of GeoDP Fig. 3."""
     figure = Figure(figsize=(10, 8.6), layout="constrained")
     _error_panels(figure, figure.subplots(3, 3, sharey="row").ravel(), rows)
     return figure
 
 
 def geodp_beta(rows: list[Row]) -> Figure:
-    """GeoDP Fig. 4: three panels."""
+    """Draws the three panels of GeoDP Fig. 4."""
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     _error_panels(figure, figure.subplots(1, 3, sharey=True), rows)
     return figure
@@ -93,7 +93,7 @@ def _error_panels(figure: Figure, panels: Any, rows: list[Row]) -> None:
 
 
 def geodp_mnist(rows: list[Row]) -> Figure:
-    """GeoDP Fig. 5: training losses over the steps, a panel for each."""
+    """Draws the training losses over the steps for each panel of GeoDP Fig. 5."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     for axes, panel in zip(figure.subplots(1, 3, sharey=True), "abc", strict=True):
         curves = dict.fromkeys(
@@ -129,7 +129,7 @@ def _curve_name(method: str, sigma: float, size: float) -> str:
 
 
 def kalman_gain(rows: list[Row]) -> Figure:
-    """Gain and error variance over steps, with the closed form, and the measured error."""
+    """Draws gain and error variance over steps, with their limits and the measured error."""
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     gain, variance = figure.subplots(1, 2)
     for index, drift in enumerate(DRIFTS):
@@ -171,7 +171,7 @@ def kalman_gain(rows: list[Row]) -> Figure:
 
 
 def noisy_regression(rows: list[Row]) -> Figure:
-    """Excess loss over noise at one rate and at each method's best, and over the rates."""
+    """Draws the excess loss over the noise and over the learning rate."""
     figure = Figure(figsize=(10.5, 4), layout="constrained")
     fixed, tuned, rates = figure.subplots(1, 3)
     loudest = pick(rows, "noise").max()
@@ -205,7 +205,7 @@ def noisy_regression(rows: list[Row]) -> Figure:
 
 
 def correlated_noise(rows: list[Row]) -> Figure:
-    """Test accuracy of every arm, a point a seed."""
+    """Draws the test accuracy of every arm, one point for each seed."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     kinds = list(dict.fromkeys(name.removesuffix(" + filter") for name in CORRELATED_ARMS))
@@ -238,7 +238,7 @@ def correlated_noise(rows: list[Row]) -> Figure:
 
 
 def release_cosines(rows: list[Row]) -> Figure:
-    """Cosine over noise, a line a geometry."""
+    """Draws the cosine over the noise, one line for each geometry."""
     figure = Figure(figsize=(6.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for index, name in enumerate(dict.fromkeys(pick(rows, "geometry"))):
@@ -262,7 +262,7 @@ def release_cosines(rows: list[Row]) -> Figure:
 
 
 def band(axes: Axes, x: np.ndarray, values: np.ndarray, style: dict[str, Any]) -> None:
-    """The mean over the first axis (seeds), in a band from the least to the largest."""
+    """Draws the mean over the first axis (seeds) and a band from minimum to maximum."""
     finite = np.where(np.isfinite(values), values, np.nan)
     axes.plot(x, finite.mean(0), **{"markersize": 4, "linewidth": 1.4, **style})
     axes.fill_between(

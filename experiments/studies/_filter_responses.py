@@ -1,4 +1,4 @@
-"""Time and frequency responses of the papers' filters: DOPPLER Fig. 6."""
+"""Computes time and frequency responses of the papers' filters (DOPPLER Fig. 6)."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How well a release keeps the gradient's direction, per clip geometry, at equal privacy."""
+"""Measures how well a release keeps the gradient's direction for each clip geometry."""
 
 import functools
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from dpoptax._keys import check_key
 def direction_clips(
     angle_norms: tuple[float, ...] = (0.3, 1.0, 3.0, 6.0),
 ) -> dict[str, Clip]:
-    """The geometries that are compared: l2, and angles bounded by box or by norm."""
+    """Returns the compared geometries: l2, and angles bounded by a box or a norm."""
     return {
         "l2": dpoptax.l2_clip(1.0),
         "box, β = 1": dpoptax.hyperspherical_clip(1.0, beta=1.0),
@@ -31,9 +31,9 @@ def direction_clips(
 def heterogeneous_gradients(
     seed: int, *, examples: int = 256, dimension: int = 500, signal: float = 0.4
 ) -> tuple[Array, Array]:
-    """Per-example gradients that share a direction, (examples, dimension), and that direction.
+    """Returns per-example gradients, (examples, dimension), and their common direction.
 
-    Each is `signal` times the shared direction plus a direction of its own, both of norm about 1,
+    Each is `signal` times the shared direction plus its own direction, both of norm about 1,
     scaled by a log-normal factor: norms differ between examples, as they do in training.
     """
     rng = np.random.default_rng(seed)
@@ -55,8 +55,8 @@ def release_cosines(
 ) -> dict[str, float]:
     """Returns the mean cosine between released gradients and the truth, per clip geometry.
 
-    All geometries are compared at one noise multiplier, so at one (ε, δ): what a geometry buys is
-    a larger cosine.
+    All geometries are compared at one noise multiplier, so at one (ε, δ). A better geometry
+    has a larger cosine.
 
     Args:
       gradients: per-example gradients, (B, d).

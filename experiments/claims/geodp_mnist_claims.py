@@ -1,4 +1,4 @@
-"""GeoDP's Figure 5: training losses of logistic regression on MNIST, and its claims."""
+"""Checks GeoDP's claims about logistic regression on MNIST (Fig. 5)."""
 
 import dataclasses
 import functools
@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, verdict
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.loop import train
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.search.trials import dataset_of
+from experiments.claims.study_rows import Findings, Parts, Row, over, verdict
 
 # A loss that is within so much of another is "almost" that one.
 _ALMOST = 1.1
 
 
 def geodp_mnist(seeds: int, configs: Path, data_dir: Path) -> Parts:
-    """GeoDP Fig. 5, a run a part; seed s is the same for all curves."""
+    """Trains the curves of GeoDP Fig. 5, one run a part, with the same seeds for all curves."""
     curves = load_configs(configs / "papers" / "geodp" / "figure_5.py")
     return [
         functools.partial(
@@ -49,7 +49,7 @@ def _curve(name: str, config: TrainConfig, seed: int) -> list[Row]:
 
 
 def geodp_mnist_findings(rows: list[Row]) -> Findings:
-    """What GeoDP's section on logistic regression reads off its figure."""
+    """Checks the observations of GeoDP's section on logistic regression."""
 
     def last(panel: str, method: str, sigma: float, size: int, y: str = "training_loss") -> float:
         where = {"panel": panel, "method": method, "noise_multiplier": sigma, "batch_size": size}

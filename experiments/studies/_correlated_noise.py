@@ -1,4 +1,4 @@
-"""Correlated noise, a low-pass filter, and both: what each leaves of the noise at equal epsilon."""
+"""Compares correlated noise, a low-pass filter and both at equal ε."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from dpoptax._points import gradient_points
 def iterate_noise(
     strategy: matrix.Strategy, filt: filters.Filter | None, *, curvature: float, steps: int
 ) -> float:
-    """The variance that noise leaves in the last iterate of SGD on a quadratic, exactly.
+    """Returns the exact variance of the last iterate of SGD on a quadratic due to noise.
 
         x_{t+1} = x_t − m_t,    m = filter(curvature · x + M⁻¹ Z),    Var[x_T] for unit-variance Z
 
@@ -59,7 +59,7 @@ class Arm(NamedTuple):
 
 
 class ArmResult(NamedTuple):
-    """What an arm reaches at its best learning rate, the one of the least mean training loss.
+    """Results of an arm at the learning rate of least mean training loss.
 
     Attributes:
       noise_multiplier: calibrated to the ε of all arms.
@@ -86,7 +86,7 @@ class ArmResult(NamedTuple):
 def digits_arms(
     *, batch_size: int = 64, steps: int = 120, bands: Sequence[int] = (2, 4, 8, 16)
 ) -> dict[str, Arm]:
-    """The arms of `compare_correlated_noise`: each kind of noise, unfiltered and filtered.
+    """Returns the arms of `compare_correlated_noise`: each kind of noise, plain and filtered.
 
     "poisson": independent noise, Poisson sampling: DP-SGD. "banded b": cyclic Poisson sampling, the
     optimal b bands. "fixed": full groups in a fixed order, no amplification, with independent

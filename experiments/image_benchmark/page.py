@@ -1,11 +1,17 @@
-"""The page of the benchmark, written from records of comparisons alone."""
+"""Writes the page on methods on images from the records of comparisons."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpoptax.papers.benchmark_figures import plot_accuracies, plot_differences
-from dpoptax.papers.benchmark_groups import (
+from dpoptax.training.errors import ConfigError
+from dpoptax.training.run import records
+from dpoptax.training.run.plots import signed
+from dpoptax.training.search import lines
+from dpoptax.training.search.lines import Line
+from experiments.figure_files import shrink
+from experiments.image_benchmark.page_figures import plot_accuracies, plot_differences
+from experiments.image_benchmark.page_groups import (
     BASELINE,
     MOMENTUM,
     Entry,
@@ -17,29 +23,23 @@ from dpoptax.papers.benchmark_groups import (
     named,
     titles,
 )
-from dpoptax.papers.images import shrink
-from dpoptax.papers.published import PUBLISHED
-from dpoptax.training.errors import ConfigError
-from dpoptax.training.run import records
-from dpoptax.training.run.plots import signed
-from dpoptax.training.search import lines
-from dpoptax.training.search.lines import Line
+from experiments.image_benchmark.published_accuracies import PUBLISHED
 
 
-def write_benchmark(folder: Path, output: Path | None = None) -> Path:
+def write_page(folder: Path, output: Path | None = None) -> Path:
     """Writes the page and its figures from the records (*.jsonl) of `folder`; returns its path.
 
-    What was found and what was left out is said by people: `verdict.md` and `cut.md` of the folder
-    are put into the page where they are.
+    People write the summary and the list of omissions: the page includes `verdict.md` and `cut.md`
+    if the folder has them.
 
     Raises:
-        ConfigError: No records, or a line that is none.
+        ConfigError: The folder has no records, or a line is not a record.
     """
     paths = sorted(folder.glob("*.jsonl"))
     found = [line for path in paths for line in lines.read(path)]
     if not found:
         raise ConfigError(
-            f"benchmark={str(folder)!r} has no records; write some with dpoptax compare --records "
+            f"folder={str(folder)!r} has no records; write some with dpoptax compare --records "
             f"{folder / 'NAME.jsonl'}"
         )
     output = output or folder.with_suffix(".md")
@@ -61,8 +61,8 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
     where = folder.relative_to(output.parent) if folder.is_relative_to(output.parent) else folder
     parts = [
         "# Methods on images",
-        f"Written by `dpoptax report --benchmark {folder}` from {len(found)} runs, the records of "
-        f"`dpoptax compare --records` in `{folder}`, and nothing else.",
+        f"Written by `python -m experiments image-benchmark {folder}` from {len(found)} runs, the "
+        f"records of `dpoptax compare --records` in `{folder}`, and nothing else.",
         *_given(folder / "verdict.md", "## In short"),
         f"![Test accuracy over ε, beside published numbers]({where}/accuracies.png)",
     ]
@@ -87,7 +87,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
 
 
 def _has_differences(compared: Groups) -> bool:
-    """Whether any method is beside DP-SGD."""
+    """Returns whether any method is compared with DP-SGD."""
     return any(len(entries) > 1 for entries in compared.values())
 
 
@@ -104,7 +104,7 @@ def _described(setting: Setting) -> str:
 
 
 def _counted(compared: Groups) -> str:
-    """How often each method is above and below DP-SGD, and tuned momentum."""
+    """Says how often each method is above and below DP-SGD and tuned momentum."""
     tally: dict[str, list[list[int]]] = {}
     for entries in compared.values():
         for entry in entries:
@@ -150,7 +150,7 @@ def _table(entries: Sequence[Entry]) -> str:
 
 
 def _marked(entry: Entry) -> str:
-    """Its label, with the marks that `_with_notes` explains."""
+    """Returns the label with the marks that `_with_notes` explains."""
     return entry.label + " ¹" * entry.unproven + " ²" * entry.zeroed
 
 
@@ -198,7 +198,7 @@ def _recipes(alone: Groups) -> str:
 
 
 def _published(groups: Groups) -> str:
-    """Each published number beside the best of ours at an ε that is no more than 3 % larger."""
+    """Lists published numbers next to our best at an ε that is at most 3 % larger."""
     rows = []
     for number, point in enumerate(PUBLISHED, 1):
         ours = [

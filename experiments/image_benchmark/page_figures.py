@@ -1,4 +1,4 @@
-"""Figures of the benchmark: accuracy over ε beside published numbers, differences from DP-SGD."""
+"""Draws accuracy over ε with published numbers, and differences from DP-SGD."""
 
 import itertools
 import math
@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from dpoptax.papers.benchmark_groups import (
+from dpoptax.training.run.plots import COLOURS, label, signed
+from experiments.image_benchmark.page_groups import (
     BASELINE,
     Entry,
     Groups,
@@ -23,8 +24,7 @@ from dpoptax.papers.benchmark_groups import (
     titles,
     told_apart,
 )
-from dpoptax.papers.published import PUBLISHED, Published
-from dpoptax.training.run.plots import COLOURS, label, signed
+from experiments.image_benchmark.published_accuracies import PUBLISHED, Published
 
 _GREY = "#777777"
 _FAR = 3.0
@@ -32,10 +32,10 @@ _FAR = 3.0
 
 
 def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
-    """A panel a data set: methods over ε at most steps, recipes, published numbers as points.
+    """Draws, for each data set, methods over ε at most steps, recipes and published numbers.
 
-    The methods on features are lines, of each model and batch size; of a model of its own, the best
-    is a point. What is without a proof is none of them.
+    Methods on features are lines, one for each model and batch size. For a model without features,
+    the best method is a point. Methods without a proof are left out.
     """
     datasets = list(dict.fromkeys(setting.dataset for setting in (*groups, *recipes)))
     figure = Figure(figsize=(6.4 * len(datasets), 4.6), layout="constrained")
@@ -46,7 +46,7 @@ def plot_accuracies(groups: Groups, recipes: Groups, path: Path) -> None:
 
 
 def draw_accuracies(axes: Axes, groups: Groups, recipes: Groups, dataset: str) -> None:
-    """The panel of one data set."""
+    """Draws the panel of one data set."""
     own = {s: e for s, e in groups.items() if s.dataset == dataset and not s.in_order}
     finite = {s: e for s, e in own.items() if math.isfinite(s.epsilon)}
     private = {s: e for s, e in finite.items() if s.features != "none"} or finite
@@ -95,7 +95,7 @@ def _best(axes: Axes, setting: Setting, entries: Sequence[Entry], **style: Any) 
 
 
 def _line_of(setting: Setting) -> tuple[Hashable, ...]:
-    """What the settings of a line have in common, those of several ε and numbers of steps."""
+    """Returns the settings that a line's points share, without ε and the number of steps."""
     of_epsilon = setting.delta, setting.unit, setting.replaced
     return setting.features, setting.model, setting.batch_size, *of_epsilon
 
@@ -106,7 +106,7 @@ def _kind(setting: Setting) -> str:
 
 
 def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting, str]) -> None:
-    """A line for each method at most steps, DP-SGD's in `colour`."""
+    """Draws a line for each method at most steps, DP-SGD's in `colour`."""
     last = max(settings, key=lambda setting: setting.steps)
     shown = {s.epsilon: e for s, e in sorted(settings.items()) if s.steps == last.steps}
     proven = {
@@ -138,7 +138,7 @@ def _over_epsilon(axes: Axes, settings: Groups, colour: str, names: dict[Setting
 
 
 def _published(axes: Axes, dataset: str) -> None:
-    """Points with their numbers in the page's table; those at one place share a label."""
+    """Draws points with their numbers in the page's table; coinciding points share a label."""
     places: dict[tuple[float, int], list[tuple[int, Published]]] = {}
     for number, point in enumerate(PUBLISHED, 1):
         if point.dataset == dataset:
@@ -164,9 +164,9 @@ def _published(axes: Axes, dataset: str) -> None:
 
 
 def plot_differences(groups: Groups, path: Path) -> None:
-    """A panel a setting, a row a method: the difference from DP-SGD with its 95 % interval.
+    """Draws differences from DP-SGD with 95 % intervals: a panel a setting, a row a method.
 
-    Of the settings in which a method is beside DP-SGD, one at least.
+    At least one setting must compare a method with DP-SGD.
     """
     shown = [(s, e) for s, e in groups.items() if len(e) > 1]
     labels = list(dict.fromkeys(entry.label for _, entries in shown for entry in entries))

@@ -1,4 +1,4 @@
-"""DiSK's Fig. 6(a): gradient descent on a linear regression whose gradients are noisy."""
+"""Runs gradient descent on a linear regression with noisy gradients (DiSK Fig. 6(a))."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from dpoptax._points import gradient_points
 
 
 class NoisyRegression(NamedTuple):
-    """What `noisy_regression` returns.
+    """Results of `noisy_regression`.
 
     Attributes:
       methods: the names, in order.
@@ -30,17 +30,17 @@ class NoisyRegression(NamedTuple):
     excess_loss: np.ndarray
 
     def best(self) -> np.ndarray:
-        """Mean over seeds at each method's own best rate of the grid, (methods, levels)."""
+        """Returns the mean over seeds at each method's best learning rate, (methods, levels)."""
         return self.excess_loss.mean(axis=-1).min(axis=-1)
 
     def at(self, learning_rate: float) -> np.ndarray:
-        """Mean over seeds at one rate of the grid, (methods, levels)."""
+        """Returns the mean over seeds at one learning rate, (methods, levels)."""
         (index,) = np.flatnonzero(np.isclose(self.learning_rates, learning_rate))
         return self.excess_loss[:, :, index].mean(axis=-1)
 
 
 def regression_methods(kappa: float = 0.3) -> dict[str, optax.GradientTransformation]:
-    """Noisy descent, the low-pass filter of gain κ, and DiSK with the same gain."""
+    """Returns noisy descent, the low-pass filter of gain κ, and DiSK with the same gain."""
     return {
         "noisy GD": optax.identity(),
         "low-pass": low_pass([kappa], [kappa - 1.0], start="steady"),
@@ -57,7 +57,7 @@ def noisy_regression(
     steps: int = 300,
     seeds: int = 20,
 ) -> NoisyRegression:
-    """Excess loss of noisy descent, filtered or not, on F(x) = ‖A x − y‖²/(2n).
+    """Returns the excess loss of noisy descent, filtered or not, on F(x) = ‖A x − y‖²/(2n).
 
     A has 10 · `dimension` rows of independent normal numbers, so that the curvatures lie around 1.
     Every step's gradient, at the method's own points, gets fresh N(0, level² I), as behind the
@@ -69,7 +69,7 @@ def noisy_regression(
       methods: transforms by name; `regression_methods()` by default.
       dimension: d.
       steps: T.
-      seeds: number of runs, each with a noise of its own.
+      seeds: number of runs, each with its own noise.
 
     Source: DiSK, Fig. 6(a).
     """

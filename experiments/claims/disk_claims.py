@@ -1,18 +1,18 @@
-"""DiSK's studies: its filter's gain, a noisy regression, and what is claimed of them."""
+"""Checks DiSK's claims about its filter's gain and a noisy regression."""
 
 import functools
 
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, over, pick, verdict
 
 DRIFTS = (0.03, 0.1, 0.3, 1.0)
 """σ_v/σ_w of the Kalman study."""
 
 
 def kalman_gain(seeds: int) -> Parts:
-    """The recursion from two starts, and the filter on simulated gradients."""
+    """Runs the recursion from two starts, and the filter on simulated gradients."""
     return [functools.partial(_kalman_gain, seeds)]
 
 
@@ -42,7 +42,7 @@ def _kalman_gain(seeds: int) -> list[Row]:
 
 
 def kalman_gain_findings(rows: list[Row]) -> Findings:
-    """Both converge, and to what the closed form says."""
+    """Checks that gain and variance converge to their closed forms."""
     needed, close = [], []
     for drift in DRIFTS:
         gain = over(rows, "step", "gain", drift=drift, start=1.0)[1][0]
@@ -66,7 +66,7 @@ def kalman_gain_findings(rows: list[Row]) -> Findings:
 
 
 def noisy_regression(seeds: int) -> Parts:
-    """DiSK Fig. 6(a), over the learning rates too; four times as many seeds, for they are cheap."""
+    """Computes DiSK Fig. 6(a) at several learning rates, with four times as many seeds."""
     return [functools.partial(_noisy_regression, seeds)]
 
 
@@ -88,7 +88,7 @@ def _noisy_regression(seeds: int) -> list[Row]:
 
 
 def noisy_regression_findings(rows: list[Row]) -> Findings:
-    """The Kalman filter has the lowest loss at every noise; by how much depends on the rate."""
+    """Checks that the Kalman filter has the lowest loss at every noise level."""
     levels, names = np.unique(pick(rows, "noise")), ("Kalman", "noisy GD", "low-pass")
     found: Findings = []
     largest = pick(rows, "learning_rate").max()

@@ -1,19 +1,18 @@
-"""A reproduction report: what could be run here against what the papers say, and what could not."""
+"""Writes the report on the papers: the results here, and the runs that were not made."""
 
 import dataclasses
 import statistics
 from pathlib import Path
 
-from dpoptax.papers import study
-from dpoptax.papers.benchmark import write_benchmark
-from dpoptax.papers.images import shrink
-from dpoptax.papers.report_costs import PaperRun, commands, cost_table, costs
 from dpoptax.training.config import load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.compare import table as comparison_table
 from dpoptax.training.search.results import ComparisonResult
+from experiments.claims import catalog
+from experiments.figure_files import shrink
+from experiments.reports.paper_runs import PaperRun, commands, cost_table, costs
 
 _DIGITS = {
     "DOPPLER": "LP-DPSGD is better than DP-SGD at equal ε (DOPPLER, Fig. 3 and 4; "
@@ -28,31 +27,30 @@ _DIGITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `dpoptax report` does: everything that needs neither a GPU nor data, and a list of the
-    rest with commands and estimated times.
+    """Options of `report`.
+
+    It runs everything that needs neither a GPU nor data, and lists the rest with commands and
+    estimated times.
     """
 
     workdir: Path = Path("runs/report")
-    """Directory for numbers, records and figures. What the same code has computed there is read: a
-    report that was stopped goes on."""
+    """Folder for numbers, records and figures. Results of the same code are reused, so that a
+    report continues where it was stopped."""
     output: Path | None = None
-    """The Markdown file, with figures and commands.sh in reproduction/ beside it; None:
+    """The Markdown file. Figures and commands.sh go into reproduction/ next to it. None:
     REPRODUCTION.md in the workdir."""
-    benchmark: Path | None = None
-    """Directory with records of `dpoptax compare --records`: the page of the benchmark is written
-    from them, beside it unless `output` says where, and nothing else is done."""
     configs: Path = Path("configs")
-    """Directory with digits/ and papers/."""
+    """Folder with digits/ and papers/."""
     data_dir: Path | None = None
-    """Directory with published data, for studies that train on some; None: they are left out."""
+    """Folder with published data. Without it, studies that train on such data are left out."""
     seeds: int = 5
-    """Repetitions of whatever is random."""
+    """Number of repetitions of random computations."""
     digits: bool = True
     """Whether to train on digits, which takes most of the time."""
     epsilon: float = 1.0
-    """Of the comparison on digits."""
+    """ε of the comparison on digits."""
     flops_per_second: float = 2e13
-    """What the device of the estimated times sustains."""
+    """Sustained speed of the device that the times are estimated for."""
     processes: int = 1
     """Number of runs at a time on digits."""
 
@@ -64,13 +62,11 @@ class Report:
 
 
 def write_report(report: Report, *, progress: bool = True) -> Path:
-    """Runs what is missing, writes the report and returns its path.
+    """Runs the missing parts, writes the report and returns its path.
 
     Raises:
-        ConfigError: No configs where they should be.
+        ConfigError: The folder has no configs.
     """
-    if report.benchmark is not None:
-        return write_benchmark(report.benchmark, report.output)
     digits = {
         path.stem: config
         for path in sorted(report.configs.glob("digits/*.py"))
@@ -86,8 +82,8 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
     figures = output.parent / "reproduction"
     figures.mkdir(parents=True, exist_ok=True)
 
-    names = study.names_for(report.data_dir)
-    findings = study.run_studies(
+    names = catalog.names_for(report.data_dir)
+    findings = catalog.run_studies(
         names,
         report.workdir / "studies",
         seeds=report.seeds,
@@ -116,7 +112,7 @@ def write_report(report: Report, *, progress: bool = True) -> Path:
 
 def _text(
     report: Report,
-    findings: dict[str, list[study.Finding]],
+    findings: dict[str, list[catalog.Finding]],
     results: ComparisonResult | None,
     runs: list[PaperRun],
 ) -> str:
@@ -125,7 +121,7 @@ def _text(
     options += "" if report.data_dir is None else " --data-dir DIR"
     parts = [
         "# What of the papers could be reproduced here",
-        f"Written by `dpoptax report {options}`; "
+        f"Written by `python -m experiments report {options}`; "
         + ", ".join(f"{name} {version}" for name, version in records.versions().items())
         + ". Every number below was computed by that command.",
         "## In short",
@@ -133,12 +129,12 @@ def _text(
         "## Studies",
     ]
     for name, found in findings.items():
-        made = study.STUDIES[name]
+        made = catalog.STUDIES[name]
         parts += [
             f"### {made.title}",
             f"{made.source[0].upper()}{made.source[1:]}; "
-            f"`dpoptax study {name}{' --data-dir DIR' if made.dataset else ''}`.",
-            study.findings_table(found),
+            f"`python -m experiments study {name}{' --data-dir DIR' if made.dataset else ''}`.",
+            catalog.findings_table(found),
             f"![{made.title}](reproduction/{name}.png)",
         ]
     parts += [
@@ -169,15 +165,15 @@ def _digits_section(report: Report, results: ComparisonResult | None) -> list[st
         f"{report.seeds} seeds, a grid of five learning rates for every method: {command}. A claim "
         "holds where the mean of the differences between runs of one seed is above twice its "
         "standard error.",
-        study.findings_table(digits_findings(results)),
+        catalog.findings_table(digits_findings(results)),
         comparison_table(results),
         "![Test accuracy over steps and validation accuracy over the learning rate]"
         "(reproduction/digits.png)",
     ]
 
 
-def digits_findings(results: ComparisonResult) -> list[study.Finding]:
-    """Differences from DP-SGD on digits, paired by seed."""
+def digits_findings(results: ComparisonResult) -> list[catalog.Finding]:
+    """Returns the differences from DP-SGD on digits, paired by seed."""
     accuracies = {
         method.name: [100 * accuracy for accuracy in method.accuracies]
         for method in results.methods
@@ -193,11 +189,11 @@ def digits_findings(results: ComparisonResult) -> list[study.Finding]:
         if len(differences) > 1:
             error = statistics.stdev(differences) / len(differences) ** 0.5
         text = f"{mean:+.2f} points, standard error {error:.2f}"
-        found.append(study.Finding(claim, text, "yes" if mean > 2 * error else "not shown"))
+        found.append(catalog.Finding(claim, text, "yes" if mean > 2 * error else "not shown"))
     return found
 
 
-def _summary(findings: dict[str, list[study.Finding]], results: ComparisonResult | None) -> str:
+def _summary(findings: dict[str, list[catalog.Finding]], results: ComparisonResult | None) -> str:
     every = [finding for found in findings.values() for finding in found]
     count = {
         verdict: sum(finding.holds == verdict for finding in every)

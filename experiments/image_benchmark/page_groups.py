@@ -1,4 +1,4 @@
-"""Records of comparisons, put together: what methods came to, and how they differ."""
+"""Groups the records of comparisons by setting and method, and computes differences."""
 
 import dataclasses
 import math
@@ -10,33 +10,33 @@ from typing import Any, TypeAlias
 from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.papers.report_costs import points
 from dpoptax.training import methods
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
 from dpoptax.training.search.lines import Line
+from experiments.reports.paper_runs import points
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Setting:
-    """What runs have in common that are compared.
+    """The settings that compared runs share.
 
     Attributes:
         dataset: Name of the data set.
-        features: What takes the place of its images, or none.
+        features: Features that replace its images, if any.
         model: Name of the model.
         steps: Number of steps.
         batch_size: Expected batch size.
         in_order: Whether batches come in a fixed order, so that nothing amplifies.
         epsilon: ε; infinite without privacy.
-        delta: δ; 0 where none is stated.
-        unit: Whose data both are about: "example" or "user".
-        replaced: Whether both are for one of these that is replaced by another, and not for one
-            that is there or not: a sum moves by twice as much.
+        delta: δ; 0 if it is not stated.
+        unit: Unit that ε and δ protect: "example" or "user".
+        replaced: Whether neighbors replace a unit by another instead of adding or removing it. A
+            sum then changes by up to twice as much.
     """
 
     dataset: str
@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def stated(self) -> str:
-        """What goes with ε, for headings and figures; nothing without privacy."""
+        """Text on ε for headings and figures; empty without privacy."""
         if math.isinf(self.epsilon):
             return ""
         delta = f", δ = {records.delta_text(self.delta)}" if self.delta else ", no δ stated"
@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """For headings and figures."""
+        """Text for headings and figures."""
         own = f"{self.model if self.features == 'none' else self.features}, "
         order = " in order" if self.in_order else ""
         privacy = f"ε = {self.epsilon:g}{self.stated}"
@@ -74,12 +74,12 @@ class Entry:
     """A method in a setting.
 
     Attributes:
-        label: Its name, with what tells it from others of that name.
-        unproven: Whether no ε is stated for want of a proof.
+        label: Its name, with the words that distinguish it from others of that name.
+        unproven: Whether ε is not stated because there is no proof.
         zeroed: Whether ε is for one example that is replaced by one that adds nothing.
-        learning_rate: The one that was selected.
-        rates: All that were tried, in order.
-        accuracies: In %, on the test split, by seed.
+        learning_rate: The selected learning rate.
+        rates: All learning rates that were tried, in order.
+        accuracies: Test accuracies in %, by seed.
         gradients: Number of gradients of each example in a step.
     """
 
@@ -105,12 +105,12 @@ class Entry:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the selected rate is the least or the largest that was tried."""
+        """Whether the selected rate is the smallest or the largest that was tried."""
         return len(self.rates) > 1 and self.learning_rate in (self.rates[0], self.rates[-1])
 
 
 Groups: TypeAlias = dict[Setting, list[Entry]]
-"""The methods of settings."""
+"""The methods of each setting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Difference:
 
 
 def difference(entry: Entry, other: Entry) -> Difference:
-    """Of `entry` from `other`, paired by seed."""
+    """Returns the difference of `entry` from `other`, paired by seed."""
     seeds = sorted(entry.accuracies.keys() & other.accuracies.keys())
     values = [entry.accuracies[seed] - other.accuracies[seed] for seed in seeds]
     if len(values) < 2:
@@ -143,11 +143,10 @@ def difference(entry: Entry, other: Entry) -> Difference:
 
 
 def grouped(lines: Iterable[Line]) -> Groups:
-    """The methods of each setting in the order of the records; of a repeated run the last counts.
+    """Groups records into methods by setting, in their order; repeated runs count once, the last.
 
-    Runs under one name whose batches were drawn in several ways are rows of their own. A method
-    counts once it has runs on the test split at the rate that its trials select. What is
-    trained without privacy has a setting of its own.
+    Runs of one name have a row for each way of drawing batches. A method counts once it has runs on
+    the test split at the rate that its trials select. Runs without privacy have their own setting.
     """
     lines = list(lines)
     deltas: dict[Setting, set[float]] = {}
@@ -160,7 +159,7 @@ def grouped(lines: Iterable[Line]) -> Groups:
         name = line.name.rpartition("/")[2]
         configs.setdefault(line.method, set()).add(name)
         delta = line.delta
-        if delta is None:  # without a proof: it is beside what has one, if that has one δ
+        if delta is None:  # no proof: grouped with the methods that state δ, if they share it
             among = deltas.get(_setting(line, 0.0), set())
             delta = min(among) if len(among) == 1 else 0.0
         runs = newest.setdefault((_setting(line, delta), name, _sampling(line)), {})
@@ -181,12 +180,12 @@ def grouped(lines: Iterable[Line]) -> Groups:
 
 
 def titles(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """For headings and figures; with model and batch size where others differ in these alone."""
+    """Returns names for headings; with model and batch size where settings differ only there."""
     return told_apart({s: s.title for s in settings}, model="model", batch_size="B =")
 
 
 def told_apart(names: Mapping[Setting, str], **fields: str) -> dict[Setting, str]:
-    """Names of settings; with what a field is called, and its value, where it alone differs."""
+    """Returns names of settings, with the name and value of a field where only it differs."""
     found = dict(names)
     for field, what in fields.items():
         values: dict[str, set[Any]] = {}
@@ -199,12 +198,12 @@ def told_apart(names: Mapping[Setting, str], **fields: str) -> dict[Setting, str
 
 
 def named(entries: Sequence[Entry], label: str) -> Entry | None:
-    """The entry of this label."""
+    """Returns the entry with this label."""
     return next((entry for entry in entries if entry.label == label), None)
 
 
 def data_name(dataset: str) -> str:
-    """As it is written, with what has to be said of these images."""
+    """Returns the data set's name as it is written, with a remark on its images."""
     return {"mnist": "MNIST", "cifar10": "CIFAR-10, JPEG"}.get(dataset, dataset)
 
 
@@ -247,14 +246,14 @@ def _sampling(line: Line) -> str:
 
 
 def _relation(line: Line) -> str:
-    """Which data sets are neighbours."""
+    """Describes the neighboring relation."""
     sampling = _sampling(line)
     sampler: Any = CyclicPoissonSampler if sampling == "in_order" else SAMPLERS[sampling]
     return str(sampler.neighbouring_relation)
 
 
 def _method(line: Line) -> methods.Method:
-    """The method with its parameters, from a line."""
+    """Returns the method of a line with its parameters."""
     given = dict(line.settings["method"])
     every = vars(methods).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
@@ -271,7 +270,7 @@ def _method(line: Line) -> methods.Method:
 
 
 def _told_apart(method: str, name: str) -> str:
-    """The method's name, and the words of the config's name that are not in it."""
+    """Returns the method's name and the words that only the config's name has."""
     own = set(re.split(r"\W+", method.lower()))
     words = [word for word in name.split("_") if word not in own]
     return f"{method}, {' '.join(words)}" if words else method

@@ -1,4 +1,4 @@
-"""The names of the studies, for help, which does not wait for what computes them."""
+"""The names of the studies, for help texts that do not import the studies."""
 
 NAMES = (
     "filters",

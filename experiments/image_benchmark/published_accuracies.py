@@ -5,14 +5,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One number of a paper.
+    """An accuracy that a paper states.
 
     Attributes:
         dataset: Name of the data set.
         epsilon: ε, at the paper's own δ, at most 1/N.
         accuracy: Test accuracy in %.
         what: Model or method.
-        source: The paper, and where in it the number stands, if it has several.
+        source: The paper, and the place in it if it has several numbers.
     """
 
     dataset: str

@@ -1,4 +1,4 @@
-"""GeoDP's studies: errors of its published method, and what is claimed of them."""
+"""Checks GeoDP's claims about the errors of its published method."""
 
 import functools
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, over, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, over, pick, verdict
 
 
 def geodp_noise(seeds: int) -> Parts:
-    """GeoDP Fig. 3, a gradient and a noise of its own for each seed."""
+    """Computes GeoDP Fig. 3. Each seed has its own gradient and noise."""
     return [functools.partial(_geodp, studies.geodp_figure_3, seed) for seed in range(seeds)]
 
 
 def geodp_beta(seeds: int) -> Parts:
-    """GeoDP Fig. 4, likewise."""
+    """Computes GeoDP Fig. 4. Each seed has its own gradient and noise."""
     return [functools.partial(_geodp, studies.geodp_figure_4, seed) for seed in range(seeds)]
 
 
@@ -42,13 +42,13 @@ def _errors(panel: str, sweep: studies.Sweep, seed: int) -> list[Row]:
 
 
 def _better(rows: list[Row], quantity: str, **where: Any) -> np.ndarray:
-    """Whether GeoDP's mean error is below DP-SGD's, at every x."""
+    """Returns, for every x, whether GeoDP's mean error is below DP-SGD's."""
     means = [over(rows, "x", f"{who}_{quantity}", **where)[1].mean(0) for who in ("geodp", "dp")]
     return means[0] < means[1]
 
 
 def geodp_noise_findings(rows: list[Row]) -> Findings:
-    """The four observations of GeoDP's section on the synthetic data."""
+    """Checks the four observations of GeoDP's section on synthetic data."""
     a, d, g = (_better(rows, "direction", panel=panel) for panel in "adg")
     value = _better(rows, "gradient", panel="a")
     small = np.array(
@@ -90,7 +90,7 @@ def geodp_noise_findings(rows: list[Row]) -> Findings:
 
 
 def geodp_beta_findings(rows: list[Row]) -> Findings:
-    """GeoDP's claim of a β for every task."""
+    """Checks GeoDP's claim that every task has a suitable β."""
     found = []
     for panel, named, dimension in (("a", 0.2, 20000), ("b", 0.4, 10000)):
         geodp, dp = (

@@ -1,14 +1,14 @@
-"""DOPPLER's study: responses of its filters, and what is claimed of them."""
+"""Checks DOPPLER's claims about the responses of its filters."""
 
 import numpy as np
 
 from dpoptax import filters as analysis
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, pick, verdict
 
 
 def filters(seeds: int) -> Parts:
-    """Responses of the filters of DOPPLER's tables 2 and 4; nothing is random."""
+    """Computes the responses of the filters in DOPPLER's Tables 2 and 4; nothing is random."""
     del seeds
     return [_filters]
 
@@ -31,7 +31,7 @@ def _filters() -> list[Row]:
 
 
 def filters_findings(rows: list[Row]) -> Findings:
-    """All are low-pass filters of unit gain."""
+    """Checks that all are low-pass filters of unit gain."""
     names = (*studies.DOPPLER_TABLE_2, *studies.DOPPLER_TABLE_4)
     passed = [pick(rows, "value", filter=name, response="frequency")[0] for name in names]
     highest = {

@@ -1,23 +1,23 @@
-"""The studies in no paper: correlated noise with a filter, and directions of releases."""
+"""Checks claims that no paper makes: correlated noise with a filter, directions of releases."""
 
 import functools
 
 import jax
 import numpy as np
 
-from dpoptax import studies
-from dpoptax.papers.study_tables import Findings, Parts, Row, pick, verdict
+from experiments import studies
+from experiments.claims.study_rows import Findings, Parts, Row, pick, verdict
 
 CORRELATED_ARMS = tuple(
     kind + behind
     for kind in ("poisson", "banded 4", "banded 16", "fixed", "fixed, banded 22")
     for behind in ("", " + filter")
 )
-"""The arms of `dpoptax.studies.digits_arms` that are trained."""
+"""The arms of `studies.digits_arms` that are trained."""
 
 
 def correlated_noise(seeds: int) -> Parts:
-    """Training on digits at ε = 1 with every arm."""
+    """Trains on digits at ε = 1 with every arm."""
     return [functools.partial(_correlated_noise, name, seeds) for name in CORRELATED_ARMS]
 
 
@@ -43,7 +43,7 @@ def _arms() -> dict[str, studies.Arm]:
 
 
 def correlated_noise_findings(rows: list[Row]) -> Findings:
-    """Where the pair pays."""
+    """Checks whether correlated noise with a filter beats either."""
 
     def accuracy(noise: str, filtered: str) -> str:
         values = pick(rows, "accuracy", noise=noise, filtered=filtered)
@@ -72,7 +72,7 @@ def correlated_noise_findings(rows: list[Row]) -> Findings:
 
 
 def release_cosines(seeds: int) -> Parts:
-    """Cosine between release and truth, per geometry and noise."""
+    """Computes the cosine between release and true gradient for each geometry and noise."""
     return [functools.partial(_release_cosines, seed) for seed in range(seeds)]
 
 
@@ -92,7 +92,7 @@ def _release_cosines(seed: int) -> list[Row]:
 
 
 def release_cosines_findings(rows: list[Row]) -> Findings:
-    """Whether bounding angles keeps directions better than bounding norms."""
+    """Checks whether bounded angles keep directions better than bounded norms."""
     names = sorted(set(pick(rows, "geometry")))
     found: Findings = []
     for multiplier in (0.0, 1.0, 4.0):

@@ -1,1 +1,0 @@
-"""What reproduces the papers: the studies by command, and the report."""

@@ -1,0 +1,1 @@
+"""Compares the papers' claims with the numbers of the studies."""

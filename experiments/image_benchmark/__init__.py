@@ -1,0 +1,1 @@
+"""Writes the page on methods on images from the records of comparisons."""

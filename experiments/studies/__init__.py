@@ -1,0 +1,34 @@
+"""The papers' synthetic studies, as functions that return arrays.
+
+`python -m experiments study` draws them. Nothing here is private or needs to be: the gradients are
+synthetic, or the digits are public.
+"""
+
+from experiments.studies._correlated_noise import Arm as Arm
+from experiments.studies._correlated_noise import ArmResult as ArmResult
+from experiments.studies._correlated_noise import (
+    compare_correlated_noise as compare_correlated_noise,
+)
+from experiments.studies._correlated_noise import digits_arms as digits_arms
+from experiments.studies._correlated_noise import iterate_noise as iterate_noise
+from experiments.studies._filter_responses import DOPPLER_TABLE_2 as DOPPLER_TABLE_2
+from experiments.studies._filter_responses import DOPPLER_TABLE_4 as DOPPLER_TABLE_4
+from experiments.studies._filter_responses import FilterResponses as FilterResponses
+from experiments.studies._filter_responses import filter_responses as filter_responses
+from experiments.studies._geodp_errors import GeoDPErrors as GeoDPErrors
+from experiments.studies._geodp_errors import Sweep as Sweep
+from experiments.studies._geodp_errors import break_even_beta as break_even_beta
+from experiments.studies._geodp_errors import expected_geodp_errors as expected_geodp_errors
+from experiments.studies._geodp_errors import geodp_errors as geodp_errors
+from experiments.studies._geodp_errors import geodp_figure_3 as geodp_figure_3
+from experiments.studies._geodp_errors import geodp_figure_4 as geodp_figure_4
+from experiments.studies._geodp_errors import geodp_sweep as geodp_sweep
+from experiments.studies._geodp_errors import random_mean_gradient as random_mean_gradient
+from experiments.studies._kalman_convergence import KalmanConvergence as KalmanConvergence
+from experiments.studies._kalman_convergence import kalman_convergence as kalman_convergence
+from experiments.studies._noisy_regression import NoisyRegression as NoisyRegression
+from experiments.studies._noisy_regression import noisy_regression as noisy_regression
+from experiments.studies._noisy_regression import regression_methods as regression_methods
+from experiments.studies._release_cosines import direction_clips as direction_clips
+from experiments.studies._release_cosines import heterogeneous_gradients as heterogeneous_gradients
+from experiments.studies._release_cosines import release_cosines as release_cosines
