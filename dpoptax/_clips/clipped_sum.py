@@ -20,19 +20,9 @@ _REMEDY = (
 )
 
 
-class _Named(type):
-    """Shows the way in the errors of pytrees, which print a class and nothing else."""
-
-    def __repr__(cls) -> str:
-        return (
-            f"<class '{cls.__module__}.{cls.__qualname__}': no transform may stand in front of or "
-            f"around the noise stage; {_REMEDY}>"
-        )
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ClippedSum(metaclass=_Named):
+class ClippedSum:
     """A sum over examples of clipped gradients, and the geometry that bounds each summand.
 
     `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
@@ -72,15 +62,18 @@ class ClippedSum(metaclass=_Named):
         """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
         return isinstance(self.sum, dict) and key in self.sum
 
-    def __add__(self, other: object) -> NoReturn:
-        """Raises: Python's own error would not say where the sum belongs."""
+    def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(
             "a ClippedSum takes no arithmetic: it is private until the noise stage, such as "
             "dpoptax.gaussian_noise at the head of the chain, adds noise and divides by the batch "
             f"size; {_REMEDY}"
         )
 
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+    # Python's and JAX's own errors would not say where the sum belongs. Functions of `jax.numpy`
+    # call `__jax_array__`.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = _refuse
+    __jax_array__ = _refuse
 
 
 def assert_clipped(
