@@ -7,7 +7,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip, check_clip
 from dpoptax._clips.checksum import checksum
 from dpoptax._maps import LinearMap
 from dpoptax._marks import CLIPPED, VOUCHED, mark
@@ -78,7 +78,7 @@ class ClippedSum:
 
 def assert_clipped(
     total: PyTree,
-    clip: Clip,
+    clip: Clip | float,
     reference: PyTree = None,
     *,
     grid: float | None = None,
@@ -93,7 +93,7 @@ def assert_clipped(
 
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
-      clip: the geometry that bounds the summands.
+      clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
       reference: the public data that it encoded with; `None` for none.
       grid: what the integers of `total` count, after each summand was rounded to it; `None` for
         sums in floating point.
@@ -101,13 +101,13 @@ def assert_clipped(
       examples: how many summands there are at most, for `accumulate`.
 
     Raises:
-      TypeError: `clip` is no geometry, or a sum on a grid is not of integers.
+      TypeError: `clip` is neither a `Clip` nor a number, or a sum on a grid is not of integers.
 
     >>> import dpoptax
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
-    return sealed(mark(total, VOUCHED), clip, reference, grid, linear_map, examples)
+    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, linear_map, examples)
 
 
 def sealed(
