@@ -116,10 +116,10 @@ def clipped_grad(
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number, `mesh` no mesh; at the call, `points` that
         are not `GradientPoints`, parameters that are integers, complex, or floats of fewer than 16
-        bits, a `mask` of floats, a loss that is no scalar or with `has_aux` no pair, or one that may mix
-        the examples it is mapped over: with a collective over devices, a vmap rule of its own, a
-        callback for a whole batch, random numbers by the generator "rbg", or a series that goes on
-        until the last example has converged.
+        bits, a `mask` of floats, a loss that is no scalar or with `has_aux` no pair, or one that
+        may mix the examples it is mapped over: with a collective over devices, a vmap rule of its
+        own, a callback for a whole batch, random numbers by the generator "rbg", or a series that
+        goes on until the last example has converged.
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
         `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
