@@ -1,6 +1,6 @@
 """The coefficients of a filter: what they are, the papers' choices, and what is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,6 +82,17 @@ def preset(name: str) -> Filter:
     if name not in _PRESETS:
         raise ValueError(f"name={name!r} is no preset filter; choose one of {', '.join(_PRESETS)}")
     return _PRESETS[name]
+
+
+def or_preset(
+    b: Sequence[float] | None, a: Sequence[float], name: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Returns `b` and `a`, or the coefficients of the preset `name` if neither is given."""
+    if b is not None:
+        return b, a
+    if len(a):
+        raise ValueError(f"a={a!r} was given without b: give both, or neither for {name!r}")
+    return preset(name)
 
 
 def validate(

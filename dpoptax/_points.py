@@ -10,7 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from dpoptax._maps import LinearMap, LinearMapState
-from dpoptax._serialization import serializable
+from dpoptax._serialization import register, serializable
 from dpoptax._trees import PyTree, find_state, is_masked, no_params, widen
 
 # A fixed weight or several, or a function of the step count that returns them.
@@ -144,6 +144,7 @@ def track_iterates(
         return None if tangent_weight is None else scheduled(tangent_weight, count)
 
     def init_fn(params: PyTree) -> TrackIteratesState:
+        register()
         count = jnp.zeros([], jnp.int32)
         # Copies, because a donated state must not share buffers with the parameters.
         iterates = tuple(

@@ -1,63 +1,36 @@
-"""States in flax's serialization, which asks for a registration of each class."""
+"""Registers the state classes with `flax.serialization`, which asks for each class."""
 
 import dataclasses
-import importlib.abc
-import importlib.util
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_CLASSES: list[type] = []
-_MODULE = "flax.serialization"
+_unregistered: list[type] = []
 
 
 def serializable(cls: type) -> type:
     """Lets `flax.serialization.to_bytes` and `from_bytes` take states of this dataclass.
 
-    Arrays are stored and statics are not: they are those of the target, and `update` compares what
-    was stored with them. Flax is registered with now, or when it is imported: to import it here
-    would cost who does not use it a second.
+    Arrays are stored. Static fields are not: they come from the target, and `update` compares them
+    with what was stored. Importing flax here would cost a second, so the class is registered now
+    only if flax is loaded already, and otherwise by the next call of `register`.
     """
-    _CLASSES.append(cls)
+    _unregistered.append(cls)
     register()
     return cls
 
 
 def register() -> None:
-    """Registers the classes that flax, if it is loaded, does not know yet."""
-    serialization: Any = sys.modules.get(_MODULE)
+    """Registers the state classes if flax is loaded; every `init` that makes a state calls this."""
+    serialization: Any = sys.modules.get("flax.serialization")
+    # While flax is being imported, its module is there and its functions are not.
     if not hasattr(serialization, "register_serialization_state"):
         return
-    while _CLASSES:
-        serialization.register_serialization_state(_CLASSES.pop(), _to_state_dict, _from_state_dict)
-
-
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Registers when flax's module has been executed: a state may be made before flax is there."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """The module's own spec, whose loader registers afterwards; None for any other module."""
-        if fullname != _MODULE or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)  # so that the search below is the others'
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def execute_and_register(module: Any) -> None:
-            execute(module)
-            register()
-
-        loader.exec_module = execute_and_register
-        return spec
-
-
-if _MODULE not in sys.modules:
-    sys.meta_path.insert(0, _WhenImported())
+    while _unregistered:
+        cls = _unregistered.pop()
+        serialization.register_serialization_state(cls, _to_state_dict, _from_state_dict)
 
 
 def _stored(x: Any) -> list[str]:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import dpoptax
@@ -203,9 +204,35 @@ def test_params_instead_of_points_are_refused():
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP)(params, helpers.mlp_batch(0, 2))
 
 
+def test_a_number_stands_for_an_l2_clip():
+    options = {"noise_multiplier": 1.0, "batch_size": 2, "key": jax.random.key(0)}
+    clip, points = dpoptax.l2_clip(2.0), dpoptax.gradient_points((), jnp.zeros(2))
+    rows = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+
+    def both(of):
+        jax.tree.map(np.testing.assert_array_equal, of(2), of(clip))
+
+    both(lambda c: dpoptax.clipped_grad(lambda w, x: w @ x, c)(points, rows))
+    both(lambda c: dpoptax.clip_per_example(c).update(rows, optax.EmptyState(), jnp.zeros(2))[0])
+    both(lambda c: dpoptax.assert_clipped(rows, c))
+    tx = dpoptax.clip_and_noise(np.float32(2.0), **options)
+    want = dpoptax.clip_and_noise(clip, **options)
+    state = tx.init(jnp.zeros(2))
+    both(lambda c: (want if c is clip else tx).update(rows, state, jnp.zeros(2))[0])
+    del options["key"]
+    assert dpoptax.release_stddev(2, **options) == dpoptax.release_stddev(clip, **options)
+    assert dpoptax.fixed_point_grid(2, **options) == dpoptax.fixed_point_grid(clip, **options)
+
+
 def test_bad_arguments():
-    with pytest.raises(TypeError, match=r"clip=1\.0"):
-        dpoptax.clipped_grad(helpers.mlp_loss, 1.0)
+    with pytest.raises(TypeError, match=r"clip='1\.0'"):
+        dpoptax.clipped_grad(helpers.mlp_loss, "1.0")
+    for wrong in (True, None):
+        with pytest.raises(TypeError, match=f"clip={wrong}"):
+            dpoptax.clipped_grad(helpers.mlp_loss, wrong)
+    for wrong in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"clip={wrong}: want a number in"):
+            dpoptax.clipped_grad(helpers.mlp_loss, wrong)
     with pytest.raises(ValueError, match="microbatch_size=0"):
         dpoptax.clipped_grad(helpers.mlp_loss, CLIP, microbatch_size=0)
     with pytest.raises(ValueError, match="microbatch_size='8': want a whole number"):

@@ -285,3 +285,25 @@ def test_what_is_no_number_is_named(factory, message):
 def test_a_look_ahead_that_changes_is_refused():
     with pytest.raises(TypeError, match="a schedule may be given as kappa alone"):
         dpoptax.disk(0.7, lambda t: 0.5)
+
+
+def test_the_methods_work_without_arguments_by_the_papers_choices():
+    first, mnist = map(dpoptax.filters.preset, ("doppler-first-order-1", "pmlf-mnist"))
+    params, grads = jnp.ones(2), jnp.array([[1.0, -2.0], [3.0, 0.5], [-1.0, 1.0]])
+
+    def run(tx):
+        state, out = tx.init(params), []
+        for t, g in enumerate(grads):
+            updates, state = tx.update(g, state, params + t)
+            out.append((updates, dpoptax.gradient_points(state, params).weights))
+        return out
+
+    for default, named in (
+        (dpoptax.disk(), dpoptax.disk(kappa=0.7, gamma=0.5)),
+        (dpoptax.doppler(), dpoptax.doppler(*first)),
+        (dpoptax.pmlf(), dpoptax.pmlf(2, 0.1, *mnist)),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, run(default), run(named))
+    for make in (dpoptax.doppler, dpoptax.pmlf):
+        with pytest.raises(ValueError, match="without b: give both, or neither"):
+            make(a=[-0.9])

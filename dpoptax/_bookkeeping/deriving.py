@@ -61,11 +61,9 @@ def _nonlinear(eqn: JaxprEqn) -> str:
 
 def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The results of an operation."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.10 the functions that a primitive takes came apart from its parameters.
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
-        out = eqn.primitive.bind(*functions, *operands, **params)
+        out = eqn.primitive.bind(*operands, **params)
     return tuple(out) if eqn.primitive.multiple_results else (out,)
 
 

@@ -21,7 +21,7 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, sealed
 from dpoptax._clips.grid import check_capacity
 from dpoptax._clips.per_example import batch_axis, check_mask
@@ -34,7 +34,7 @@ from dpoptax._trees import PyTree, kind_of
 
 def clipped_grad(
     loss_fn: Callable[..., PyTree],
-    clip: Clip,
+    clip: Clip | float,
     *,
     microbatch_size: int | None = None,
     has_aux: bool = False,
@@ -68,7 +68,7 @@ def clipped_grad(
     Args:
       loss_fn: `loss_fn(params, example)`, or `loss_fn(params, example, key)` when the returned
         function is given a key; a scalar, or (scalar, aux) with `has_aux`.
-      clip: the geometry, such as `dpoptax.l2_clip(1.0)`.
+      clip: the geometry. A number C means `dpoptax.l2_clip(C)`.
       microbatch_size: how many examples a device computes at once; `None` for all. Less memory, and
         often more speed on CPU. The result does not depend on it but for rounding. A batch that it
         does not divide is padded.
@@ -114,12 +114,12 @@ def clipped_grad(
       one, and clipped as one vector. Two sums would move by C each.
 
     Raises:
-      TypeError: `clip` is no geometry, `mesh` no mesh; at the call, `points` that are not
-        `GradientPoints`, parameters that are integers, complex, or floats of fewer than 16 bits, a
-        `mask` of floats, a loss that is no scalar or with `has_aux` no pair, or one that may mix
-        the examples it is mapped over: with a collective over devices, a vmap rule of its own, a
-        callback for a whole batch, random numbers by the generator "rbg", or a series that goes on
-        until the last example has converged.
+      TypeError: `clip` is neither a `Clip` nor a number, `mesh` no mesh; at the call, `points` that
+        are not `GradientPoints`, parameters that are integers, complex, or floats of fewer than 16
+        bits, a `mask` of floats, a loss that is no scalar or with `has_aux` no pair, or one that
+        may mix the examples it is mapped over: with a collective over devices, a vmap rule of its
+        own, a callback for a whole batch, random numbers by the generator "rbg", or a series that
+        goes on until the last example has converged.
       ValueError: an unknown `method`, `microbatch_size` below 1, an axis that the mesh has not,
         `param_specs` without a mesh; at the call, a `key` without `ids` or the other way around,
         `ids` that are not (B,) integers, leaves of `batch` whose leading axes disagree
@@ -139,7 +139,7 @@ def clipped_grad(
     >>> grad_fn(points, jnp.array([[-3.0, -4.0], [-0.3, -0.4]])).sum
     Array([0.899..., 1.199...], dtype=float32)
     """
-    check_clip(clip)
+    clip = as_clip(clip)
     check_microbatch_size(microbatch_size)
     _check_options(method, precision, grid)
     by_examples = method == "vmap" or grid is not None or (clip.encodes and not clip.by_norms)

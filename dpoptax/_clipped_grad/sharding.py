@@ -189,8 +189,7 @@ def check_same_axes(params: PyTree, batch: PyTree) -> None:
 def _varying(x: jax.Array) -> frozenset[str]:
     """The manual axes that an array varies over, where `shard_map` keeps account of them."""
     kind: Any = jax.typeof(x)
-    # Before jax 0.10 under another name.
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return kind.manual_axis_type.varying
 
 
 def _gather(x: jax.Array, spec: P) -> jax.Array:

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+import numbers
 from typing import Any, ClassVar
 
 import jax
@@ -174,6 +175,13 @@ def _number(value: Any) -> float:
         return math.nan if isinstance(value, str) else float(value)
     except TypeError:
         return math.nan
+
+
+def as_clip(clip: Clip | float) -> Clip:
+    """Returns `clip`, or `l2_clip(clip)` if it is a number."""
+    if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
+        return L2Clip(clip_norm("clip", float(clip)))
+    return check_clip(clip)
 
 
 def check_clip(clip: object) -> Clip:

@@ -7,7 +7,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip, check_clip
 from dpoptax._clips.checksum import checksum
 from dpoptax._maps import LinearMap
 from dpoptax._marks import CLIPPED, VOUCHED, mark
@@ -20,19 +20,9 @@ _REMEDY = (
 )
 
 
-class _Named(type):
-    """Shows the way in the errors of pytrees, which print a class and nothing else."""
-
-    def __repr__(cls) -> str:
-        return (
-            f"<class '{cls.__module__}.{cls.__qualname__}': no transform may stand in front of or "
-            f"around the noise stage; {_REMEDY}>"
-        )
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ClippedSum(metaclass=_Named):
+class ClippedSum:
     """A sum over examples of clipped gradients, and the geometry that bounds each summand.
 
     `clipped_grad`, `clip_per_example` and `accumulate` make one, and the noise stage accepts
@@ -72,20 +62,23 @@ class ClippedSum(metaclass=_Named):
         """Whether `key` is in `sum`: flax's `TrainState.apply_gradients` asks that of gradients."""
         return isinstance(self.sum, dict) and key in self.sum
 
-    def __add__(self, other: object) -> NoReturn:
-        """Raises: Python's own error would not say where the sum belongs."""
+    def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(
             "a ClippedSum takes no arithmetic: it is private until the noise stage, such as "
             "dpoptax.gaussian_noise at the head of the chain, adds noise and divides by the batch "
             f"size; {_REMEDY}"
         )
 
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+    # Python's and JAX's own errors would not say where the sum belongs. Functions of `jax.numpy`
+    # call `__jax_array__`.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = _refuse
+    __jax_array__ = _refuse
 
 
 def assert_clipped(
     total: PyTree,
-    clip: Clip,
+    clip: Clip | float,
     reference: PyTree = None,
     *,
     grid: float | None = None,
@@ -100,7 +93,7 @@ def assert_clipped(
 
     Args:
       total: the sum, shaped like the parameters, or as the geometry encodes.
-      clip: the geometry that bounds the summands.
+      clip: the geometry that bounds the summands. A number C means `l2_clip(C)`.
       reference: the public data that it encoded with; `None` for none.
       grid: what the integers of `total` count, after each summand was rounded to it; `None` for
         sums in floating point.
@@ -108,13 +101,13 @@ def assert_clipped(
       examples: how many summands there are at most, for `accumulate`.
 
     Raises:
-      TypeError: `clip` is no geometry, or a sum on a grid is not of integers.
+      TypeError: `clip` is neither a `Clip` nor a number, or a sum on a grid is not of integers.
 
     >>> import dpoptax
     >>> assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0)).seal.dtype
     dtype('uint32')
     """
-    return sealed(mark(total, VOUCHED), clip, reference, grid, linear_map, examples)
+    return sealed(mark(total, VOUCHED), as_clip(clip), reference, grid, linear_map, examples)
 
 
 def sealed(

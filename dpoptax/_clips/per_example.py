@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike
 
 from dpoptax._clips import bounds, sums
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax._clips.clipped_sum import ClippedSum, as_made, check_real, sealed
 from dpoptax._marks import EXAMPLES, mark
 from dpoptax._trees import PyTree, held, no_params
@@ -18,7 +18,7 @@ from dpoptax._trees import PyTree, held, no_params
 _SHOWN = 8
 
 
-def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
+def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArgs:
     """Clips per-example gradients and sums them: leaves (B, …) become a `ClippedSum` of leaves (…).
 
     `update(grads, state, params, mask=mask)` leaves out the rows where `mask`, (B,), is False: the
@@ -35,13 +35,13 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
     batches. Nothing here can see that; `dpoptax.information_flow` can.
 
     Args:
-      clip: the geometry, such as `l2_clip(1.0)`.
+      clip: the geometry. A number C means `l2_clip(C)`.
 
     Returns:
       A stateless `optax.GradientTransformationExtraArgs`.
 
     Raises:
-      TypeError: `clip` is no geometry; at `update`, a `mask` of floats.
+      TypeError: `clip` is neither a `Clip` nor a number; at `update`, a `mask` of floats.
       ValueError: `clip` is `adaptive_clip`, whose threshold this stage cannot know; at `update`,
         no `params`, leaves that are not theirs with an axis of examples in front, or such axes that
         disagree with each other or with `mask`.
@@ -54,7 +54,8 @@ def clip_per_example(clip: Clip) -> optax.GradientTransformationExtraArgs:
     >>> clipped.sum["w"]
     Array([0.899..., 1.199...], dtype=float32)
     """
-    if check_clip(clip).followed:
+    clip = as_clip(clip)
+    if clip.followed:
         raise ValueError(
             f"clip={clip} follows a threshold that only its own noise stage knows: take gradients "
             "with dpoptax.clipped_grad, and dpoptax.adaptive_gaussian_noise behind it"

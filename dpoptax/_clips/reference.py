@@ -4,6 +4,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import check_released
 from dpoptax._points import ReferenceState
+from dpoptax._serialization import register
 from dpoptax._trees import PyTree
 
 
@@ -28,6 +29,7 @@ def track_reference() -> optax.GradientTransformation:
     """
 
     def init_fn(params: PyTree) -> ReferenceState:
+        register()
         return ReferenceState(optax.tree.zeros_like(params))
 
     def update_fn(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._clips.base import Clip, check_clip, positive
+from dpoptax._clips.base import Clip, as_clip, positive
 from dpoptax._marks import CLIPPED, EXAMPLES, mark
 from dpoptax._trees import PyTree
 
@@ -105,7 +105,7 @@ class RowSelectingClip(Clip):
 
 
 def row_selecting_clip(
-    clip: Clip, selection: RowSelection, *, share: float = 0.1
+    clip: Clip | float, selection: RowSelection, *, share: float = 0.1
 ) -> RowSelectingClip:
     """A geometry for tables whose rows are selected anew in each step: DP-AdaFEST.
 
@@ -118,14 +118,14 @@ def row_selecting_clip(
     ledger's.
 
     Args:
-      clip: bounds the gradient of an example by C; such as `dpoptax.l2_clip(1.0)`. For clips that
-        encode a gradient or follow the run it is refused.
+      clip: bounds the gradient of an example by C; a number C means `dpoptax.l2_clip(C)`. For
+        clips that encode a gradient or follow the run it is refused.
       selection: which rows.
       share: ρ in (0, 1), how much of the privacy cost goes to the selection. The multipliers of the
         two releases are as √((1 − ρ)/ρ) to 1: as 3 to 1 at the default.
 
     Raises:
-      TypeError: no geometry, one that encodes or follows, or no `RowSelection`.
+      TypeError: neither a geometry nor a number, one that encodes or follows, or no `RowSelection`.
       ValueError: `share` outside (0, 1).
 
     Source: Ghazi et al., 2023, Algorithm 1. What is clipped here is the gradient by S and the other
@@ -136,7 +136,7 @@ def row_selecting_clip(
     >>> round(row_selecting_clip(dpoptax.l2_clip(1.0), selection, share=0.19).sensitivity, 3)
     1.111
     """
-    check_clip(clip)
+    clip = as_clip(clip)
     if clip.encodes or clip.followed or clip.selects:
         raise TypeError(
             f"clip={clip!r}: want a geometry that scales gradients as they are, such as "

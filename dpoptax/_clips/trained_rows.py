@@ -13,14 +13,7 @@ OTHER_USE = (
 )
 
 
-class _Named(type):
-    """Shows the way in JAX's errors about what is no array, which print the class."""
-
-    def __repr__(cls) -> str:
-        return f"<class '{cls.__module__}.{cls.__qualname__}': {OTHER_USE}>"
-
-
-class TrainedRows(metaclass=_Named):
+class TrainedRows:
     """What stands in the place of a table in the loss of `selected_grad`: for `look_up` alone."""
 
     def __init__(self, values: jax.Array) -> None:

@@ -121,8 +121,8 @@ class Repeats:
 
 def manual(eqn: JaxprEqn) -> frozenset[Hashable]:
     """The axes of a mesh that a `jax.shard_map` is over."""
-    before = eqn.params.get("manual_axes")  # before jax 0.10
-    return eqn.params["newly_manual_axes"] if before is None else before
+    axes: frozenset[Hashable] = eqn.params["newly_manual_axes"]
+    return axes
 
 
 def apart_behind(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:

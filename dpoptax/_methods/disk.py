@@ -18,8 +18,8 @@ Schedule = Callable[[jax.Array], jax.Array | float]
 
 
 def disk(
-    kappa: float | Schedule,
-    gamma: float | None,
+    kappa: float | Schedule = 0.7,
+    gamma: float | None = 0.5,
     *,
     filter_gain: float | None = None,
     accumulator_dtype: DTypeLike | None = None,
@@ -45,7 +45,7 @@ def disk(
 
     Args:
       kappa: κ in (0, 1], the gain; or a function of the step count that returns it. `kalman_gain`
-        computes it from variances.
+        computes it from variances. κ = 0.7 and γ = 0.5 are the values of the paper's experiments.
       gamma: γ, the length of the look-ahead in units of the last step: negative looks back (−1 is
         STORM), 0 takes the exact Hessian-vector product, `None` means (1 − κ)/κ.
       filter_gain: the filter's own gain, where it is to differ from κ. The implementation published
@@ -63,7 +63,7 @@ def disk(
     Source: Zhang et al., "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
     Noise Reduction", 2024, Algorithm 3; the limit γ → 0 is its Section 3.
 
-    >>> tx = disk(kappa=0.7, gamma=0.5)
+    >>> tx = disk()  # kappa=0.7, gamma=0.5
     """
     check_known(kappa=kappa, gamma=gamma, filter_gain=filter_gain)
     for name, value in (("kappa", kappa), ("filter_gain", filter_gain)):

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._coefficients import or_preset
 from dpoptax._methods.low_pass import low_pass
 
 
 def doppler(
-    b: Sequence[float], a: Sequence[float] = (), *, accumulator_dtype: DTypeLike | None = None
+    b: Sequence[float] | None = None,
+    a: Sequence[float] = (),
+    *,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """DOPPLER's bias-corrected low-pass filter: noise is white, gradients are slow, keep the slow.
 
@@ -23,17 +27,19 @@ def doppler(
     cost. Memory: max(len(a), len(b) − 1) copies of the parameters.
 
     Args:
-      b: feed-forward coefficients b_0, b_1, …
+      b: feed-forward coefficients b_0, b_1, … `None` means b and a of the first filter of order 1
+        in the paper's Table 2, `dpoptax.filters.preset("doppler-first-order-1")`.
       a: feedback coefficients a_1, a_2, …, without the leading 1.
       accumulator_dtype: the buffers' dtype; by default the parameters'.
 
     Raises:
-      ValueError: as `dpoptax.low_pass`: unstable, or of a gain other than 1.
+      ValueError: as `dpoptax.low_pass`: unstable, or of a gain other than 1; or `a` without `b`.
 
     Source: Zhang et al., "DOPPLER: Differentially Private Optimizers with Low-pass Filter for
     Privacy Noise Reduction", 2024, Algorithm 2. Its stability condition (A.2) has the roots on the
     wrong side of the unit circle; the poles are checked here.
 
-    >>> tx = doppler(b=[1 / 11, 1 / 11], a=[-9 / 11])
+    >>> tx = doppler()  # b=[1 / 11, 1 / 11], a=[-9 / 11]
     """
+    b, a = or_preset(b, a, "doppler-first-order-1")
     return low_pass(b, a, start="corrected", accumulator_dtype=accumulator_dtype)

@@ -9,6 +9,7 @@ import optax
 
 from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import LinearMapState, identity, resolve, sound
+from dpoptax._serialization import register
 from dpoptax._trees import PyTree, no_params
 
 
@@ -86,6 +87,7 @@ def linear_map(
             return found, sound(found)
 
     def init_fn(params: PyTree) -> LinearMapState | FollowedMapState:
+        register()
         found, usable = resolved(params)
         if not isinstance(usable, jax.core.Tracer) and not usable:
             raise ValueError(

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
+from dpoptax._coefficients import or_preset
 from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import track_iterates
 from dpoptax._trees import check_decays, check_known
 
 
 def pmlf(
-    length: int,
-    beta: float,
-    b: Sequence[float],
+    length: int = 2,
+    beta: float = 0.1,
+    b: Sequence[float] | None = None,
     a: Sequence[float] = (),
     *,
     accumulator_dtype: DTypeLike | None = None,
@@ -33,9 +34,11 @@ def pmlf(
     max(len(a), len(b) − 1) copies of the parameters. Time: k gradients an example.
 
     Args:
-      length: k, at least 1.
+      length: k, at least 1. The default is that of the paper's experiments, like that of β.
       beta: β in [0, 1].
-      b: the filter's feed-forward coefficients b_0, b_1, …
+      b: the filter's feed-forward coefficients b_0, b_1, … `None` means b and a of the paper's
+        experiments on MNIST-like data, `dpoptax.filters.preset("pmlf-mnist")`. On CIFAR-like
+        data the paper uses "pmlf-cifar".
       a: its feedback coefficients a_1, a_2, …, without the leading 1.
       accumulator_dtype: the dtype of the filter's buffers; by default the parameters'.
 
@@ -43,12 +46,14 @@ def pmlf(
       An `optax.GradientTransformation`; `update` needs `params`.
 
     Raises:
-      ValueError: `length` below 1, β outside [0, 1], or a filter that `dpoptax.low_pass` refuses.
+      ValueError: `length` below 1, β outside [0, 1], a filter that `dpoptax.low_pass`
+        refuses, or `a` without `b`.
 
     Source: "Enhancing DPSGD via Per-Sample Momentum and Low-Pass Filtering" (DP-PMLF), Algorithm 1.
 
-    >>> tx = pmlf(length=2, beta=0.1, b=[0.15, -0.05], a=[-0.9])
+    >>> tx = pmlf()  # length=2, beta=0.1, b=[0.1], a=[-0.9]
     """
+    b, a = or_preset(b, a, "pmlf-mnist")
     weights = _powers(length, beta)
     total = sum(weights)
     smoother = low_pass(b, a, accumulator_dtype=accumulator_dtype)

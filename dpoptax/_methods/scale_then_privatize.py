@@ -13,7 +13,7 @@ import optax
 from dpoptax._clips.clipped_sum import check_released
 from dpoptax._maps import Diagonal, LinearMapState
 from dpoptax._methods.singular_values import is_kernel
-from dpoptax._serialization import serializable
+from dpoptax._serialization import register, serializable
 from dpoptax._trees import PyTree, check_decays, check_known, check_stddev
 
 Each: TypeAlias = Literal["entry", "side", "leaf"]
@@ -116,6 +116,7 @@ def scale_then_privatize(
     keep = functools.partial(_moments, each=each)
 
     def init_fn(params: PyTree) -> ScaleThenPrivatizeState:
+        register()
         moments = jax.tree.map(lambda p: keep(jnp.zeros(p.shape, jnp.float32)), params)
         mean = () if every == 1 else optax.tree.zeros_like(params, dtype=jnp.float32)
         ones = jax.tree.map(lambda p, m: _ones(m, p.ndim), params, moments)

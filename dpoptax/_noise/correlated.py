@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
 from dpoptax._noise.draws import add_noise
@@ -58,7 +58,7 @@ def correlated_noise(
     noise_multiplier: float,
     batch_size: float,
     key: jax.Array,
-    fixed_point_clip: Clip | None = None,
+    fixed_point_clip: Clip | float | None = None,
 ) -> optax.GradientTransformation:
     """Adds noise that later steps take back in part, in the place of `gaussian_noise`.
 
@@ -94,7 +94,8 @@ def correlated_noise(
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`. Whoever knows it can subtract the noise.
       fixed_point_clip: for noise in fixed point, the geometry of all sums that will be released:
-        the noise of earlier steps counts in its grid. `None` for floating point.
+        the noise of earlier steps counts in its grid. A number C means `l2_clip(C)`. `None` for
+        floating point.
 
     Raises:
       TypeError: a strategy that is none, or in fixed point no `BandedToeplitz`; as
@@ -123,9 +124,10 @@ def correlated_noise(
                 f"strategy={strategy!r}: noise in fixed point is for a dpoptax.matrix."
                 "BandedToeplitz; take one, or leave out fixed_point_clip"
             )
-        sensitivity = check_clip(fixed_point_clip).sensitivity
+        clip = as_clip(fixed_point_clip)
+        sensitivity = clip.sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _in_fixed_point(strategy, mechanism, fixed_point_clip)
+        noising = _in_fixed_point(strategy, mechanism, clip)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.grid import LARGEST
 from dpoptax._noise import draws
@@ -33,7 +33,7 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
 
 
 def fixed_point_grid(
-    clip: Clip, *, noise_multiplier: float | Mapping[int, float], batch_size: float
+    clip: Clip | float, *, noise_multiplier: float | Mapping[int, float], batch_size: float
 ) -> float:
     """The grid g of `gaussian_noise(fixed_point=True)`, for `clipped_grad(..., grid=g)`.
 
@@ -43,12 +43,12 @@ def fixed_point_grid(
     number: a power of two, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC.
 
     Args:
-      clip: the geometry; C is its sensitivity.
+      clip: the geometry; C is its sensitivity. A number C means `l2_clip(C)`.
       noise_multiplier: σ, that of the noise stage; of a schedule the least.
       batch_size: B, that of the noise stage.
 
     Raises:
-      TypeError: `clip` is no geometry.
+      TypeError: `clip` is neither a `Clip` nor a number.
       ValueError: a number outside its range, or no noise, for which no grid is needed.
 
     >>> import dpoptax
@@ -61,7 +61,7 @@ def fixed_point_grid(
     noise_multiplier, batch_size = check_mechanism(noise_multiplier, batch_size)
     if noise_multiplier == 0.0:
         raise ValueError("noise_multiplier=0: want noise, which is what the grid is made for")
-    return grid(check_clip(clip).sensitivity, noise_multiplier, batch_size)
+    return grid(as_clip(clip).sensitivity, noise_multiplier, batch_size)
 
 
 def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:

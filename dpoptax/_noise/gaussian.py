@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax._clips.clipped_sum import ClippedSum
 from dpoptax._clips.per_example import clip_per_example
 from dpoptax._noise import fixed_point as _fixed_point
@@ -142,7 +142,7 @@ def gaussian_noise(
 
 
 def clip_and_noise(
-    clip: Clip,
+    clip: Clip | float,
     *,
     noise_multiplier: float | Mapping[int, float],
     batch_size: float,
@@ -158,7 +158,7 @@ def clip_and_noise(
     needs per-example gradients, with their memory; `clipped_grad` does without.
 
     Args:
-      clip: the geometry, such as `l2_clip(1.0)`.
+      clip: the geometry. A number C means `l2_clip(C)`.
       noise_multiplier: σ, relative to the clip bound, or a schedule.
       batch_size: B, the expected number of examples.
       key: a key from `jax.random.key`.
@@ -174,7 +174,7 @@ def clip_and_noise(
     Array([0.449..., 0.599...], dtype=float32)
     """
     return optax.chain(
-        clip_per_example(check_clip(clip)),
+        clip_per_example(clip),
         gaussian_noise(
             noise_multiplier=noise_multiplier,
             batch_size=batch_size,
@@ -184,14 +184,14 @@ def clip_and_noise(
     )
 
 
-def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) -> float:
+def release_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: float) -> float:
     """The standard deviation of the noise in each coordinate of a released mean: σ C / B.
 
     What methods that know the noise ask for, such as `dpoptax.adam_bc`: absolute, in the units of
     the gradient. A public number.
 
     Args:
-      clip: the geometry; C is its sensitivity.
+      clip: the geometry; C is its sensitivity. A number C means `l2_clip(C)`.
       noise_multiplier: σ.
       batch_size: B.
 
@@ -203,7 +203,8 @@ def release_stddev(clip: Clip, *, noise_multiplier: float, batch_size: float) ->
     >>> release_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
     0.01
     """
-    if check_clip(clip).encodes:
+    clip = as_clip(clip)
+    if clip.encodes:
         raise ValueError(
             f"clip={clip}: the noisy mean is decoded, so its noise has no single standard deviation"
         )

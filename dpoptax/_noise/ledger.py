@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from dpoptax._clips.checksum import mixed
 from dpoptax._noise.keys import fold_in, two_words
 from dpoptax._privacy.phases import Phases
-from dpoptax._serialization import serializable
+from dpoptax._serialization import register, serializable
 from dpoptax._trees import PyTree, check_arrays
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
       TypeError: a leaf of `params` is not an array.
       ValueError: `params` are shared by several hosts, and their keys differ.
     """
+    register()
     check_arrays(params)
     _check_hosts(key, params)
     count = jnp.zeros([], jnp.int32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clips.base import Clip, check_clip
+from dpoptax._clips.base import Clip, as_clip
 from dpoptax.sampling import PoissonSampler, Sampler
 
 # How much larger than the clip bound the gradients of `canary_gradient` are.
@@ -79,7 +79,7 @@ class Game:
 
 def canary_gradient(
     transform: optax.GradientTransformation,
-    clip: Clip,
+    clip: Clip | float,
     params: Any,
     sampler: Sampler,
     *,
@@ -94,7 +94,7 @@ def canary_gradient(
 
     Args:
       transform: the chain under attack.
-      clip: the geometry under attack.
+      clip: the geometry under attack. A number C means `l2_clip(C)`.
       params: shaped like the parameters; small ones will do, and make for more trials.
       sampler: draws the batches.
       steps: number of steps of a run.
@@ -102,7 +102,7 @@ def canary_gradient(
         other way, which shows what depends on how many examples were drawn.
 
     Raises:
-      TypeError: `clip` is no geometry.
+      TypeError: `clip` is neither a `Clip` nor a number.
       ValueError: parameters with an empty leaf, or of a dtype too narrow for the canary.
 
     >>> import dpoptax
@@ -114,7 +114,8 @@ def canary_gradient(
     >>> 0.5 < result.epsilon_lower_bound / result.claimed_epsilon < 1.0
     True
     """
-    magnitude = _MAGNITUDE * check_clip(clip).sensitivity
+    clip = as_clip(clip)
+    magnitude = _MAGNITUDE * clip.sensitivity
     leaves, treedef = jax.tree.flatten(params)
     if not all(leaf.size for leaf in leaves):
         raise ValueError("params has an empty leaf, which no canary can be seen in")
@@ -149,7 +150,7 @@ def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
 
 def canary_gradients(
     transform: optax.GradientTransformation,
-    clip: Clip,
+    clip: Clip | float,
     size: int,
     sampler: Sampler,
     *,
@@ -161,10 +162,11 @@ def canary_gradients(
     i's gradient is the i-th unit vector, far above the clip bound.
 
     Raises:
-      TypeError: `clip` is no geometry.
+      TypeError: `clip` is neither a `Clip` nor a number.
       ValueError: fewer entries than records.
     """
-    magnitude = _MAGNITUDE * check_clip(clip).sensitivity
+    clip = as_clip(clip)
+    magnitude = _MAGNITUDE * clip.sensitivity
     if size < sampler.dataset_size:
         raise ValueError(f"size={size}: want an entry for each of {sampler.dataset_size} records")
     dataset = magnitude * jnp.eye(sampler.dataset_size, size)

@@ -93,7 +93,7 @@ def worst_example(
 
 def searched_canary(
     transform: optax.GradientTransformation,
-    clip: Clip,
+    clip: Clip | float,
     *,
     seed: int = 0,
     starts: int = 28,
@@ -109,7 +109,7 @@ def searched_canary(
 
     Args:
       transform: the chain under attack, with `batch_size=16`.
-      clip: the geometry under attack.
+      clip: the geometry under attack. A number C means `l2_clip(C)`.
       seed: of the search and of the others.
       starts: as for `worst_example`.
       steps: as for `worst_example`.

@@ -12,7 +12,7 @@ from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._clips.clipped_sum import ClippedSum, as_made
 from dpoptax._clips.per_example import check_mask
 from dpoptax._clips.row_selection import RowSelectingClip
-from dpoptax._clips.trained_rows import TrainedRows
+from dpoptax._clips.trained_rows import OTHER_USE, TrainedRows
 from dpoptax._maps import LinearMapState
 from dpoptax._noise.selecting import (
     RowSelectingNoiseState,
@@ -118,7 +118,13 @@ def selected_grad(
         def loss(params: PyTree, example: PyTree, *key: jax.Array) -> Any:
             inner = jax.tree.leaves(params)
             inner[place] = TrainedRows(inner[place])
-            return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
+            try:
+                return loss_fn(jax.tree.unflatten(structure, inner), example, *key)
+            except TypeError as error:
+                # JAX names the type that it cannot use, and not why it is there.
+                if TrainedRows.__name__ in str(error):
+                    error.add_note(OTHER_USE)
+                raise
 
         points = GradientPoints((small,), (1.0,), reference=of_release(state))
         sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
