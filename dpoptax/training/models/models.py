@@ -18,7 +18,6 @@ from dpoptax.training.models.language import Gpt2, RobertaClassifier
 from dpoptax.training.models.published import FORMATS
 from dpoptax.training.models.transformer import Lora
 from dpoptax.training.models.vision import VitClassifier
-from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig
@@ -220,7 +219,7 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
     )
 
 
-@once(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def compiled_init(model: nn.Module, shape: Any, dtype: Any, key_type: Any) -> Callable[..., Any]:
     """`init_variables` of a model as one program, for inputs and a key of these types.
 

@@ -64,21 +64,6 @@ def with_features(shapes: Shapes, config: TrainConfig) -> Shapes:
     return shapes._replace(example=example, resident=resident)
 
 
-def shapes_of_files(config: TrainConfig) -> Shapes | None:
-    """Those of a data set of files that are there, before they are read; None of others.
-
-    The files decide in the end: where they hold something else, what was prepared is not used.
-    """
-    published = FILE_DATASETS.get(config.dataset)
-    if published is None or config.data_dir is None or not config.data_dir.is_dir():
-        return None
-    try:
-        published.find(config.data_dir)
-    except ValueError:
-        return None  # the run says so
-    return published_shapes(config)
-
-
 def shapes_of(dataset: Dataset, unit: Unit = "example") -> Shapes:
     """Those of a data set that was read."""
     record = read(dataset.train, np.zeros(1, np.int64))
@@ -121,15 +106,9 @@ def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ..
 def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
     """Shapes and types of what a model computes with."""
     init = functools.partial(models.init_variables, model)
-    key = jax.ShapeDtypeStruct((), key_type())
+    key = jax.eval_shape(jax.random.key, 0)
     shapes: models.Variables = jax.eval_shape(init, inputs, key)
     return shapes
-
-
-@functools.cache
-def key_type() -> Any:
-    """The type of random keys."""
-    return jax.eval_shape(jax.random.key, 0).dtype
 
 
 def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
