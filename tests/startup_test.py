@@ -315,7 +315,7 @@ def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
     params, frozen = models.start_variables(CONFIG, model, inputs[0], jax.random.key(0))
     evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
-    evaluate.compile((params,), "test")
+    evaluate.compile(params, "test")
     first = evaluate(params, "test")
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
     assert evaluate(moved, "test") != evaluate(params, "test") == first

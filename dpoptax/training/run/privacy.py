@@ -250,12 +250,11 @@ def _noise_and_steps(
     accountant: "accounting.Accountant",
 ) -> tuple[float, int]:
     """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
-    accounting = dpoptax.accounting  # imported lazily
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         assert epsilon is not None  # a config has one of the two
-        noise_multiplier = accounting.calibrate_noise_multiplier(
+        noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
             **release,
             epsilon=epsilon,
             steps=steps,
@@ -266,7 +265,9 @@ def _noise_and_steps(
     # without a budget too: what the accounting objects to shows before the first step.
     spent = _epsilon(**release, noise_multiplier=noise_multiplier, schedule=schedule, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = accounting.calibrate_steps(**release, noise_multiplier=noise, epsilon=epsilon)
+        steps = dpoptax.accounting.calibrate_steps(
+            **release, noise_multiplier=noise, epsilon=epsilon
+        )
     return noise_multiplier, steps
 
 
