@@ -168,11 +168,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     assert sorted(found) == [1151, 1438]
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_plans_know_the_shapes_before_features_are_computed(
-    folder, tmp_path, monkeypatch, resident
-):
-    monkeypatch.setattr(features, "IN_MEMORY", 2**28 if resident else 0)
+def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, monkeypatch):
     write_mnist(tmp_path)
     mnist = dataclasses.replace(CONFIG, dataset="mnist", batch_size=4)
     with monkeypatch.context() as patched:
@@ -183,11 +179,7 @@ def test_plans_know_the_shapes_before_features_are_computed(
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
     dataset = data.load_dataset("mnist", tmp_path, features=mnist.feature_map)
-    found = shapes.shapes_of(dataset)
-    assert shapes.published_shapes(mnist).example == found.example
-    # The files here are shorter than those published, and decide.
-    assert found.resident == resident
-    assert shapes.published_shapes(mnist).resident is False
+    assert shapes.published_shapes(mnist).example == shapes.shapes_of(dataset).example
 
 
 def test_what_has_no_features_is_refused_by_name(folder, split):
