@@ -1,10 +1,10 @@
 """What a private step costs. `python -m benchmarks --help` lists the choices.
 
 `python -m benchmarks startup CONFIG...` times whole commands instead: see `benchmarks.startup`;
-`python -m benchmarks together` runs at several learning rates: see `benchmarks.together`; `python
--m benchmarks noise` normal numbers by generator: see `benchmarks.noise`; `python -m benchmarks
-tables` steps of large tables by the rows that they train: see `benchmarks.tables`; `python -m
-benchmarks telemetry` what runs pay for showing their progress: see `benchmarks.telemetry`.
+`python -m benchmarks noise` normal numbers by generator: see `benchmarks.noise`; `python -m
+benchmarks tables` steps of large tables by the rows that they train: see `benchmarks.tables`;
+`python -m benchmarks telemetry` what runs pay for showing their progress: see
+`benchmarks.telemetry`.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 from tqdm import tqdm
 
-from benchmarks import noise, report, startup, tables, telemetry, together
+from benchmarks import noise, report, startup, tables, telemetry
 from benchmarks.peers import torch_environment
 from benchmarks.timing import ROOT, Budget, measure, pythons
 from benchmarks.variants import (
@@ -99,7 +99,6 @@ if __name__ == "__main__":
     others = {
         "startup": (startup.main, startup.Startup),
         "telemetry": (telemetry.main, telemetry.Telemetry),
-        "together": (together.main, together.Together),
         "noise": (noise.main, noise.Noise),
         "tables": (tables.main, tables.Tables),
     }

@@ -77,7 +77,6 @@ class Timed:
     Attributes:
         config: Its path, and the start: "first" or "second".
         seconds: Wall time by phase; "other" is the command line and what is in no phase.
-        aside: Processor time by phase of the threads that prepare next to these.
         first_step: Seconds from the process's start to the end of the first step.
         first_processor: Processor seconds of all its threads until then.
         whole: Seconds from the process's start to its end.
@@ -87,7 +86,6 @@ class Timed:
     config: str
     start: str
     seconds: dict[str, float]
-    aside: dict[str, float]
     first_step: float
     first_processor: float
     whole: float
@@ -95,8 +93,8 @@ class Timed:
 
     @property
     def shown(self) -> float:
-        """Seconds of what shows progress, wherever it was computed."""
-        return self.seconds.get("telemetry", 0.0) + self.aside.get("telemetry", 0.0)
+        """Seconds of what shows progress."""
+        return self.seconds.get("telemetry", 0.0)
 
     @property
     def telemetry(self) -> float:
@@ -137,7 +135,6 @@ def timed(
         config,
         start,
         seconds,
-        summary["phases_aside"],
         before + summary["first_step_seconds"],
         spent["first_processor"],
         whole,

@@ -1,7 +1,7 @@
 """What a run pays for showing its progress: one config of each kind that the repository has.
 
 `python -m benchmarks telemetry`. A kind is a method, how it samples, how it is accounted for and
-whose privacy it is. Nothing is kept of earlier starts, so that all that is shown is accounted for.
+whose privacy it is. Each start is the first, so that all that is shown is compiled and computed.
 Kinds whose configs read data from files are trained on the digits, as often evaluated as configs of
 the digits are: no run is shorter, so that no share is larger.
 """

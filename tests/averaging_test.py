@@ -79,7 +79,7 @@ def test_a_run_keeps_and_evaluates_the_average():
     for got, *iterates in zip(jax.tree.leaves(result.params), *leaves, strict=True):
         np.testing.assert_allclose(got, recursion(iterates, 0.15), rtol=1e-4, atol=1e-6)
     evaluate = Evaluation(config, model, {"test": dataset.test}, {})
-    of_average, of_last = evaluate((result.params, last[-1]), "test")
+    of_average, of_last = (evaluate(params, "test") for params in (result.params, last[-1]))
     assert result.summary["test_loss"] == pytest.approx(of_average["test_loss"], rel=1e-5)
     assert abs(of_average["test_loss"] - of_last["test_loss"]) > 1e-4
 

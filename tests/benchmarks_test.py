@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from benchmarks import contenders, noise, report, startup, telemetry, together
+from benchmarks import contenders, noise, report, startup, telemetry
 from benchmarks.__main__ import Config, main
 from benchmarks.contenders import Setting, make_step, params_and_state
 from benchmarks.models import MODELS
@@ -193,11 +193,10 @@ def test_variants_and_sweeps_are_complete():
 
 
 class TestStartup:
-    def test_times_add_up_and_telemetry_counts_wherever_it_was_computed(self):
+    def test_times_add_up(self):
         phases = {"data": 1.0, "steps": 2.0, "telemetry": 0.1, "other": 0.2}
         summary = {
             "phases": phases,
-            "phases_aside": {"telemetry": 0.1, "compile": 3.0},
             "first_step_seconds": 1.5,
         }
         spent = {"import": 4.0, "main": 3.7, "processor": 8.0, "first_processor": 3.0}
@@ -205,12 +204,12 @@ class TestStartup:
         assert sum(times.seconds.values()) == pytest.approx(10.0)
         assert times.seconds["other"] == pytest.approx(2.9)  # in no phase, and after the command
         assert times.first_step == pytest.approx(4.0 + 0.4 + 1.5)
-        assert times.telemetry == pytest.approx(0.2 / 8)
+        assert times.telemetry == pytest.approx(0.1 / 8)
         header, _, row = startup.table([times]).splitlines()
         cells = dict(zip(header.split("|"), row.split("|"), strict=True))
         shown = {name.strip(): cell.strip() for name, cell in cells.items()}
         assert (shown["import"], shown["compile"], shown["telemetry"]) == ("4.00", "0.00", "0.10")
-        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "2.50 %")
+        assert (shown["start to first step"], shown["share of telemetry"]) == ("5.90", "1.25 %")
         assert (shown["its processor"], shown["processor"]) == ("3.00", "8.00")
 
     @pytest.mark.slow
@@ -222,7 +221,7 @@ class TestStartup:
         )
         assert startup.main(chosen).count("configs/digits/dp_sgd.py") == 2
         first, second = json.loads(chosen.output.read_text())
-        assert {"compile"} <= first["aside"].keys() & second["aside"].keys()
+        assert all(row["seconds"]["compile"] > 0 for row in (first, second))
         assert all(row["seconds"]["steps"] > 0 for row in (first, second))
         assert 0 < first["first_step"] < first["whole"]
 
@@ -252,8 +251,7 @@ class TestTelemetry:
     def test_the_table_has_a_row_for_each_kind(self):
         kind = telemetry.Kind("DiSK", "poisson", "rdp", "example")
         chosen = telemetry.Chosen(startup.ROOT / "a.py", "a", read=True)
-        seconds = {"telemetry": 0.02}
-        timed = startup.Timed("a.py", "first", seconds, {"telemetry": 0.03}, 5.0, 3.0, 10.0, 4.0)
+        timed = startup.Timed("a.py", "first", {"telemetry": 0.05}, 5.0, 3.0, 10.0, 4.0)
         row = telemetry.table([(kind, chosen, timed)]).splitlines()[-1]
         cells = [cell.strip() for cell in row.split("|")[1:-1]]
         assert cells[4:] == ["a on digits", "10.00", "4.00", "0.050", "1.25 %"]
@@ -266,14 +264,3 @@ def test_noise_is_timed_by_generator():
     assert len(rows) == len(noise.GENERATORS)
     for row in rows:
         assert all(float(cell) >= 0.0 for cell in row.split("|")[2:-1]), row
-
-
-@pytest.mark.slow
-def test_runs_together_and_alone_are_timed():
-    chosen = together.Together(features=8, examples=64, batch_size=16, rates=2, steps=1, rounds=1)
-    header, _, *rows = together.main(chosen).splitlines()
-    assert [row.split("|")[1].strip() for row in rows] == ["DP-SGD", "DiSK", "Non-private"]
-    for row in rows:
-        cells = [float(cell) for cell in row.split("|")[3:-1]]
-        assert len(cells) == header.count("|") - 3
-        assert all(cell >= 0 for cell in cells)

@@ -168,11 +168,7 @@ def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     assert sorted(found) == [1151, 1438]
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
-    folder, tmp_path, monkeypatch, resident
-):
-    monkeypatch.setattr(features, "IN_MEMORY", 2**28 if resident else 0)
+def test_plans_know_the_shapes_before_features_are_computed(folder, tmp_path, monkeypatch):
     write_mnist(tmp_path)
     mnist = dataclasses.replace(CONFIG, dataset="mnist", batch_size=4)
     with monkeypatch.context() as patched:
@@ -180,15 +176,10 @@ def test_plans_and_foresight_know_the_shapes_before_features_are_computed(
         published = planning.plan_run(mnist, count_flops=False)
         mnist = dataclasses.replace(mnist, data_dir=tmp_path)
         given = planning.plan_run(mnist, count_flops=False)
-        foreseen = shapes.shapes_of_files(mnist)
     assert published.num_params == given.num_params == 7 * 7 * 81 * 10 + 10
     assert "linear on scattering of mnist" in planning.text("mnist", given)
     dataset = data.load_dataset("mnist", tmp_path, features=mnist.feature_map)
-    found = shapes.shapes_of(dataset)
-    assert foreseen.example == found.example
-    # The files here are shorter than those published, and decide.
-    assert found.resident == resident
-    assert foreseen.resident == features.resident((60_000, 7, 7, 81)) is False
+    assert shapes.published_shapes(mnist).example == shapes.shapes_of(dataset).example
 
 
 def test_what_has_no_features_is_refused_by_name(folder, split):

@@ -1146,7 +1146,7 @@ def test_the_step_of_the_trainer_shows_releases_alone(path):
     shapes = planning._shapes(config)
     plan = planning.make_plan(config, shapes.units)
     run = planning.resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
-    arguments = planning.step_arguments(run, shapes, resident=False)
+    arguments = planning.step_arguments(run, shapes)
     flow = information_flow(build_step(run.chain, run.model), *arguments, private_argnums=(2, 3))
     assert flow.private == () or not config.method.private
     assert config.method.private or "[0]" in {each.path[:3] for each in flow.private}

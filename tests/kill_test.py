@@ -22,24 +22,24 @@ CONFIG = dataclasses.replace(runs.CONFIG, eval_every=50, checkpoint_every=5, bat
 def _train(steps, workdir):
     """The body of a process: the run, with a line for each step of what it is about to release."""
     workdir = Path(workdir)
-    compile_steps = setup.compile_steps
+    compile_step = setup.compile_step
 
     def watched(*args):
-        step = compile_steps(*args)
+        step = compile_step(*args)
 
-        def logged(states, batch, mask, frozen):
-            ((params, opt_state),) = states
+        def logged(state, batch, mask, frozen):
+            params, opt_state = state
             (ledger,) = dpoptax.ledgers(opt_state)
             drawn = hashlib.sha256(batch.indices.tobytes() + mask.tobytes())
             for leaf in jax.tree.leaves(params):
                 drawn.update(memoryview(jax.device_get(leaf)).cast("B"))
             with open(workdir / "released.log", "a") as log:
                 log.write(f"{ledger.releases} {drawn.hexdigest()}\n")
-            return step(states, batch, mask, frozen)
+            return step(state, batch, mask, frozen)
 
         return logged
 
-    setup.compile_steps = watched
+    setup.compile_step = watched
     loop.train_and_evaluate(dataclasses.replace(CONFIG, steps=steps), workdir, progress=False)
 
 

@@ -41,10 +41,10 @@ def run(workdir, stop_before=None, **changes):
     """A run, or the part of it before a step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_steps = setup.compile_steps
+            compile_step = setup.compile_step
 
             def stopping(*args):
-                step, count = compile_steps(*args), iter(range(stop_before))
+                step, count = compile_step(*args), iter(range(stop_before))
 
                 def limited(*batch):
                     if next(count, None) is None:
@@ -53,7 +53,7 @@ def run(workdir, stop_before=None, **changes):
 
                 return limited
 
-            patch.setattr(setup, "compile_steps", stopping)
+            patch.setattr(setup, "compile_step", stopping)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -225,20 +225,19 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, **exact)
     shown = (tmp_path / "metrics.jsonl").read_text()
-    compile_steps = setup.compile_steps
+    compile_step = setup.compile_step
 
     def otherwise(*args):
-        step = compile_steps(*args)
+        step = compile_step(*args)
 
         def rounded(*batch):
-            ((params, state),) = step(*batch)
-            params = jax.tree.map(lambda x: x * np.float32(1.001), params)
-            return ((params, state),)
+            params, state = step(*batch)
+            return jax.tree.map(lambda x: x * np.float32(1.001), params), state
 
         return rounded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "compile_steps", otherwise)
+        patch.setattr(setup, "compile_step", otherwise)
         with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
             run(tmp_path, **exact)
     assert (tmp_path / "metrics.jsonl").read_text() == shown

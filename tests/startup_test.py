@@ -1,4 +1,4 @@
-"""From the command to the first step: phases, preparation in threads, and the compilation cache."""
+"""From the command to the first step: phases, results computed once, the compilation cache."""
 
 import dataclasses
 import json
@@ -17,14 +17,13 @@ from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
 from dpoptax.training import loop
 from dpoptax.training.cache_folder import cache_folder
-from dpoptax.training.data.dataset import FILE_DATASETS, FileDataset, load_dataset
+from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.models import models
 from dpoptax.training.run import evaluation, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.run.shapes import shapes_of, shapes_of_files
 from dpoptax.training.sharing import once
 from tests.runs import CONFIG
 
@@ -76,24 +75,6 @@ class TestPhases:
             time.sleep(0.1)
         assert lines == []
 
-    def test_work_aside_is_in_no_phase(self):
-        measured = Phases()
-
-        def work():
-            begun = time.thread_time()
-            with measured.aside("telemetry"):
-                while time.thread_time() - begun < 0.05:
-                    pass
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        with measured("data"):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert measured.seconds_aside()["telemetry"] == pytest.approx(0.1, abs=0.05)
-        assert "telemetry" not in measured.seconds()
-
 
 class TestOnce:
     def test_a_call_under_way_is_waited_for(self):
@@ -131,56 +112,20 @@ class TestOnce:
         assert calls == [1, 1]
 
 
-class TestForesight:
-    config = dataclasses.replace(CONFIG, batch_size=24)  # that no other test compiles
-
-    @pytest.mark.slow
-    def test_the_run_finds_all_that_was_prepared(self, tmp_path):
-        before = step._compile.cache_info()
-        inits = models.compiled_init.cache_info()
-        loop.train_and_evaluate(self.config, tmp_path, progress=False)
-        after = step._compile.cache_info()
-        assert after.misses - before.misses == 1
-        spent = json.loads((tmp_path / "summary.json").read_text())["phases_aside"]
-        assert set(spent) == {"init", "accounting", "compile", "telemetry"}
-        assert after.hits - before.hits == 1
-        assert models.compiled_init.cache_info().misses - inits.misses <= 1
-
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"batch_size": 5000}, "^batch_size=5000 exceeds"),
-            ({"model": "lineer", "sampling": "posson"}, "^model"),
-            ({"model": "lineer", "optimizer": "sdg"}, "^model"),
-            ({"sampling": "shuffled"}, "no privacy guarantee"),
-        ],
-    )
-    def test_errors_come_in_the_order_of_the_run(self, tmp_path, changes, message):
-        config = dataclasses.replace(CONFIG, **changes)
-        for _ in range(2):
-            with pytest.raises(ValueError, match=message):
-                loop.train_and_evaluate(config, tmp_path / "run", progress=False)
-
-    @pytest.mark.slow
-    def test_prepared_ahead_of_published_files_or_not_the_run_is_the_same(
-        self, tmp_path, monkeypatch
-    ):
-        digits = load_dataset("digits")
-        for size in (digits.train_size, 1000):  # as published, and not
-            published = FileDataset(lambda _: digits, size, (8, 8, 1), 10)
-            monkeypatch.setitem(FILE_DATASETS, "filed", published)
-            config = dataclasses.replace(CONFIG, dataset="filed", data_dir=tmp_path)
-            shapes = shapes_of_files(config)
-            assert shapes.train_size == size
-            assert (shapes == shapes_of(digits)) == (size == digits.train_size)
-            found = loop.train_and_evaluate(config, tmp_path / str(size), progress=False)
-            plain = loop.train(config, digits, make_plan(config, digits.train_size))
-            assert found.summary["params_sha256"] == plain.summary["params_sha256"]
-
-    def test_missing_files_are_left_to_the_run(self, tmp_path):
-        config = dataclasses.replace(CONFIG, dataset="mnist", data_dir=tmp_path)
-        assert shapes_of_files(config) is None
-        assert shapes_of_files(CONFIG) is None
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 5000}, "^batch_size=5000 exceeds"),
+        ({"model": "lineer", "sampling": "posson"}, "^model"),
+        ({"model": "lineer", "optimizer": "sdg"}, "^model"),
+        ({"sampling": "shuffled"}, "no privacy guarantee"),
+    ],
+)
+def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
+    config = dataclasses.replace(CONFIG, **changes)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            loop.train_and_evaluate(config, tmp_path / "run", progress=False)
 
 
 def test_initial_parameters_of_one_program_are_those_of_each_operation():
@@ -226,10 +171,7 @@ class TestSummary:
 class TestCompilationCache:
     @pytest.fixture(autouse=True)
     def no_folder_yet(self, monkeypatch):
-        """The tests' own folder is out of the way, and nothing of other tests still compiles."""
-        for thread in threading.enumerate():
-            if thread.name.startswith("foresight"):
-                thread.join()
+        """The tests' own folder is out of the way."""
         before = jax.config.jax_compilation_cache_dir
         monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
         compilation_cache._set("jax_compilation_cache_dir", None)
@@ -373,12 +315,12 @@ def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
     params, frozen = models.start_variables(CONFIG, model, inputs[0], jax.random.key(0))
     evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
-    evaluate.compile((params,), "test")
-    first = evaluate((params,), "test")
+    evaluate.compile(params, "test")
+    first = evaluate(params, "test")
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
-    assert evaluate((moved,), "test") != evaluate((params,), "test") == first
+    assert evaluate(moved, "test") != evaluate(params, "test") == first
     assert len(calls) == 1
-    evaluate((params,), "train")
+    evaluate(params, "train")
     assert len(calls) == 2
     with pytest.raises(TypeError, match="compiled"):
-        evaluate((jax.tree.map(lambda leaf: leaf[:1], params),), "test")
+        evaluate(jax.tree.map(lambda leaf: leaf[:1], params), "test")

@@ -23,6 +23,7 @@ from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import step
+from dpoptax.training.run.advancing import State
 from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
@@ -185,10 +186,10 @@ def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
     clock, waited = [0.0], []
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
-    pace = loop._Pace()
+    pace, state = loop._Pace(), State(0, (), ())
     for _ in range(20):
         clock[0] += seconds
-        pace.keep(())
+        pace.keep(state)
     assert waits <= len(waited) <= waits + 1
 
 

@@ -16,7 +16,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.owners import read_owners
 from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import train, train_and_evaluate, train_together
+from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, seeds
@@ -151,19 +151,6 @@ def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, gener
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
     assert np.array_equal(drawn.rows, own)
     assert not np.array_equal(drawn.rows, other)
-
-
-@pytest.mark.slow
-def test_rates_of_users_are_one_program(digits):
-    config = config_of_users()
-    rates = [dataclasses.replace(config, learning_rate=rate) for rate in (0.5, 1.0)]
-    together = list(train_together(rates, digits, make_plan(config, digits.units("user"))))
-    for found, each in zip(together, rates, strict=True):
-        alone = trained(each, digits)
-        assert found.summary["epsilon"] == alone.summary["epsilon"]
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found.params, alone.params
-        )
 
 
 def test_a_plan_is_in_users(owners):

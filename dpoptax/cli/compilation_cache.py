@@ -11,12 +11,9 @@ from pathlib import Path
 import jax
 
 from dpoptax.training import cache_folder
-from dpoptax.training.run import kept
 
 LARGEST = 2 * 2**30
 """Bytes of programs that stay in the folder; beyond, what was written first goes."""
-LARGEST_ACCOUNTED = 2**20
-"""Bytes of what the accounting found that stay."""
 
 _FOLDER = "jax_compilation_cache_dir"
 _SETTINGS = {
@@ -27,10 +24,8 @@ _SETTINGS = {
 
 
 @contextlib.contextmanager
-def kept_in(folder: Path | None) -> Iterator[Path | None]:
+def kept_in(folder: Path | None) -> Iterator[None]:
     """Keeps what is compiled within the context in `folder`; None: nothing is kept.
-
-    Gives the folder for this machine in it, if it is used.
 
     Whoever can write there can run code as this user: the folder is made for its owner alone, and
     one that others may write to or that is not this user's is not used. What is wrong with a
@@ -38,7 +33,7 @@ def kept_in(folder: Path | None) -> Iterator[Path | None]:
     of its own, by JAX_COMPILATION_CACHE_DIR, that one is used.
     """
     if folder is None or getattr(jax.config, _FOLDER) is not None:
-        yield None
+        yield
         return
     try:
         place = _prepared(folder / _machine())
@@ -48,7 +43,7 @@ def kept_in(folder: Path | None) -> Iterator[Path | None]:
             "--compilation-cache, or --no-compilation-cache",
             stacklevel=2,
         )
-        yield None
+        yield
         return
     before = {name: getattr(jax.config, name) for name in _SETTINGS}
     # Worker processes read the environment.
@@ -57,7 +52,7 @@ def kept_in(folder: Path | None) -> Iterator[Path | None]:
         _set(name, value)
         os.environ[name.upper()] = str(value)
     try:
-        yield place
+        yield
     finally:
         for name, value in before.items():
             _set(name, value)
@@ -80,7 +75,6 @@ def _prepared(folder: Path) -> Path:
     """The folder, made if missing, without what is too much; raises OSError where it is no use."""
     cache_folder.prepare(folder)
     cache_folder.keep_newest(folder, "*-cache", LARGEST)
-    cache_folder.keep_newest(folder, kept.PATTERN.format("*"), LARGEST_ACCOUNTED)
     return folder
 
 

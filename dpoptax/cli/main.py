@@ -10,7 +10,6 @@ import dpoptax
 from dpoptax.cli import compilation_cache
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.run import kept
 
 # The commands whose options depend on the config, so that without one there are none to list.
 _CONFIG_FIRST = ("train", "plan", "audit")
@@ -45,9 +44,9 @@ _COMMANDS = {
 CACHE_OPTIONS = """\
 all of them:
   --compilation-cache DIR, --no-compilation-cache
-        where compiled programs and calibrated noise are kept, so that the same
-        command starts faster the next time; without either in the user's
-        folder for caches, such as ~/.cache/dpoptax/compiled"""
+        where compiled programs are kept, so that the same command starts faster
+        the next time; without either in the user's folder for caches, such as
+        ~/.cache/dpoptax/compiled"""
 """Help on the options that every command takes."""
 
 _LISTED = "\n".join(_COMMANDS.values())
@@ -98,11 +97,7 @@ def run_command(
         warnings.showwarning = show_once
         try:
             arguments, folder = _cache_options(arguments)
-            confirms = arguments[:1] == ["train"]  # the one command that asks the accounting again
-            with (
-                compilation_cache.kept_in(folder) as place,
-                kept.kept_in(place if confirms else None),
-            ):
+            with compilation_cache.kept_in(folder):
                 return dispatch(arguments)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in _EXTRA:

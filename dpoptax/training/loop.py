@@ -1,10 +1,8 @@
 """The training loop, for private and non-private runs alike: steps, metrics, budget, summary."""
 
-import contextlib
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,14 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
-from dpoptax.training.run.advancing import Record, State, States, Surroundings
+from dpoptax.training.run.advancing import Record, State, Surroundings
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints, Interim
-from dpoptax.training.run.foresight import preparing
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
-from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.setup import Ready, set_up
-from dpoptax.training.run.shapes import shapes_of, shapes_of_files
 
 _AHEAD = 0.25
 """Seconds of steps that are under way at once: each holds its batch, and none counts as done."""
@@ -84,16 +80,9 @@ def train_and_evaluate(
     main = jax.process_index() == 0
     if not main:
         phases.hush()
-    shapes = shapes_of_files(config) if place.mesh is None else None
-    with (
-        Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.enter_context(preparing(config, shapes, phases))
+    with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
         with phases("data"):
             dataset = config.data(progress=progress and main).load()
-            if place.mesh is None and shapes != (shapes := shapes_of(dataset, config.unit)):
-                stack.enter_context(preparing(config, shapes, phases))
         return _train_in(
             config, dataset, Path(workdir), checkpoints, place, phases, progress and main
         )
@@ -144,10 +133,10 @@ def _train_in(
         if config.fixed_point:
             observe = resume.as_shown(observe, earlier)
         around = Surroundings(place, phases, checkpoints, observe, progress, shown)
-        ready = set_up((run,), dataset, around)
+        ready = set_up(run, dataset, around)
         if main:  # not before: a start that is refused leaves what is stated of the run
             (workdir / "summary.json").unlink(missing_ok=True)
-        (result,) = _results(ready)
+        result = _result(ready)
         # While no other process may train here: its parameters would lie beside this summary.
         return _written(result, workdir, phases) if main else result
 
@@ -156,8 +145,7 @@ def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
     """Writes what a finished run leaves, the summary last; the result with its times."""
     with phases("files"):
         outputs.write(result, workdir)
-    spent = {"phases": phases.seconds(), "phases_aside": phases.seconds_aside()}
-    summary = {**result.summary, **spent}
+    summary = {**result.summary, "phases": phases.seconds()}
     seeded = result.summary["config"]["seed"] is not None  # which tells the noise
     records.write_json(workdir / "summary.json", summary, secret=seeded)
     return dataclasses.replace(result, summary=summary)
@@ -184,84 +172,38 @@ def train(
     around = Surroundings(place, phases or Phases(), checkpoints, observe, progress)
     with around.phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
-    return _train(run, dataset, around)
+    return _result(set_up(run, dataset, around))
 
 
-def train_together(
-    configs: Sequence[TrainConfig],
-    dataset: Dataset,
-    plan: PrivacyPlan,
-    *,
-    memory: float = math.inf,
-    progress: bool = False,
-) -> Iterator[RunResult]:
-    """Train on `dataset` within `plan` runs that differ in the learning rate alone, as one program.
-
-    Each has the parameters, the optimizer's state, the ledger and the summary that `train` would
-    give it, equal but for rounding; the times are those of the group. The batch is read and the
-    noise drawn once for all. Where the program takes more than `memory` bytes the runs are halved,
-    and halved again.
-
-    Raises:
-        ValueError: Runs that differ in more.
-    """
-    runs = tuple(
-        resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
-        for config in configs
-    )
-    waiting = [runs]
-    while waiting:
-        group = waiting.pop()
-        around = Surroundings(devices.Devices(), Phases(), progress=progress)
-        ready = set_up(group, dataset, around)
-        if len(group) > 1 and ready.memory > memory:
-            half = (len(group) + 1) // 2
-            waiting += [group[half:], group[:half]]
-        else:
-            yield from _results(ready)
-
-
-def _train(run: Run, dataset: Dataset, around: Surroundings) -> RunResult:
-    ready = set_up((run,), dataset, around)
-    (result,) = _results(ready)
-    return result
-
-
-def _advanced(ready: Ready) -> States:
-    """The states at the end of the runs."""
-    course, states = ready.course, ready.states
-    steps = range(states[0].done, course.run.plan.permitted_steps)
+def _advanced(ready: Ready) -> State:
+    """Takes the run to its end."""
+    course, state = ready.course, ready.state
+    steps = range(state.done, course.run.plan.permitted_steps)
     with Bar(
         total=course.last,
-        initial=states[0].done,
+        initial=state.done,
         desc=course.run.config.method.name,
         unit="step",
         bar_format=SHORT,
         leave=None,  # a bar below another one goes with its run
         disable=not course.around.progress,
     ) as bar:
-        if not states[0].history:
-            states = course.evaluated(states)
-        bar.set_postfix_str(course.progress(states))
+        if not state.history:
+            state = course.evaluated(state)
+        bar.set_postfix_str(course.progress(state))
         pace = _Pace()
         for batch in streaming.prefetch(ready.feed, steps):
-            states = course.advance(states, batch)
-            pace.keep(states)
-            if course.confirmation is not None:
-                course.confirmation.look()
-            done = states[0].done
+            state = course.advance(state, batch)
+            pace.keep(state)
             with course.around.phases("telemetry"):
                 bar.update()
-            if course.evaluates(done):
-                states = course.evaluated(states)
+            if course.evaluates(state.done):
+                state = course.evaluated(state)
                 with course.around.phases("telemetry"):
-                    bar.set_postfix_str(course.progress(states))
-            if course.saves(done):
-                course.save(states, wait=done == course.last)
-    if course.confirmation is not None:
-        with course.around.phases("accounting"):
-            course.confirmation.wait()
-    return states
+                    bar.set_postfix_str(course.progress(state))
+            if course.saves(state.done):
+                course.save(state, wait=state.done == course.last)
+    return state
 
 
 class _Pace:
@@ -270,25 +212,21 @@ class _Pace:
     def __init__(self) -> None:
         self._steps, self._queued, self._since = 1, 0, time.monotonic()
 
-    def keep(self, states: States) -> None:
-        """Called after each step, with the states that it leads to."""
+    def keep(self, state: State) -> None:
+        """Called after each step, with the state that it leads to."""
         self._queued += 1
         if self._queued < self._steps:
             return
-        jax.block_until_ready([state.params for state in states])
+        jax.block_until_ready(state.params)
         now = time.monotonic()
         each = max(now - self._since, 1e-6) / self._queued
         self._steps, self._queued, self._since = max(1, int(_AHEAD / each)), 0, now
 
 
-def _results(ready: Ready) -> list[RunResult]:
-    """What each run comes to at its end."""
-    ended = zip(ready.course.runs, _advanced(ready), strict=True)
-    return [_result(ready, run, state) for run, state in ended]
-
-
-def _result(ready: Ready, run: Run, state: State) -> RunResult:
-    course = ready.course
+def _result(ready: Ready) -> RunResult:
+    """Takes the run to its end and sums it up."""
+    state, course = _advanced(ready), ready.course
+    run = course.run
     config, phases = run.config, course.around.phases
     final = averaged(state.params, state.opt_state)
     scored: Record = {}

@@ -11,9 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def once(maxsize: int) -> Callable[[Function], Function]:
     """Decorator: `functools.lru_cache`, where a call that is under way already is waited for.
 
-    A call that fails leaves nothing behind, and whoever waited for it computes again. So what a
-    thread prepares ahead may fail silently: the error shows where the result is needed, and errors
-    in the order of these places.
+    A call that fails leaves nothing behind, and whoever waited for it computes again.
     """
 
     def decorate(function: Function) -> Function:

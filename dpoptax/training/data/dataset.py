@@ -154,7 +154,6 @@ class FileDataset:
         input_shape: Shape of one image.
         num_classes: Number of classes; 0 for generation.
         kind: What an example is.
-        in_memory: Whether its training split is read whole, and not a batch at a time.
         find: Raises `formats.MissingFilesError` if that directory lacks a file; reads none.
     """
 
@@ -163,7 +162,6 @@ class FileDataset:
     input_shape: tuple[int, ...] = ()
     num_classes: int = 0
     kind: Kind = "images"
-    in_memory: bool = True
     find: Callable[[Path], object] = lambda data_dir: None
 
     def example(self, length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -107,5 +107,5 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
 
 register_file_dataset(
     "imagenet",
-    FileDataset(load_imagenet, 1_281_167, (224, 224, 3), 1000, in_memory=False, find=find_imagenet),
+    FileDataset(load_imagenet, 1_281_167, (224, 224, 3), 1000, find=find_imagenet),
 )

@@ -18,7 +18,6 @@ from dpoptax.training.models.language import Gpt2, RobertaClassifier
 from dpoptax.training.models.published import FORMATS
 from dpoptax.training.models.transformer import Lora
 from dpoptax.training.models.vision import VitClassifier
-from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax.training.config import TrainConfig
@@ -220,8 +219,8 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
     )
 
 
-@once(maxsize=64)
-def compiled_init(model: nn.Module, shape: Any, dtype: Any, key_type: Any) -> Callable[..., Any]:
+@functools.lru_cache(maxsize=64)
+def _compiled_init(model: nn.Module, shape: Any, dtype: Any, key_type: Any) -> Callable[..., Any]:
     """`init_variables` of a model as one program, for inputs and a key of these types.
 
     Compiled, the forward pass of initialisation is left out.
@@ -244,7 +243,7 @@ def start_variables(
             f"pretrained=None, and model={config.model!r} starts from published weights; give "
             "--pretrained, a directory with config.json and model.safetensors"
         )
-    init = compiled_init(model, inputs.shape, inputs.dtype, key.dtype)
+    init = _compiled_init(model, inputs.shape, inputs.dtype, key.dtype)
     variables = init(np.zeros(inputs.shape, inputs.dtype), key)
     if config.pretrained is None:
         return variables

@@ -19,7 +19,6 @@ from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.recording import recorder
 from dpoptax.training.run.seeds import Keys
-from dpoptax.training.sharing import once
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": optax.identity,
@@ -114,16 +113,12 @@ class Chain:
 
     def begin(self, params: Any) -> Any:
         """The optimizer's state before any step, of parameters on one device, by one program."""
-        program = self.compiled_begin(params)
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
+        program = _compiled_begin(self, tuple(leaves), structure)
         return program(params, self.keys, self.learning_rate)
 
-    def compiled_begin(self, params: Any) -> Callable[..., Any]:
-        """What `begin` runs for parameters of such shapes and types."""
-        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
-        return _compiled_begin(self, tuple(leaves), structure)
 
-
-@once(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., Any]:
     # Keys and rate are arguments: the program serves all of them, and what is kept of it on disk
     # holds no key.
@@ -162,11 +157,6 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Cha
         _check_ledger(chain)
     _ = chain.optimizer  # what is wrong with it shows here
     return chain
-
-
-def is_learning_rate(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf of a run's state, by its path, is where `build_chain` put the rate."""
-    return jax.tree_util.DictKey("learning_rate") in path
 
 
 def _noise(chain: Chain) -> optax.GradientTransformation:

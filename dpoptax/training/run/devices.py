@@ -70,14 +70,6 @@ def start(parallel: str) -> Devices:
     return Devices(jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,)))
 
 
-def memory() -> float:
-    """Bytes that programs may take: those of the first device, or half the machine's for a CPU."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return float(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-
-
 def fresh_seed(bits: int) -> int:
     """A seed of so many random bits, the same on all hosts."""
     seed = secrets.randbits(bits)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,11 +15,9 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.tokens import NO_LABEL
 from dpoptax.training.models import models
-from dpoptax.training.run.together import Group, evaluate_together
-from dpoptax.training.sharing import once
 
-Evaluate = Callable[..., "tuple[Totals, ...]"]
-"""Compiled: `evaluate(group, split, frozen)`."""
+Evaluate = Callable[..., "Totals"]
+"""Compiled: `evaluate(params, split, frozen)`."""
 
 
 class Totals(NamedTuple):
@@ -38,11 +36,8 @@ def evaluated_steps(config: TrainConfig, last: int) -> tuple[int, ...]:
 @functools.lru_cache
 def evaluate_split(
     model: nn.Module, chunk: int = 1024
-) -> Callable[[Group, Any, models.Params], tuple[Totals, ...]]:
-    """`evaluate(group, split, frozen)`: for the parameters of each run of a group, sums.
-
-    They are over the labels of the split, `chunk` examples at a time.
-    """
+) -> Callable[[models.Params, Any, models.Params], Totals]:
+    """`evaluate(params, split, frozen)`: sums over the split's labels, `chunk` at a time."""
 
     def evaluate(params: models.Params, split: Any, frozen: models.Params) -> Totals:
         def one(example: Any) -> Totals:
@@ -55,10 +50,10 @@ def evaluate_split(
 
         return jax.tree.map(jnp.sum, jax.lax.map(one, split, batch_size=chunk))
 
-    return jax.jit(evaluate_together(evaluate))
+    return jax.jit(evaluate)
 
 
-@once(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Evaluate:
     arguments = jax.tree.unflatten(structure, leaves)
     return jax.jit(evaluate_split(model, chunk)).lower(*arguments).compile()
@@ -66,8 +61,6 @@ def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Eval
 
 class Evaluation:
     """Loss (nats per label), accuracy, and for generation perplexity, on a split.
-
-    Called with the parameters of each run of a group, `(params, …)`.
 
     Args:
         config: The run; its microbatches are those of the evaluation too.
@@ -83,46 +76,41 @@ class Evaluation:
         self._model, self._splits, self._frozen = model, splits, frozen
         self._executables: dict[str, Evaluate] = {}
 
-    def compile(self, group: Group, name: str) -> None:
-        """Compiles for parameters like those of `group`, by their shapes alone, on one device."""
+    def compile(self, params: models.Params, name: str) -> None:
+        """Compiles for parameters like `params`, by their shapes alone, on one device."""
         split = self._splits[name]
         if not streaming.in_memory(split):
             split = next(self._chunks(split))
-        self._executable(group, split, name)
+        self._executable(params, split, name)
 
     def _chunks(self, split: Any) -> Any:
         return streaming.chunks(split, self._chunk, padding_label=NO_LABEL)
 
-    def _executable(self, group: Group, part: Any, name: str) -> Evaluate:
+    def _executable(self, params: models.Params, part: Any, name: str) -> Evaluate:
         """The program for a split; its parameters and its parts are of the same shapes each time.
 
         It says so where they are not.
         """
         if name not in self._executables:
-            arguments = jax.eval_shape(lambda *args: args, group, part, self._frozen)
+            arguments = jax.eval_shape(lambda *args: args, params, part, self._frozen)
             leaves, structure = jax.tree.flatten(arguments)
             self._executables[name] = _compiled(self._model, self._chunk, tuple(leaves), structure)
         return self._executables[name]
 
-    def _totals(self, group: Group, part: Any, name: str) -> tuple[Totals, ...]:
+    def _totals(self, params: models.Params, part: Any, name: str) -> Totals:
         if all(
             len(leaf.devices()) == 1
-            for leaf in jax.tree.leaves(group)
+            for leaf in jax.tree.leaves(params)
             if isinstance(leaf, jax.Array)
         ):
-            return self._executable(group, part, name)(group, part, self._frozen)
-        return evaluate_split(self._model, self._chunk)(group, part, self._frozen)
+            return self._executable(params, part, name)(params, part, self._frozen)
+        return evaluate_split(self._model, self._chunk)(params, part, self._frozen)
 
-    def __call__(self, group: Group, name: str) -> list[dict[str, float]]:
-        """The metrics of each run's parameters, the split's name before each."""
+    def __call__(self, params: models.Params, name: str) -> dict[str, float]:
+        """The metrics of parameters on a split, each with the split's name before it."""
         split = self._splits[name]
         parts = [split] if streaming.in_memory(split) else self._chunks(split)
-        sums = [self._totals(group, part, name) for part in parts]
-        return [self._metrics(of_run, name) for of_run in zip(*sums, strict=True)]
-
-    def _metrics(self, sums: Sequence[Totals], name: str) -> dict[str, float]:
-        """The metrics of one run's parameters, from the sums over each part of a split."""
-        split = self._splits[name]
+        sums = [self._totals(params, part, name) for part in parts]
         loss, correct, labels = (sum(map(float, column)) for column in zip(*sums, strict=True))
         metrics = {
             f"{name}_loss": loss / max(labels, 1),

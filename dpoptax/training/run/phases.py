@@ -41,8 +41,6 @@ class Phases:
         self._say, self._said = say, set[str]()
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
-        self._aside: dict[str, float] = {}
-        self._lock = threading.Lock()
         self._begun = self._since = time.perf_counter()
         self.first_step: float | None = None
 
@@ -64,17 +62,6 @@ class Phases:
             self._turn()
             self._stack.pop()
 
-    @contextlib.contextmanager
-    def aside(self, name: str) -> Iterator[None]:
-        """Work of the phase `name` in a thread of its own, next to whatever phase it is."""
-        begun = time.thread_time()
-        try:
-            yield
-        finally:
-            spent = time.thread_time() - begun
-            with self._lock:
-                self._aside[name] = self._aside.get(name, 0.0) + spent
-
     def hush(self) -> None:
         """Says nothing from now on."""
         self._say = None
@@ -88,11 +75,6 @@ class Phases:
         """Seconds of each phase so far, and "other": what was in none."""
         self._turn()
         return {name: round(spent, 4) for name, spent in self._seconds.items()}
-
-    def seconds_aside(self) -> dict[str, float]:
-        """Processor seconds of threads in `aside` so far, which are in no phase's wall time."""
-        with self._lock:
-            return {name: round(spent, 4) for name, spent in self._aside.items()}
 
     def _turn(self) -> None:
         now = time.perf_counter()

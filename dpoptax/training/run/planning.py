@@ -96,7 +96,7 @@ def plan_run(
     size = shapes.units
     plan = make_plan(config, size)
     run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
-    arguments = step_arguments(run, shapes, resident=False)
+    arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments
 
     def lower(chain: Chain) -> Any:

@@ -10,7 +10,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods.method import scheduled
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.run.kept import keeping
 from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 
 Schedule: TypeAlias = tuple[tuple[int, float], ...]
 """What noise multipliers are to the least of them, by the first step of each phase."""
-
-_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,25 +111,6 @@ class PrivacyPlan:
             "delta": self.delta,
             "accountant": self.accountant,
         }
-
-
-def check_budget(config: TrainConfig, plan: PrivacyPlan, shown: float | None) -> None:
-    """Raises unless the accounting, asked anew, finds that a plan stays within the budget.
-
-    For what was kept of an earlier start; all else of the accounting was asked this time already,
-    and is not computed twice. `shown` is the bound on ε after the last step.
-    """
-    spent = plan.epsilon(plan.permitted_steps)
-    if spent is None:
-        return
-    over = config.epsilon is not None and spent > config.epsilon
-    if over or shown is None or shown < (1 - _ROUNDING) * spent:
-        raise ConfigError(
-            f"noise_multiplier={plan.noise_multiplier:g}, kept of an earlier start, spends ε = "
-            f"{spent:.6g} in {plan.permitted_steps} steps, where epsilon={config.epsilon} is "
-            f"allowed and {shown} was shown: what is kept is damaged. Remove the folder of "
-            "--compilation-cache, and begin anew in another workdir"
-        )
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
@@ -261,7 +239,6 @@ def _counted(config: TrainConfig) -> str:
 
 
 @once(maxsize=256)
-@keeping
 def _noise_and_steps(
     sampler: Any,
     *,
@@ -273,12 +250,11 @@ def _noise_and_steps(
     accountant: "accounting.Accountant",
 ) -> tuple[float, int]:
     """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
-    accounting = dpoptax.accounting  # imported here: what was kept does without
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
         assert epsilon is not None  # a config has one of the two
-        noise_multiplier = accounting.calibrate_noise_multiplier(
+        noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
             **release,
             epsilon=epsilon,
             steps=steps,
@@ -289,7 +265,9 @@ def _noise_and_steps(
     # without a budget too: what the accounting objects to shows before the first step.
     spent = _epsilon(**release, noise_multiplier=noise_multiplier, schedule=schedule, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = accounting.calibrate_steps(**release, noise_multiplier=noise, epsilon=epsilon)
+        steps = dpoptax.accounting.calibrate_steps(
+            **release, noise_multiplier=noise, epsilon=epsilon
+        )
     return noise_multiplier, steps
 
 
@@ -300,7 +278,6 @@ def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: A
 
 
 @once(maxsize=256)
-@keeping
 def _curve(
     *, noise_multiplier: float, schedule: Schedule | None, **release: Any
 ) -> tuple[float, ...]:

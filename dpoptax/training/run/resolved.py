@@ -36,11 +36,6 @@ class Run:
     chain: Chain
     init_key: jax.Array
 
-    def at_another_rate(self, other: "Run") -> bool:
-        """Whether another run is this one but for the learning rate: its batches are the same."""
-        config = dataclasses.replace(other.config, learning_rate=self.config.learning_rate)
-        return (config, other.plan, other.chain) == (self.config, self.plan, self.chain)
-
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
         """What the run promises, from the ledger that the noise stage kept in the final state."""
         config, plan = self.config, self.plan

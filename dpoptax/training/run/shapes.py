@@ -10,10 +10,10 @@ import numpy as np
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import features
 from dpoptax.training.data.dataset import FILE_DATASETS, Dataset, Kind, Unit
-from dpoptax.training.data.streaming import in_memory, read
+from dpoptax.training.data.streaming import read
 from dpoptax.training.models import models
 from dpoptax.training.run.resolved import Run
-from dpoptax.training.run.step import Loaded, Resident
+from dpoptax.training.run.step import Loaded
 from dpoptax.training.sharing import once
 
 
@@ -21,20 +21,16 @@ class Shapes(NamedTuple):
     """What is known of a data set without its values.
 
     Attributes:
-        train_size: Number of training examples.
-        units: Number of these, or of users where these are what ε is about.
+        units: Number of training examples, or of users where these are what ε is about.
         example: Shapes and types of one.
         num_classes: Number of classes; 0 for generation.
         kind: What an example is.
-        resident: Whether the training split will be on the device.
     """
 
-    train_size: int
     units: int
     example: dict[str, jax.ShapeDtypeStruct]
     num_classes: int
     kind: Kind
-    resident: bool
 
 
 def published_shapes(config: TrainConfig) -> Shapes | None:
@@ -45,8 +41,8 @@ def published_shapes(config: TrainConfig) -> Shapes | None:
     published = FILE_DATASETS.get(config.dataset)
     if published is None or config.unit == "user":
         return None
-    size, example = published.train_size, published.example(config.sequence_length)
-    shapes = Shapes(size, size, example, published.num_classes, published.kind, published.in_memory)
+    example = published.example(config.sequence_length)
+    shapes = Shapes(published.train_size, example, published.num_classes, published.kind)
     return with_features(shapes, config)
 
 
@@ -59,24 +55,7 @@ def with_features(shapes: Shapes, config: TrainConfig) -> Shapes:
     wanted = config.feature_map
     if wanted is None:
         return shapes
-    example = features.example(wanted, shapes.example)
-    resident = features.resident((shapes.train_size, *example["inputs"].shape))
-    return shapes._replace(example=example, resident=resident)
-
-
-def shapes_of_files(config: TrainConfig) -> Shapes | None:
-    """Those of a data set of files that are there, before they are read; None of others.
-
-    The files decide in the end: where they hold something else, what was prepared is not used.
-    """
-    published = FILE_DATASETS.get(config.dataset)
-    if published is None or config.data_dir is None or not config.data_dir.is_dir():
-        return None
-    try:
-        published.find(config.data_dir)
-    except ValueError:
-        return None  # the run says so
-    return published_shapes(config)
+    return shapes._replace(example=features.example(wanted, shapes.example))
 
 
 def shapes_of(dataset: Dataset, unit: Unit = "example") -> Shapes:
@@ -86,18 +65,11 @@ def shapes_of(dataset: Dataset, unit: Unit = "example") -> Shapes:
         name: jax.ShapeDtypeStruct(values.shape[1:], values.dtype)
         for name, values in record.items()
     }
-    return Shapes(
-        dataset.train_size,
-        dataset.units(unit),
-        example,
-        dataset.num_classes,
-        dataset.kind,
-        in_memory(dataset.train),
-    )
+    return Shapes(dataset.units(unit), example, dataset.num_classes, dataset.kind)
 
 
-def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ...]:
-    """Shapes and types of a step's arguments; `resident` where the batch is rows of the split."""
+def step_arguments(run: Run, shapes: Shapes) -> tuple[Any, ...]:
+    """Shapes and types of a step's arguments, the batch `Loaded`."""
     params, frozen = variables(run.model, shapes.example["inputs"])
     state = jax.eval_shape(run.chain.optimizer.init, params)
     rows = run.plan.sampler.padded_size
@@ -107,13 +79,8 @@ def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ..
     if run.config.records_per_user is not None:
         of_each = (rows, run.config.records_per_user)
         rows_mask = jax.ShapeDtypeStruct(of_each, np.bool_)
-    batch: Any
-    if resident:
-        chosen = jax.ShapeDtypeStruct(of_each, np.int32)
-        batch = Resident(_stacked(shapes.example, shapes.train_size), chosen, indices, rows_mask)
-    else:
-        loaded = _stacked(shapes.example, *of_each)
-        batch = Loaded(loaded if rows_mask is None else (loaded, rows_mask), indices)
+    loaded = _stacked(shapes.example, *of_each)
+    batch = Loaded(loaded if rows_mask is None else (loaded, rows_mask), indices)
     return params, state, batch, jax.ShapeDtypeStruct((rows,), np.bool_), frozen
 
 
@@ -121,15 +88,9 @@ def step_arguments(run: Run, shapes: Shapes, *, resident: bool) -> tuple[Any, ..
 def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
     """Shapes and types of what a model computes with."""
     init = functools.partial(models.init_variables, model)
-    key = jax.ShapeDtypeStruct((), key_type())
+    key = jax.eval_shape(jax.random.key, 0)
     shapes: models.Variables = jax.eval_shape(init, inputs, key)
     return shapes
-
-
-@functools.cache
-def key_type() -> Any:
-    """The type of random keys."""
-    return jax.eval_shape(jax.random.key, 0).dtype
 
 
 def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:

@@ -1,6 +1,7 @@
 """One compiled training step, shared by all seeds and learning rates of a config."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,10 @@ import dpoptax
 from dpoptax.training.data.augmentations import step_key
 from dpoptax.training.models.models import example_loss
 from dpoptax.training.run.chain import Chain
-from dpoptax.training.run.together import Group, step_together
-from dpoptax.training.sharing import once
 from dpoptax.users import per_user_loss
 
 Step = Callable[..., tuple[Any, Any]]
-"""`step(params, opt_state, batch, mask, frozen) -> (params, opt_state)`."""
-Steps = Callable[..., Group]
-"""`steps(states, batch, mask, frozen) -> states`: of each run of a group, `(params, opt_state)`."""
+"""`step(state, batch, mask, frozen) -> state`; a state is `(params, opt_state)`."""
 
 
 @jax.tree_util.register_dataclass
@@ -66,21 +63,20 @@ class Loaded:
         return self.batch
 
 
-def compile_steps(
+def compile_step(
     chain: Chain,
     model: nn.Module,
     example_args: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
-) -> Steps:
-    """`steps(states, batch, mask, frozen) -> states`, compiled: a step of each run of a group.
+) -> Step:
+    """Compiles the training step of a run.
 
-    A state is `(params, opt_state)`; `batch` is a `Resident` or a `Loaded`; `frozen` is what the
-    model computes with and does not train. The arrays of the states are donated. Key and learning
-    rate are in `opt_state`, so that runs that differ in seed and learning rate alone get the same
-    executable. The runs of a group differ in the learning rate alone; see `step_together`.
+    `batch` is a `Resident` or a `Loaded`; `frozen` is what the model computes with and does not
+    train. The arrays of the state are donated. Key and learning rate are in `opt_state`, so that
+    runs that differ in seed and learning rate alone get the same executable.
 
     Args:
-        chain: The resolved run, or what all of a group are resolved to.
+        chain: The resolved run.
         model: Maps one example's inputs to logits.
         example_args: Arguments of the step; only their shapes and types are used.
         mesh: Devices along an axis "data" that share the examples; None: one device.
@@ -89,31 +85,31 @@ def compile_steps(
     return _compile(chain, model, tuple(leaves), structure, mesh)
 
 
-@once(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _compile(
     chain: Chain,
     model: nn.Module,
     leaves: Any,
     structure: Any,
     mesh: jax.sharding.Mesh | None,
-) -> Steps:
-    steps = build_steps(chain, model, mesh)
+) -> Step:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
         shardings = {"in_shardings": (whole, rows, rows, whole), "out_shardings": whole}
     args = jax.tree.unflatten(structure, leaves)
-    return jax.jit(steps, donate_argnums=0, **shardings).lower(*args).compile()
+    unpacked = build_step(chain, model, mesh)
+
+    def step(state: tuple[Any, Any], *rest: Any) -> tuple[Any, Any]:
+        return unpacked(*state, *rest)
+
+    return jax.jit(step, donate_argnums=0, **shardings).lower(*args).compile()
 
 
-def build_steps(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Steps:
-    """The steps of `compile_steps` as a function to trace."""
-    step = build_step(chain, model, mesh)
-    return step_together(lambda state, *common: step(*state, *common))
-
-
-def build_step(chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None) -> Step:
-    """The step of one run as a function to trace."""
+def build_step(
+    chain: Chain, model: nn.Module, mesh: jax.sharding.Mesh | None = None
+) -> Callable[..., tuple[Any, Any]]:
+    """Builds `step(params, opt_state, batch, mask, frozen) -> (params, opt_state)` to trace."""
     build_gradient = _private_gradient if chain.config.method.private else _plain_gradient
 
     def step(

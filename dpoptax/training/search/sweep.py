@@ -382,7 +382,7 @@ def _publish(
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
     _, frozen = models.start_variables(config, model, example, jax.random.key(0))
     evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
-    (metrics,) = evaluate((serialization.msgpack_restore(params),), "test")
+    metrics = evaluate(serialization.msgpack_restore(params), "test")
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)
     (directory / "params.msgpack").write_bytes(params)

@@ -1,10 +1,8 @@
 """Many runs: one after the other or on all cores, and none twice.
 
-A run is a function of its config, seed included, but for the rounding of those that are trained
-together (`search.groups`). One that was killed is run again, from its start, or, where it was alone
-and had gone on for minutes, from where it was last saved: with the same noise on the same batches
-it releases what it would have released, and nothing more. A sweep, which states an ε for all of its
-trials, gives each a seed of its own, so that each is trained alone, bit for bit.
+A run is a function of its config, seed included. One that was killed is run again from its start,
+or, if it had gone on for minutes, from where it was last saved. With the same noise on the same
+batches it releases what it would have released, and nothing more.
 """
 
 import concurrent.futures
@@ -31,12 +29,11 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, Wanted
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.loop import RunResult, train, train_together
+from dpoptax.training.loop import train
 from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.search.groups import groups
 
 
 @functools.lru_cache(maxsize=2)
@@ -124,28 +121,19 @@ class Runner:
                 bar.update()
             else:
                 missing.append(index)
-        together = groups(
-            [(trials[i].config, (trials[i].held_out, trials[i].keep_params)) for i in missing],
-            functools.partial(dataset_of, held_out=False),
-            processes=self._processes,
-        )
-        jobs = [[missing[member] for member in group] for group in together]
-        for job, found in self._computed(jobs, trials, paths, bar):
-            for index, result in zip(job, found, strict=True):
-                results[index] = result
-            bar.update(len(job))
+        for index, found in self._computed(missing, trials, paths, bar):
+            results[index] = found
+            bar.update()
         return results
 
     def _computed(
-        self, jobs: list[list[int]], trials: Sequence[Trial], paths: Sequence[Path], bar: Bar
-    ) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        memory = devices.memory() / self._processes
-        work = [([trials[i] for i in job], [paths[i] for i in job], memory) for job in jobs]
+        self, missing: list[int], trials: Sequence[Trial], paths: Sequence[Path], bar: Bar
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         if self._processes == 1:
-            for job, given in zip(jobs, work, strict=True):
-                yield job, _run(*given, progress=not bar.disable)
+            for index in missing:
+                yield index, _run(trials[index], paths[index], progress=not bar.disable)
             return
-        pickled = [_pickled(given) for given in work]
+        pickled = [_pickled((trials[index], paths[index])) for index in missing]
         if self._pool is None:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self._processes,
@@ -155,8 +143,8 @@ class Runner:
         files = tuple(config_files.LOADED.values())
         try:
             pending = {
-                self._pool.submit(_run_in_worker, files, given): job
-                for job, given in zip(jobs, pickled, strict=True)
+                self._pool.submit(_run_in_worker, files, job): index
+                for index, job in zip(missing, pickled, strict=True)
             }
             while pending:
                 bar.refresh()
@@ -184,34 +172,23 @@ def dataset_of(config: TrainConfig, *, held_out: bool, progress: bool = False) -
     return dataset.for_selection() if held_out else dataset
 
 
-def _run(
-    trials: list[Trial], paths: list[Path], memory: float, *, progress: bool = False
-) -> list[dict[str, Any]]:
-    """Trains a trial, or several together, and writes each record in one piece."""
-    trial = trials[0]
-    dataset = dataset_of(trial.config, held_out=trial.held_out)
-    configs = [trial.config for trial in trials]
+def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
+    """Trains a trial, writes its record in one piece, and returns it."""
+    config = trial.config
+    dataset = dataset_of(config, held_out=trial.held_out)
     if trial.held_out:  # it has no texts of its own, and their scores select nothing
-        configs = [dataclasses.replace(config, beams=0) for config in configs]
-    plan = make_plan(configs[0], dataset.units(configs[0].unit))
-    if len(configs) == 1:
-        place = devices.start(configs[0].parallel)
-        with Interim(paths[0].with_suffix("")) as checkpoints:
-            result = train(
-                configs[0], dataset, plan, progress=progress, checkpoints=checkpoints, place=place
-            )
-            return [_recorded(result, trial, paths[0])]
-    results = train_together(configs, dataset, plan, memory=memory, progress=progress)
-    return [_recorded(*each) for each in zip(results, trials, paths, strict=True)]
-
-
-def _recorded(result: RunResult, trial: Trial, path: Path) -> dict[str, Any]:
-    """Writes what a trial came to, and returns it."""
-    # What a later start reads is what the first one saw.
-    record = records.plain({**result.summary, "history": result.history})
-    if trial.keep_params:
-        records.save_params(path.with_suffix(".msgpack"), result.params)
-    records.write_json(path, record)
+        config = dataclasses.replace(config, beams=0)
+    plan = make_plan(config, dataset.units(config.unit))
+    place = devices.start(config.parallel)
+    with Interim(path.with_suffix("")) as checkpoints:
+        result = train(
+            config, dataset, plan, progress=progress, checkpoints=checkpoints, place=place
+        )
+        # What a later start reads is what the first one saw.
+        record = records.plain({**result.summary, "history": result.history})
+        if trial.keep_params:
+            records.save_params(path.with_suffix(".msgpack"), result.params)
+        records.write_json(path, record)
     return record
 
 
@@ -226,7 +203,7 @@ def _pickled(work: Any) -> bytes:
         ) from error
 
 
-def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> list[dict[str, Any]]:
+def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
     """Runs the config files, for what they register and define, and then the job."""
     for file in files:
         if file.module not in config_files.LOADED:
