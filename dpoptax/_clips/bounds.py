@@ -197,20 +197,17 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> _Shifted:
     return _Shifted(value, inside, (biased > largest) & (biased < infinity))
 
 
-@jax.jit  # traced once for each shape
+@jax.custom_jvp
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """x · 2^exponent, exactly, in float32 at least.
 
     Zero for subnormal numbers and below the normal range, infinite above it; what is not finite
     stays so. `exponent` are integers that broadcast to `x`.
     """
-    x = widen(x)
-    found = _shifted(x, exponent)
-    beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
-    return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
+    return _ldexp(x, exponent)
 
 
-@jax.jit
+@jax.custom_jvp
 def over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """x / 2^exponent for each example, (B, …) and (B,), in float32 at least or bfloat16.
 
@@ -218,12 +215,48 @@ def over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     number. So no product with it can be anything but finite, and none with a weight of zero
     anything but zero.
     """
+    return _over_power(x, exponent)
+
+
+@jax.jit  # traced once for each shape
+def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    x = widen(x)
+    found = _shifted(x, exponent)
+    beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
+    return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
+
+
+@jax.jit
+def _over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     with jax.named_scope("over_power"):  # tests/hlo_test.py looks for it in compiled programs
         wide = widen(x)  # exact, there and back
-        found = _shifted(wide, -exponent.reshape((-1,) + (1,) * (x.ndim - 1)))
+        found = _shifted(wide, -_by_example(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)
         # Not float16, which has no room for exponents.
         return quotient.astype(jnp.bfloat16) if x.dtype == jnp.bfloat16 else quotient
+
+
+def _by_example(exponent: jax.Array, x: jax.Array) -> jax.Array:
+    return exponent.reshape((-1,) + (1,) * (x.ndim - 1))
+
+
+# Bits have no derivative, and without one the noise stage could not refuse to be differentiated.
+@ldexp.defjvp
+def _ldexp_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    out = ldexp(*primals)
+    return out, tangents[0].astype(out.dtype) * power(primals[1])
+
+
+@over_power.defjvp
+def _over_power_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    x, exponent = primals
+    out = over_power(x, exponent)
+    scale = power(-_by_example(exponent, x)).astype(out.dtype)
+    return out, jnp.where(out == 0, 0, tangents[0].astype(out.dtype) * scale)
 
 
 def formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, Size]:
