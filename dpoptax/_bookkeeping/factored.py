@@ -166,8 +166,8 @@ class _Part(NamedTuple):
 
     def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
         """What was computed from the factors before, as of these over 2^divisor."""
-        exponent = (self.unit - divisor).reshape(-1, *(1,) * (x.ndim - 1))
-        keep = (keep & ~self.nothing).reshape(exponent.shape)
+        exponent = bounds.by_example(self.unit - divisor, x)
+        keep = bounds.by_example(keep & ~self.nothing, x)
         # Infinite where it overflows: it is part of a norm, which may not become smaller.
         return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
 

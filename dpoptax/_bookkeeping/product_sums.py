@@ -17,7 +17,7 @@ from dpoptax._bookkeeping import products
 from dpoptax._bookkeeping.factored import Factored
 from dpoptax._bookkeeping.products import Segment, indexed
 from dpoptax._clips import sums
-from dpoptax._clips.bounds import largest_ratio
+from dpoptax._clips.bounds import by_example, largest_ratio
 from dpoptax._trees import widen
 
 
@@ -131,7 +131,7 @@ def rounding(factored: Factored, sizes: tuple[int, int, int], examples: int) -> 
 
 def _times(value: jax.Array, weight: jax.Array) -> jax.Array:
     """Values (B, …) times the weight of their example, (B,)."""
-    return widen(value) * weight.reshape(-1, *(1,) * (value.ndim - 1))
+    return widen(value) * by_example(weight, value)
 
 
 def _looked_up(

@@ -230,14 +230,15 @@ def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 def _over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     with jax.named_scope("over_power"):  # tests/hlo_test.py looks for it in compiled programs
         wide = widen(x)  # exact, there and back
-        found = _shifted(wide, -_by_example(exponent, x))
+        found = _shifted(wide, -by_example(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)
         # Not float16, which has no room for exponents.
         return quotient.astype(jnp.bfloat16) if x.dtype == jnp.bfloat16 else quotient
 
 
-def _by_example(exponent: jax.Array, x: jax.Array) -> jax.Array:
-    return exponent.reshape((-1,) + (1,) * (x.ndim - 1))
+def by_example(values: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns values (B,) in a shape that broadcasts to x, (B, …)."""
+    return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
 # Bits have no derivative, and without one the noise stage could not refuse to be differentiated.
@@ -255,7 +256,7 @@ def _over_power_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     x, exponent = primals
     out = over_power(x, exponent)
-    scale = power(-_by_example(exponent, x)).astype(out.dtype)
+    scale = power(-by_example(exponent, x)).astype(out.dtype)
     return out, jnp.where(out == 0, 0, tangents[0].astype(out.dtype) * scale)
 
 

@@ -104,7 +104,7 @@ def sum_clipped(
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
         if grid is None:
             return sums.weighted(coefficient, unit)
-        clipped = coefficient.reshape((-1,) + (1,) * (unit.ndim - 1)) * unit
+        clipped = bounds.by_example(coefficient, unit) * unit
         steps = clipped * (1.0 / grid)  # exact, as a quotient by itself is not on GPU
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
