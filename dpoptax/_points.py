@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._maps import LinearMap, LinearMapState
+from dpoptax._linear_map import LinearMap, LinearMapState
 from dpoptax._serialization import register, serializable
-from dpoptax._trees import PyTree, find_state, is_masked, no_params, widen
+from dpoptax._tree import PyTree, find_state, is_masked, no_params, widen
 
 # A fixed weight or several, or a function of the step count that returns them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]

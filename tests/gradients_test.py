@@ -77,11 +77,11 @@ def test_sums_of_any_kind_go_in_microbatches(microbatch_size):
     def sums(batch, mask):
         return jnp.sum(jnp.where(mask[:, None], batch["x"], 0.0), axis=0), batch["x"] ** 2
 
-    total, aux = dpoptax.in_microbatches(sums, microbatch_size)({"x": x}, mask)
+    total, aux = dpoptax.extend.in_microbatches(sums, microbatch_size)({"x": x}, mask)
     _close(total, np.asarray(x)[np.asarray(mask)].sum(axis=0))
     _close(aux, np.asarray(x) ** 2)
     with pytest.raises(ValueError, match="microbatch_size=0: want a whole number of at least 1"):
-        dpoptax.in_microbatches(sums, 0)
+        dpoptax.extend.in_microbatches(sums, 0)
 
 
 def test_microbatches_trace_the_loss_no_more_often():
@@ -213,15 +213,21 @@ def test_a_number_stands_for_an_l2_clip():
         jax.tree.map(np.testing.assert_array_equal, of(2), of(clip))
 
     both(lambda c: dpoptax.clipped_grad(lambda w, x: w @ x, c)(points, rows))
-    both(lambda c: dpoptax.clip_per_example(c).update(rows, optax.EmptyState(), jnp.zeros(2))[0])
-    both(lambda c: dpoptax.assert_clipped(rows, c))
+    both(
+        lambda c: dpoptax.extend.clip_per_example(c).update(rows, optax.EmptyState(), jnp.zeros(2))[
+            0
+        ]
+    )
+    both(lambda c: dpoptax.extend.trust_clipped(rows, c))
     tx = dpoptax.clip_and_noise(np.float32(2.0), **options)
     want = dpoptax.clip_and_noise(clip, **options)
     state = tx.init(jnp.zeros(2))
     both(lambda c: (want if c is clip else tx).update(rows, state, jnp.zeros(2))[0])
     del options["key"]
-    assert dpoptax.release_stddev(2, **options) == dpoptax.release_stddev(clip, **options)
-    assert dpoptax.fixed_point_grid(2, **options) == dpoptax.fixed_point_grid(clip, **options)
+    assert dpoptax.extend.noise_stddev(2, **options) == dpoptax.extend.noise_stddev(clip, **options)
+    assert dpoptax.extend.fixed_point_grid(2, **options) == dpoptax.extend.fixed_point_grid(
+        clip, **options
+    )
 
 
 def test_bad_arguments():

@@ -97,7 +97,7 @@ def test_submodules_are_imported_when_their_names_are_first_used():
             module = getattr(dpoptax, name)
             assert module is sys.modules[f"dpoptax.{{name}}"] is getattr(dpoptax, name)
         from dpoptax import {", ".join(SUBMODULES)}
-        assert spectrum is dpoptax.spectrum
+        assert spectrum is dpoptax.filters.spectrum
     """
     done = run(program)
     assert done.returncode == 0, done.stderr
@@ -107,7 +107,7 @@ def test_submodules_are_imported_when_their_names_are_first_used():
     ("program", "most"),
     [
         # Numbers of modules on top of the package's own, some more than there are.
-        ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.spectrum", 20),
+        ("import dpoptax.sampling, dpoptax.users, dpoptax.matrix, dpoptax.filters.spectrum", 20),
         ("from dpoptax.cli.main import main; main(['--help'])", 60),
         ("from dpoptax.cli.main import main; main(['train', '--help'])", 60),
     ],
@@ -152,7 +152,7 @@ def test_an_extra_that_is_missing_is_named():
     uses = {
         "import dpoptax.auditing": "auditing needs jax_privacy",
         "dpoptax.matrix.optimal_banded_toeplitz(10, bands=2)": "pip install 'dpoptax[matrix]'",
-        "dpoptax.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
+        "dpoptax.filters.spectrum.plot(None, 'x.png')": "plot needs matplotlib",
         "from dpoptax.cli.main import main; main(['plan', 'x.py'])": "the command line needs tyro",
     }
     program = """

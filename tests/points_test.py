@@ -20,7 +20,7 @@ def test_without_tracking_the_point_is_params():
 def test_points_are_mixtures_of_the_iterates_whatever_the_optimizer_does():
     rows = [(1.5, -0.25, -0.25), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
     tx = optax.chain(
-        dpoptax.track_iterates(rows, weights=[2.0, -1.5, 0.5]),
+        dpoptax.extend.track_iterates(rows, weights=[2.0, -1.5, 0.5]),
         optax.adamw(optax.linear_schedule(0.5, 0.1, 5), weight_decay=0.1),
     )
     params = jnp.array([1.0, -2.0])
@@ -38,7 +38,7 @@ def test_points_are_mixtures_of_the_iterates_whatever_the_optimizer_does():
 
 
 def test_scheduled_weights_and_tangent():
-    tx = dpoptax.track_iterates(
+    tx = dpoptax.extend.track_iterates(
         [(1.0, 0.0)],
         weights=lambda t: [1.0 + t],
         tangent_row=(1.0, -1.0),
@@ -57,7 +57,7 @@ def test_scheduled_weights_and_tangent():
 
 def test_masked_parameters_stay_where_they_are():
     tx = optax.masked(
-        dpoptax.track_iterates([(2.0, -1.0)], [1.0]), {"train": True, "frozen": False}
+        dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]), {"train": True, "frozen": False}
     )
     params = {"train": jnp.ones(2), "frozen": {"a": jnp.ones(3)}}
     state = tx.init(params)
@@ -69,7 +69,7 @@ def test_masked_parameters_stay_where_they_are():
 
 @pytest.mark.parametrize("other", [{"params": jnp.ones(2)}, jnp.ones(3)])
 def test_a_state_of_other_parameters_says_so(other):
-    state = dpoptax.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
+    state = dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
     with pytest.raises((TypeError, ValueError)) as caught:
         dpoptax.gradient_points(state, other)
     assert "earlier parameters of other shapes" in " ".join(caught.value.__notes__)
@@ -77,7 +77,8 @@ def test_a_state_of_other_parameters_says_so(other):
 
 def test_two_trackers_are_refused_by_name():
     tx = optax.chain(
-        dpoptax.track_iterates([(1.0,)], [1.0]), dpoptax.track_iterates([(1.0,)], [1.0])
+        dpoptax.extend.track_iterates([(1.0,)], [1.0]),
+        dpoptax.extend.track_iterates([(1.0,)], [1.0]),
     )
     params = jnp.ones(2)
     with pytest.raises(ValueError, match=r"opt_state\[0\], opt_state\[1\]"):
@@ -95,7 +96,7 @@ def test_two_trackers_are_refused_by_name():
 )
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        dpoptax.track_iterates(**kwargs)
+        dpoptax.extend.track_iterates(**kwargs)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_bad_arguments(kwargs, message):
     [
         dpoptax.disk(kappa=0.7, gamma=0.5),
         dpoptax.pmlf(2, 0.1, [1.0]),
-        dpoptax.track_iterates([(1.0, 0.0)], [1.0]),
+        dpoptax.extend.track_iterates([(1.0, 0.0)], [1.0]),
     ],
     ids=["disk", "pmlf", "track_iterates"],
 )

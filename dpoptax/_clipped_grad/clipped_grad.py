@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
-from dpoptax._bookkeeping.reading import check_parameters
-from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clip.block_sums import Whole
+from dpoptax._clip.clip import Clip, as_clip
+from dpoptax._clip.clip_per_example import batch_axis, check_mask
+from dpoptax._clip.clipped_sum import ClippedSum, as_made, sealed
+from dpoptax._clip.grid import check_capacity
 from dpoptax._clipped_grad.microbatches import check_microbatch_size, in_microbatches
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax._clipped_grad.sharding import (
     Sums,
     check_one_device,
@@ -21,15 +24,12 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._clips.base import Clip, as_clip
-from dpoptax._clips.clipped_sum import ClippedSum, as_made, sealed
-from dpoptax._clips.grid import check_capacity
-from dpoptax._clips.per_example import batch_axis, check_mask
-from dpoptax._clips.sums import Whole
-from dpoptax._keys import check_key
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
+from dpoptax._ghost_clipping.trace.read_program import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree, kind_of
+from dpoptax._random.check_key import check_key
+from dpoptax._tree import PyTree, kind_of
 
 
 def clipped_grad(
@@ -81,9 +81,10 @@ def clipped_grad(
         contracts them: "float32", as they are, at the platform's full precision; or "bfloat16",
         which halves their memory and takes one pass on matrix units where float32 takes three to
         six. It rounds gradients and leaves the bound as it is.
-      grid: g, from `dpoptax.fixed_point_grid`: each clipped gradient is rounded to whole multiples
-        of g, and these are summed as integers, exactly. For `gaussian_noise(fixed_point=True)`,
-        and a bound without room for rounding. It needs per-example gradients.
+      grid: g, from `dpoptax.extend.fixed_point_grid`: each clipped gradient is rounded to whole
+        multiples of g, and these are summed as integers, exactly. For
+        `gaussian_noise(fixed_point=True)`, and a bound without room for rounding. It needs
+        per-example gradients.
       mesh: the devices that share the batch; `None` for one device. Every device clips and sums the
         gradients of its own examples, and the sums are added over the devices once. Noise comes
         after that, so that its standard deviation does not depend on the number of devices. The
@@ -245,7 +246,9 @@ def _check_options(method: str, precision: str, grid: float | None) -> None:
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision={precision!r}: want 'float32' or 'bfloat16'")
     if grid is not None and not (grid > 0.0 and math.frexp(grid)[0] == 0.5):
-        raise ValueError(f"grid={grid}: want a power of two, as from dpoptax.fixed_point_grid")
+        raise ValueError(
+            f"grid={grid}: want a power of two, as from dpoptax.extend.fixed_point_grid"
+        )
 
 
 def _check_ids(ids: ArrayLike | None, key: jax.Array | None, batch_size: int) -> jax.Array | None:
