@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dpoptax import filters as filters
 from dpoptax._clip.accumulate import accumulate as accumulate
 from dpoptax._clip.clip import Clip as Clip
 from dpoptax._clip.clip import l2_clip as l2_clip
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from dpoptax import auditing as auditing
     from dpoptax import contrib as contrib
     from dpoptax import extend as extend
-    from dpoptax import filters as filters
     from dpoptax import matrix as matrix
     from dpoptax import sampling as sampling
     from dpoptax import tables as tables
@@ -58,7 +58,6 @@ _LAZY = (
     "auditing",
     "contrib",
     "extend",
-    "filters",
     "matrix",
     "sampling",
     "tables",
@@ -77,4 +76,5 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    private = {"ModuleType", "TYPE_CHECKING", "importlib"}
+    return sorted({*globals(), *_LAZY} - private)

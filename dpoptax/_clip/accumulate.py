@@ -73,6 +73,12 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
             )
         if any(part is other for other in parts[:i]):
             raise ValueError(f"sums[{i}] is given twice: want disjoint parts of one batch")
+    origins = {part.origin for part in parts}
+    if len(origins - {None}) > 1:
+        raise ValueError(
+            "the sums were taken at points of different methods: take the gradients of all parts of "
+            "a batch at the same points"
+        )
     structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
     if len(structures) > 1:
         raise ValueError(f"the sums have different structures: {structures}")
@@ -106,6 +112,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     total = materialize(jax.tree.map(add, *(part.sum for part in parts)))
     seal = checksum(total, first.clip, public_part(first), first.grid, examples)
     seal = jnp.where(sound, seal, ~seal)
-    # Not `as_made`: whether the parts were sound is in the seal alone.
     unmasked = any(part.unmasked for part in parts)
-    return dataclasses.replace(first, sum=total, seal=seal, examples=examples, unmasked=unmasked)
+    origin = first.origin if len(origins) == 1 else None
+    return dataclasses.replace(
+        first, sum=total, seal=seal, examples=examples, unmasked=unmasked, origin=origin
+    )

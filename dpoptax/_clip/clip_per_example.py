@@ -10,8 +10,9 @@ from jax.typing import ArrayLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.clip import Clip, as_clip
-from dpoptax._clip.clipped_sum import ClippedSum, as_made, check_real, sealed
+from dpoptax._clip.clipped_sum import ClippedSum, check_real, sealed
 from dpoptax._marks import EXAMPLES, mark
+from dpoptax._points import Origin
 from dpoptax._tree import PyTree, no_params
 from dpoptax._xla import materialize
 
@@ -81,7 +82,8 @@ def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArg
         examples = batch_axis(updates)
         each, which = mark((updates, check_mask(mask, examples)), EXAMPLES)
         clipped = sealed(sum_clipped(clip, each, which), clip, examples=examples)
-        return as_made(dataclasses.replace(clipped, unmasked=mask is None)), state
+        clipped = dataclasses.replace(clipped, unmasked=mask is None, origin=Origin())
+        return clipped, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

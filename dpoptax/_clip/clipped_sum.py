@@ -1,7 +1,6 @@
 """The clipped sum on its way from the clip to the noise, under a seal that any change breaks."""
 
 import dataclasses
-import operator
 from typing import NoReturn
 
 import jax
@@ -11,10 +10,10 @@ from dpoptax._clip.checksum import checksum
 from dpoptax._clip.clip import Clip, as_clip, check_clip
 from dpoptax._linear_map import LinearMap
 from dpoptax._marks import CLIPPED, VOUCHED, mark
+from dpoptax._points import Origin
 from dpoptax._tree import PyTree, is_masked, kind_of, nnx_kinds
 from dpoptax._xla import materialize
 
-_ARRAYS = "_arrays"
 _REMEDY = (
     "give what dpoptax.clipped_grad returns straight to the noise stage and put all other "
     "transforms behind it; dpoptax.accumulate adds the sums of disjoint parts of one batch"
@@ -43,6 +42,7 @@ class ClippedSum:
         Static.
       unmasked: whether each row of the batch was taken for an example, as no mask was given, which
         the noise stage refuses where their number is not the expected batch size. Static.
+      origin: how the points of the gradients were made; `None` where it is not known. Static.
     """
 
     sum: PyTree
@@ -53,6 +53,7 @@ class ClippedSum:
     linear_map: LinearMap | None = None
     examples: int | None = dataclasses.field(default=None, metadata={"static": True})
     unmasked: bool = dataclasses.field(default=False, metadata={"static": True})
+    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
     def decode(self, mean: PyTree) -> PyTree:
         """The gradient, shaped like the parameters, that a mean of such summands stands for."""
@@ -130,7 +131,7 @@ def sealed(
     # What is sealed is what is kept: no compiler computes the sum a second time for the checksum.
     total = mark(materialize(total), CLIPPED)
     seal = checksum(total, clip, (reference, linear_map), grid, examples)
-    return as_made(ClippedSum(total, clip, reference, seal, grid, linear_map, examples))
+    return ClippedSum(total, clip, reference, seal, grid, linear_map, examples)
 
 
 def check_clipped_sum(updates: object) -> ClippedSum:
@@ -191,38 +192,11 @@ def check_released(name: str, updates: PyTree) -> None:
         raise TypeError(f"{name} got a ClippedSum, which is private: put it behind the noise stage")
 
 
-def as_made(clipped: ClippedSum) -> ClippedSum:
-    """Notes on the object which arrays its sum and reference are, for `is_intact`.
-
-    Only for who made the sum. The note is no part of the pytree: whatever goes through a transform
-    comes out as another object, without it.
-    """
-    leaves, rest = _contents(clipped)
-    if all(isinstance(leaf, jax.Array) for leaf in leaves):  # NumPy's can be written to
-        object.__setattr__(clipped, _ARRAYS, (leaves, rest))
-    return clipped
-
-
 def is_intact(clipped: ClippedSum) -> jax.Array:
-    """Whether sum, geometry and reference are what was sealed, a boolean scalar.
-
-    Arrays cannot be changed, traced or not. Where the very objects that were noted when the sum was
-    made arrive, all is what it was, and no checksum is computed, not even in the compiled program
-    for the seal. Whatever else arrives is compared by its bits.
-    """
-    leaves, rest = _contents(clipped)
-    noted = getattr(clipped, _ARRAYS, None)
-    if noted and rest == noted[1] and all(map(operator.is_, leaves, noted[0])):
-        return jnp.bool_(True)
+    """Returns whether sum, geometry and reference are bit for bit what was sealed, a boolean."""
     how = clipped.grid, clipped.examples
     found = checksum(clipped.sum, clipped.clip, public_part(clipped), *how)
     return jnp.equal(jnp.asarray(clipped.seal), found)
-
-
-def _contents(clipped: ClippedSum) -> tuple[list[jax.Array], tuple[object, ...]]:
-    """The arrays that are sealed, and what is sealed with them, which tells by equality."""
-    leaves, structure = jax.tree.flatten((clipped.sum, public_part(clipped)))
-    return leaves, (structure, clipped.clip, clipped.grid, clipped.examples)
 
 
 def public_part(clipped: ClippedSum) -> tuple[PyTree, LinearMap | None]:

@@ -18,6 +18,7 @@ from dpoptax._noise.ledger import (
     check_state,
     refusals,
 )
+from dpoptax._points import note_release
 from dpoptax._random.keys import fold_in, marked_as_noise
 from dpoptax._tree import PyTree
 
@@ -86,6 +87,7 @@ def release(
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    note_release(released, clipped.origin)
     return released, (mean, beside), after_release(state, refused)
 
 

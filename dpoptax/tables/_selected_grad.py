@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpoptax._clip.clip_per_example import check_mask
-from dpoptax._clip.clipped_sum import ClippedSum, as_made
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
 from dpoptax._linear_map import LinearMapState
 from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
@@ -157,7 +157,7 @@ def selected_grad(
         lookups, rest = _checked(batch)
         which = check_mask(mask, lookups.shape[0])
         clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
-        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
+        clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return SelectedGrad(clipped, small, selected)
 
     return grad_fn
