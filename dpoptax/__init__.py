@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dpoptax import filters as filters
+from dpoptax import matrix as matrix
+from dpoptax import sampling as sampling
 from dpoptax._clip.accumulate import accumulate as accumulate
 from dpoptax._clip.clip import Clip as Clip
 from dpoptax._clip.clip import l2_clip as l2_clip
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from dpoptax import auditing as auditing
     from dpoptax import contrib as contrib
     from dpoptax import extend as extend
-    from dpoptax import matrix as matrix
-    from dpoptax import sampling as sampling
     from dpoptax import tables as tables
     from dpoptax import users as users
 
@@ -58,11 +58,10 @@ _LAZY = (
     "auditing",
     "contrib",
     "extend",
-    "matrix",
-    "sampling",
     "tables",
     "users",
 )
+_SHELVES = sorted((*_LAZY, "filters", "matrix", "sampling"))
 
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
@@ -71,7 +70,7 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         raise AttributeError(
-            f"module 'dpoptax' has no attribute {name!r}; it may be in dpoptax.{', '.join(_LAZY)}"
+            f"module 'dpoptax' has no attribute {name!r}; it may be in dpoptax.{', '.join(_SHELVES)}"
         )
 
 

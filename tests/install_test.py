@@ -14,8 +14,6 @@ SUBMODULES = (
     "auditing",
     "contrib",
     "extend",
-    "matrix",
-    "sampling",
     "tables",
     "users",
 )

@@ -76,8 +76,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     origins = {part.origin for part in parts}
     if len(origins - {None}) > 1:
         raise ValueError(
-            "the sums were taken at points of different methods: take the gradients of all parts of "
-            "a batch at the same points"
+            "the sums were taken at points of different methods: take the gradients of all parts "
+            "of a batch at the same points"
         )
     structures = {jax.tree.structure((part.sum, public_part(part))) for part in parts}
     if len(structures) > 1:
