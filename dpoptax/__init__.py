@@ -61,7 +61,6 @@ _LAZY = (
     "tables",
     "users",
 )
-_SHELVES = sorted((*_LAZY, "filters", "matrix", "sampling"))
 
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
@@ -69,9 +68,9 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
     def __getattr__(name: str) -> ModuleType:
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
-        raise AttributeError(
-            f"module 'dpoptax' has no attribute {name!r}; it may be in dpoptax.{', '.join(_SHELVES)}"
-        )
+        shelves = [importlib.import_module(f"dpoptax.{shelf}") for shelf in ("contrib", "extend")]
+        places = [f". It is {shelf.__name__}.{name}" for shelf in shelves if name in vars(shelf)]
+        raise AttributeError(f"module 'dpoptax' has no attribute {name!r}{''.join(places)}")
 
 
 def __dir__() -> list[str]:

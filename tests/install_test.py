@@ -146,11 +146,14 @@ def test_the_top_level_has_at_most_thirty_names():
     assert int(done.stdout) <= 30, done.stderr
 
 
-def test_a_name_that_is_none_is_an_attribute_error():
-    where = "module 'dpoptax' has no attribute 'no_such_name'; it may be in dpoptax.accounting"
-    with pytest.raises(AttributeError, match=where):
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'$"):
         dpoptax.no_such_name  # noqa: B018
     assert not hasattr(dpoptax, "torch")
+    with pytest.raises(AttributeError, match=r"It is dpoptax\.contrib\.geodp$"):
+        dpoptax.geodp  # noqa: B018
+    with pytest.raises(AttributeError, match=r"It is dpoptax\.extend\.trust_clipped$"):
+        dpoptax.trust_clipped  # noqa: B018
 
 
 def test_an_extra_that_is_missing_is_named():
