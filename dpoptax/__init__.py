@@ -68,8 +68,11 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
     def __getattr__(name: str) -> ModuleType:
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
-        shelves = [importlib.import_module(f"dpoptax.{shelf}") for shelf in ("contrib", "extend")]
-        places = [f". It is {shelf.__name__}.{name}" for shelf in shelves if name in vars(shelf)]
+        shelves = ("contrib", "extend") if not name.startswith("_") else ()
+        modules = [importlib.import_module(f"dpoptax.{shelf}") for shelf in shelves]
+        places = [
+            f". It is {module.__name__}.{name}" for module in modules if hasattr(module, name)
+        ]
         raise AttributeError(f"module 'dpoptax' has no attribute {name!r}{''.join(places)}")
 
 

@@ -12,7 +12,7 @@ from dpoptax._information_flow.flow import Shown as Shown
 from dpoptax._linear_map import Diagonal as Diagonal
 from dpoptax._linear_map import LinearMap as LinearMap
 from dpoptax._linear_map import Sides as Sides
-from dpoptax._methods.linear_map import linear_map as linear_map
+from dpoptax._methods.gradient_map import linear_map as linear_map
 from dpoptax._methods.lp_adam import scale_by_lp_adam as scale_by_lp_adam
 from dpoptax._methods.track_reference import track_reference as track_reference
 from dpoptax._noise.adaptive import CountedGradient as CountedGradient

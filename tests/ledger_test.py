@@ -15,7 +15,7 @@ from flax import serialization
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._noise.ledger import after_releases
+from dpoptax._noise.ledger import count_releases
 
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = jnp.zeros(3)
@@ -149,7 +149,7 @@ def test_what_no_count_tells_apart_is_not_released():
     """Behind the largest int32 count and key would stay, and two releases have the same noise."""
     tx = chain()
     noise, rest = tx.init(PARAMS)
-    mean, state = after(tx, 1, (after_releases(noise, 2**31 - 2, 0), rest))
+    mean, state = after(tx, 1, (count_releases(noise, 2**31 - 2, 0), rest))
     assert np.isfinite(mean).all()
     assert dpoptax.ledgers(state)[0].releases == 2**31 - 1
     for _ in range(2):

@@ -16,7 +16,7 @@ from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
-from dpoptax._noise.ledger import with_key
+from dpoptax._noise.ledger import replace_key
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import count_rows
 from tests.oracles import adafest as oracle
@@ -694,7 +694,7 @@ def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
     begun = tx.init(table)
 
     def step(key, mask):
-        state = dataclasses.replace(begun, noise=with_key(begun.noise, key))
+        state = dataclasses.replace(begun, noise=replace_key(begun.noise, key))
         found = grad_fn(state, table, batch, mask)
         released, _ = tx.update(found.sum, state)
         values = jnp.zeros((V, D)).at[found.rows.rows].set(2 * released, mode="drop")

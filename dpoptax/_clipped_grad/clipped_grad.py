@@ -27,7 +27,7 @@ from dpoptax._clipped_grad.sharding import (
 from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
 from dpoptax._ghost_clipping.trace.read_program import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
-from dpoptax._points import GradientPoints, as_points
+from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
 from dpoptax._tree import PyTree
 
@@ -209,7 +209,7 @@ def clipped_grad(
         key: jax.Array | None = None,
         ids: ArrayLike | None = None,
     ) -> ClippedSum | tuple[ClippedSum, PyTree]:
-        points = as_points(params)
+        points = ensure_points(params)
         check_parameters(points.points[0])
         for point in points.points:
             check_same_axes(point, batch)

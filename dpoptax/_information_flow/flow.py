@@ -15,7 +15,7 @@ from dpoptax._information_flow.following import LARGE, Follower
 from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
 from dpoptax._information_flow.source_lines import in_short, where
-from dpoptax._serialization import as_data
+from dpoptax._serialization import key_to_data
 from dpoptax._tree import PyTree, nnx_kinds
 
 
@@ -184,7 +184,7 @@ def information_flow(
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
     few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE) < LARGE}
-    follower = Follower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
+    follower = Follower({var: np.asarray(key_to_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
         for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))

@@ -11,7 +11,7 @@ import optax
 
 from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._clip.grid import LARGEST
-from dpoptax._noise.fixed_point import grid_of, integers, on_grid, steps_of
+from dpoptax._noise.fixed_point import grid_of, integers, round_to_grid, steps_of
 from dpoptax._noise.ledger import Mechanism
 from dpoptax._random import tree_noise
 from dpoptax._random.discrete_gaussian import REACH
@@ -87,7 +87,7 @@ def add_correlated_noise(
         return drawn - product(taps, past)
 
     noise = jax.tree.map(correlated, white, *buffers)
-    noisy = jax.tree.map(lambda leaf, noise: on_grid(leaf, noise, step), clipped.sum, noise)
+    noisy = jax.tree.map(lambda leaf, noise: round_to_grid(leaf, noise, step), clipped.sum, noise)
     return noisy, (noise, *buffers)[: len(taps)]
 
 

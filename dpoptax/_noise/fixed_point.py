@@ -21,7 +21,7 @@ from dpoptax._xla import out_sharding
 # less of the sum is lost, and the longer is the noise's table.
 _STEPS_PER_STDDEV = 2.0**18
 # So the table has at most 2¹⁵ entries, and int32 all sums.
-_MOST_STEPS_PER_STDDEV = 2.0**22
+_MAX_STEPS_PER_STDDEV = 2.0**22
 
 
 def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> float:
@@ -108,7 +108,9 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       ValueError: as `steps_of`.
     """
     noise = integers(steps_of(stddev, step))
-    return tree_noise.each_leaf(tree, key, noise, lambda leaf, drawn: on_grid(leaf, drawn, step))
+    return tree_noise.each_leaf(
+        tree, key, noise, lambda leaf, drawn: round_to_grid(leaf, drawn, step)
+    )
 
 
 def integers(stddev: float) -> tree_noise.Noise:
@@ -135,18 +137,18 @@ def steps_of(stddev: float, step: float) -> float:
             "steps that are longer than the noise; take a smaller batch_size, or noise in floating "
             "point"
         )
-    if stddev > _MOST_STEPS_PER_STDDEV * step:
+    if stddev > _MAX_STEPS_PER_STDDEV * step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
             "at so large a noise_multiplier, the room for rounding is a multiple of the noise; "
-            f"want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
+            f"want at most {_MAX_STEPS_PER_STDDEV:.3g} steps. "
             "Take a smaller noise_multiplier, or noise in floating point"
         )
     # Float64 may have rounded the stddev down by some 2⁻⁵².
     return math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
 
 
-def on_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
+def round_to_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
     """g · (round(leaf/g) + noise), or g · (leaf + noise) of a leaf that counts g."""
     # A power of two times a number is exact, and so is everything from here to the last line; a
     # quotient, by itself, would not be on GPU.

@@ -20,7 +20,7 @@ from dpoptax._noise.ledger import (
     refusals_so_far,
 )
 from dpoptax._random.keys import Generator, generator_of
-from dpoptax._tree import PyTree, without_variables
+from dpoptax._tree import PyTree, strip_variables
 
 _REASONS = {
     CHANGED_SUM: "the clipped sum was changed on its way to the noise stage (scaled, added to "
@@ -94,7 +94,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
 
 def _states_in(opt_state: PyTree) -> list[LedgerState]:
     """The states of noise stages; arrays for the variables that `nnx.Optimizer` makes of them."""
-    leaves = jax.tree.leaves(without_variables(opt_state), is_leaf=is_ledger)
+    leaves = jax.tree.leaves(strip_variables(opt_state), is_leaf=is_ledger)
     return [leaf for leaf in leaves if is_ledger(leaf)]
 
 

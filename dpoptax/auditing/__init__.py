@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from dpoptax import accounting
-from dpoptax._noise.ledger import after_releases, is_ledger
+from dpoptax._noise.ledger import count_releases, is_ledger
 from dpoptax._noise.read_ledger import ledgers
 from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
 from dpoptax._pricing.trade_off_functions import approximate_trade_off as approximate_trade_off
@@ -272,6 +272,6 @@ def _after(game, releases):
     seen = iter(np.asarray(releases).tolist())
 
     def spent(leaf):
-        return after_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
+        return count_releases(leaf, *next(seen)) if is_ledger(leaf) else leaf
 
     return jax.tree.map(spent, game.transform.init(game.params), is_leaf=is_ledger)

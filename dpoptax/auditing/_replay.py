@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._noise.ledger import imprint_of, is_ledger, with_key
+from dpoptax._noise.ledger import imprint_of, is_ledger, replace_key
 from dpoptax._points import gradient_points
 from dpoptax._random.keys import fold_in
 from dpoptax.auditing._game import leaf_projections
@@ -67,7 +67,7 @@ def _with_fresh_keys(opt_state, key):
 
     def fresh(leaf):
         if is_ledger(leaf):
-            return with_key(leaf, folded(leaf.key))
+            return replace_key(leaf, folded(leaf.key))
         return folded(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
     return jax.tree.map(fresh, opt_state, is_leaf=is_ledger)

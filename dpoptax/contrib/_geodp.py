@@ -17,7 +17,7 @@ from dpoptax._noise.release import release
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
 from dpoptax._tree import PyTree, widen
-from dpoptax.contrib._hyperspherical import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
