@@ -110,6 +110,11 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
                 f"{layout.shards} devices of axis {'+'.join(layout.axes)}: pad it with masked "
                 f"examples, such as a sampler with multiple_of={layout.shards} does"
             )
+        # Weights that are Python numbers stay out of the operands of `shard_map`, which would make
+        # float32 arrays of them and so widen every cotangent of a computation in bfloat16.
+        fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
+        if fixed is not None:
+            points = dataclasses.replace(points, weights=())
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
@@ -132,6 +137,8 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
+            if fixed is not None:
+                points = dataclasses.replace(points, weights=fixed)
             total, aux = sums(points, batch, mask, key)
             own = specs if scatter else jax.tree.broadcast(P(), total)
             return jax.tree.map(over_devices, total, own), aux
