@@ -6,6 +6,7 @@ shows a whole loop.
 """
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from dpoptax import tables as tables
     from dpoptax import users as users
 
-__version__ = "0.1.0"
+__version__ = importlib.metadata.version("dpoptax")
 
 # Each is imported when its name is first used: some need dp_accounting or SciPy, which take
 # longer to import than the rest of the package.
