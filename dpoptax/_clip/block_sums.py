@@ -16,29 +16,29 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpoptax._clip.bounds import UNIT, gamma, ldexp
+from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma, ldexp
 from dpoptax._tree import float32_at_least
 
-BLOCK = 32
+BLOCK_LENGTH = 32
 """The most examples of one term each that are summed in one piece."""
 
-MOST = 2.0**-7
+ROUNDING_LIMIT = 2.0**-7
 """What one example may change in the rounding of a part of a sum, relative to C.
 
 Blocks are as short as that takes, and sums that could not keep it are taken in whole numbers.
 """
 
-FEW = 8
+FLOAT_TOTALS = 8
 """So many totals, of microbatches or devices, are added in floating point."""
 
 # Terms that a block has at least, and numbers that the results of blocks that are shorter than they
 # may be have at most: so many stay in a cache.
-_LEAST_TERMS = 128
-_ENTRIES_IN_CACHE = 2**16
+_MINIMUM_TERMS = 128
+_CACHED_ENTRIES = 2**16
 # A sum is rounded once with an example and once without, relative to what rounding made of it.
-_TWICE = 2.02 * UNIT
+_TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
 # The sums above its block that an example is in have so many times B examples, all together.
-_ABOVE = 3
+_PAIR_SUMS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Rounding:
       in_blocks: what it changes in its block.
       joined: in the sums above blocks, and in what is added one after the other.
       own: in what is rounded of its own summand, and of the entries that it adds to.
-      by_terms: whether what is joined are terms, f S ≤ M C, and not whole summands, f n ≤ C.
+      termwise: whether what is joined are terms, f S ≤ M C, and not whole summands, f n ≤ C.
     """
 
     length: int = 0
-    in_blocks: float = 0.0
+    blocks: float = 0.0
     joined: float = 0.0
     own: float = 0.0
-    by_terms: bool = False
+    termwise: bool = False
 
 
-def together(roundings: Iterable[Rounding]) -> float:
+def combine_roundings(roundings: Iterable[Rounding]) -> float:
     """τ of sums that share no coordinate, such as those of parameters.
 
     Of blocks of one length, what is lost in all is at most γ Σ_i f_i S_i, with S_i that of the
@@ -72,13 +72,13 @@ def together(roundings: Iterable[Rounding]) -> float:
     joined = {False: 0.0, True: 0.0}
     own = 0.0
     for each in roundings:
-        by_length[each.length] = max(each.in_blocks, by_length.get(each.length, 0.0))
-        joined[each.by_terms] = max(each.joined, joined[each.by_terms])
+        by_length[each.length] = max(each.blocks, by_length.get(each.length, 0.0))
+        joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
     return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
 
 
-class Whole(NamedTuple):
+class WholeBatch(NamedTuple):
     """The batch that a sum is a part of.
 
     Attributes:
@@ -90,7 +90,7 @@ class Whole(NamedTuple):
     devices: int = 1
 
 
-def of_layouts(whole: Whole) -> float:
+def layout_rounding(whole: WholeBatch) -> float:
     """τ of adding up the totals of microbatches and devices: the same for up to FEW of each.
 
     So many are added in any order: the sums that an example is in have at most (FEW + 1)/2 · B
@@ -98,28 +98,31 @@ def of_layouts(whole: Whole) -> float:
     too, as long as that changes little, and then in whole numbers, which rounds once; so do more
     microbatches, with what rounding takes off carried along (`add_to`).
     """
-    devices = FEW if in_whole_numbers(whole) else max(FEW, whole.devices)
-    return _over_devices(devices, whole.examples) * (1.0 + 1.0 / FEW)
+    devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
+    return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
 
 
-def tau(whole: Whole, roundings: Iterable[Rounding] = ()) -> float:
+def tau(whole: WholeBatch, roundings: Iterable[Rounding] = ()) -> float:
     """τ of the clipped sum of a batch: of formed gradients, of such sums beside, and of layouts."""
-    formed = rounding_in_blocks(whole.examples, BLOCK)
-    return together([*roundings, formed]) + of_layouts(whole)
+    formed = block_rounding(whole.examples, BLOCK_LENGTH)
+    return combine_roundings([*roundings, formed]) + layout_rounding(whole)
 
 
-def in_whole_numbers(whole: Whole) -> bool:
+def uses_integer_totals(whole: WholeBatch) -> bool:
     """Whether the totals of devices are added as integers."""
-    return whole.devices > FEW and _over_devices(whole.devices, whole.examples) > 2.0 * MOST
+    return (
+        whole.devices > FLOAT_TOTALS
+        and _device_rounding(whole.devices, whole.examples) > 2.0 * ROUNDING_LIMIT
+    )
 
 
-def _over_devices(devices: int, examples: int) -> float:
-    return _TWICE * (devices + 1) / 2 * examples
+def _device_rounding(devices: int, examples: int) -> float:
+    return _TWO_ROUNDINGS * (devices + 1) / 2 * examples
 
 
-def of_parts(parts: int, examples: int) -> float:
+def parts_rounding(parts: int, examples: int) -> float:
     """τ of adding up as many totals, of so many examples together, one after the other."""
-    return _TWICE * (parts - 1) * examples
+    return _TWO_ROUNDINGS * (parts - 1) * examples
 
 
 def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
@@ -131,12 +134,12 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: of the sum.
       ratio: M, at which f S ≤ M C.
     """
-    most = math.isqrt(int(MOST / (2.0 * UNIT * terms * ratio)))
-    least = max(-(-_LEAST_TERMS // terms), -(-examples * entries // _ENTRIES_IN_CACHE))
+    most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
+    least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
 
 
-def rounding_in_blocks(
+def block_rounding(
     examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, whole: float = 1.0
 ) -> Rounding:
     """What one example changes in a sum by `in_blocks`, or in several with parts of its terms.
@@ -149,12 +152,12 @@ def rounding_in_blocks(
       whole: what an example's summand is at most, relative to C.
     """
     length = min(block, examples)
-    above = _TWICE * _ABOVE * examples * whole if examples > block else 0.0
+    above = _TWO_ROUNDINGS * _PAIR_SUMS * examples * whole if examples > block else 0.0
     return Rounding(length, 2.0 * gamma(length * terms) * length * ratio, above)
 
 
-def in_blocks(
-    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK
+def sum_in_blocks(
+    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK_LENGTH
 ) -> jax.Array:
     """Sums over the leading axis by `block_sum` of parts of it, and the results in pairs.
 
@@ -175,10 +178,10 @@ def in_blocks(
             x = jnp.pad(x, [(0, -size % length)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, length, *x.shape[1:])
 
-    return _in_pairs(jax.vmap(block_sum)(*map(cut, terms)))
+    return _sum_in_pairs(jax.vmap(block_sum)(*map(cut, terms)))
 
 
-def _in_pairs(x: jax.Array) -> jax.Array:
+def _sum_in_pairs(x: jax.Array) -> jax.Array:
     while x.shape[0] > 1:
         half = x.shape[0] // 2
         sums = x[:half] + x[half : 2 * half]
@@ -187,7 +190,9 @@ def _in_pairs(x: jax.Array) -> jax.Array:
     return x[0]
 
 
-def weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK) -> jax.Array:
+def sum_weighted_examples(
+    weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH
+) -> jax.Array:
     """Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
 
     What one example changes in its rounding is `rounding_in_blocks(B, block)`.
@@ -196,11 +201,11 @@ def weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK) -> ja
     def block_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
         return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
 
-    return in_blocks(block_sum, weights, values, block=block)
+    return sum_in_blocks(block_sum, weights, values, block=block)
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class IntegerSteps:
     """Numbers as whole multiples of two powers of two, whose sums are exact in any order.
 
     A number is rounded to whole steps g = 2^-exponent, and what that takes off it to fine ones of
@@ -215,7 +220,7 @@ class Steps:
     exponent: int
     finer: int
 
-    def of(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Whole and fine steps of values in float32 or float64."""
         kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
         # Fused with a product, the difference below would include the rounding of `values`, and
@@ -224,7 +229,7 @@ class Steps:
         whole = jnp.round(scaled)
         return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
 
-    def numbers(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
+    def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
         """The sums of both as numbers, rounded once."""
         kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
         whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
@@ -233,7 +238,7 @@ class Steps:
         return (high.astype(kind) + low) * 2.0**-self.exponent
 
 
-def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
+def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
     """Steps for `count` numbers at each entry, that and whose totals are at most `largest`.
 
     Raises:
@@ -245,17 +250,15 @@ def steps(largest: float, count: int, *, bits: int = 30) -> Steps:
             f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
             "scale the loss, and the bound with it"
         )
-    return Steps(exponent, _finer(count, bits))
+    return IntegerSteps(exponent, _fine_bits(count, bits))
 
 
-def _finer(count: int, bits: int = 30) -> int:
+def _fine_bits(count: int, bits: int = 30) -> int:
     """Bits of the fine steps, such that so many of at most half a whole step fit."""
     return max(0, bits - math.ceil(math.log2(count or 1)))
 
 
-def rounding_in_steps(
-    count: int, rows: int, columns: int, largest: float, examples: float
-) -> Rounding:
+def step_rounding(count: int, rows: int, columns: int, largest: float, examples: float) -> Rounding:
     """What one example changes in a sum by `steps`, each relative to C.
 
     Half a fine step for each number that it adds, and what rounds where the sums of the entries
@@ -272,13 +275,13 @@ def rounding_in_steps(
     """
     # Steps are at most twice what they need to be.
     whole = 2.0**-29 * largest
-    fine = whole * 2.0 ** -_finer(count)
+    fine = whole * 2.0 ** -_fine_bits(count)
     added = 0.5 * fine * rows * math.sqrt(columns)
-    low = _TWICE * 2**12 * whole * math.sqrt(rows * columns)
-    return Rounding(joined=_TWICE * examples, own=1.5 * (added + low))
+    low = _TWO_ROUNDINGS * 2**12 * whole * math.sqrt(rows * columns)
+    return Rounding(joined=_TWO_ROUNDINGS * examples, own=1.5 * (added + low))
 
 
-def of_lookups(
+def sum_lookups(
     lookups: Sequence[tuple[jax.Array, jax.Array]],
     size: int,
     *,
@@ -308,39 +311,39 @@ def of_lookups(
     wide = float32_at_least(*(values for _, values in lookups))
     table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
     count = terms * examples
-    if _by_scatter(terms, examples, ratio) is not None:
+    if _scatter_rounding(terms, examples, ratio) is not None:
         for rows, values in lookups:
             table = table.at[rows].add(values.astype(wide))
         return table
     bits = 62 if wide == jnp.float64 else 30
-    exact = steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
     coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
-        parts = exact.of(values.astype(wide))
+        parts = exact.split(values.astype(wide))
         coarse, fine = coarse.at[rows].add(parts[0]), fine.at[rows].add(parts[1])
-    return exact.numbers(coarse, fine)
+    return exact.join(coarse, fine)
 
 
-def rounding_of_lookups(
+def lookup_rounding(
     columns: int, *, terms: int, examples: int, ratio: float, whole: float
 ) -> Rounding:
     """What one example changes in a sum by `of_lookups`, of rows of so many entries."""
-    rounding = _by_scatter(terms, examples, ratio)
+    rounding = _scatter_rounding(terms, examples, ratio)
     if rounding is None:
         largest = max(examples * whole, ratio)
-        rounding = rounding_in_steps(terms * examples, terms, columns, largest, examples * whole)
+        rounding = step_rounding(terms * examples, terms, columns, largest, examples * whole)
     return rounding
 
 
-def _by_scatter(terms: int, examples: int, ratio: float) -> Rounding | None:
+def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
     """What one example changes where one lookup is added after the other; `None` for too much."""
-    if terms * examples * UNIT >= 0.5:
+    if terms * examples * UNIT_ROUNDOFF >= 0.5:
         return None
-    change = rounding_in_blocks(examples, examples, terms=terms, ratio=ratio).in_blocks
-    return Rounding(joined=change, by_terms=True) if change <= MOST else None
+    change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
+    return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
 
 
-def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum of two arrays of floats, and what its rounding took off, exactly.
 
     Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2, theorem B.
@@ -350,11 +353,13 @@ def add(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     return found, (total - (found - other)) + (value - other)
 
 
-def add_to(total: jax.Array, lost: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+def compensated_add(
+    total: jax.Array, lost: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """A total with a value more, and what rounding took off it and the totals before.
 
     What was taken off goes back where it counts, and so stays below the total's last place: left to
     add up, that of K values would be rounded by K² of its own roundings.
     """
-    total, off = add(total, value)
-    return add(total, lost + off)
+    total, off = two_sum(total, value)
+    return two_sum(total, lost + off)

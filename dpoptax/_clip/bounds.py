@@ -41,36 +41,36 @@ from dpoptax._xla import materialize
 # M for many terms. Training does not reach it: docs/bound.md has what was measured.
 _LARGEST_RATIO = 2.0**5
 # The roundoff of float32.
-UNIT = 2.0**-24
+UNIT_ROUNDOFF = 2.0**-24
 # Of factors and gradients that were divided by their largest entry, squares lose at most so much of
 # a norm, for each entry: half the exponents of the smallest normal number, with room for sums.
-_LOST = 2.0**-58
+_UNDERFLOW_LOSS = 2.0**-58
 # Roundings that a quotient or a root counts for: a GPU's are off by two units in the last place.
-ROOT = 4
+ROOT_ROUNDINGS = 4
 # Twice the roundings of the roots and quotients, and of all else, in a norm over S/M, a geometry's
 # factor, and the coefficient made of them.
-_FEW = 2 * (5 * ROOT + 7)
+_COEFFICIENT_ROUNDINGS = 2 * (5 * ROOT_ROUNDINGS + 7)
 # Gradients outside these powers of two are taken for ones at the edge: as short beside any bound
 # as they are anyway, or as long.
-_EXPONENTS = (-126, 60)
+_EXPONENT_RANGE = (-126, 60)
 # Sums below 2^-126 may be flushed to zero: beside γ of such a bound that is nothing. The steps of a
 # grid are longer, as int32 holds 2³⁰ of a bound.
-_LEAST_BOUND = 2.0**-80
+_MINIMUM_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
-_NOTHING = -(2**20)
+_ZERO_EXPONENT = -(2**20)
 # Divided by 2 to this power, every number is zero (`over_power`).
-ERASED = 2**20
-_BLOCK = 128
+ERASING_EXPONENT = 2**20
+_SQUARES_BLOCK = 128
 
 
 def gamma(operations: float) -> float:
     """γ_k = k u/(1 − k u): the relative error of k operations in a row, at most."""
-    if operations * UNIT >= 0.5:
+    if operations * UNIT_ROUNDOFF >= 0.5:
         raise ValueError(
-            f"a sum of {operations:g} terms with roundoff {UNIT:g} has no useful error bound: take "
+            f"a sum of {operations:g} terms with roundoff {UNIT_ROUNDOFF:g} has no useful error bound: take "
             "a smaller microbatch, shorter sequences, or method='vmap'"
         )
-    return operations * UNIT / (1.0 - operations * UNIT)
+    return operations * UNIT_ROUNDOFF / (1.0 - operations * UNIT_ROUNDOFF)
 
 
 def largest_ratio(terms: int) -> float:
@@ -91,7 +91,7 @@ def check_rounding(rounding: float) -> None:
         )
 
 
-class Size(NamedTuple):
+class GradientSize(NamedTuple):
     """How large a piece of gradients is, (B,) each, over the powers of two of its scales.
 
     Attributes:
@@ -116,7 +116,7 @@ class Scales(NamedTuple):
     finite: jax.Array
 
 
-def scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
+def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     """Returns what each side is divided by, and the scales, from the largest entries (sides, B).
 
     The first are exponents of 2, (pieces, sides, B): 0 for a side that is zero or subnormal, and
@@ -127,22 +127,24 @@ def scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     """
     together = jnp.stack(tops)
     if not isinstance(together, jax.core.Tracer):  # each operation by itself: nothing is fused
-        return _scales(together)
-    return lax.platform_dependent(together, cpu=lambda x: lax.map(_scale, x), default=_scales)
+        return _make_all_scales(together)
+    return lax.platform_dependent(
+        together, cpu=lambda x: lax.map(_make_piece_scales, x), default=_make_all_scales
+    )
 
 
-def _scale(tops: jax.Array) -> tuple[jax.Array, Scales]:
+def _make_piece_scales(tops: jax.Array) -> tuple[jax.Array, Scales]:
     finite = jnp.isfinite(tops)
-    found = exponent(jnp.where(finite, tops, 0.0))
+    found = binary_exponent(jnp.where(finite, tops, 0.0))
     total = jnp.sum(found, axis=0, dtype=jnp.int32)
-    divisor = jnp.where(found == _NOTHING, 0, found)
-    return jnp.where(finite, divisor, ERASED), Scales(total, finite)
+    divisor = jnp.where(found == _ZERO_EXPONENT, 0, found)
+    return jnp.where(finite, divisor, ERASING_EXPONENT), Scales(total, finite)
 
 
-_scales = jax.vmap(_scale)
+_make_all_scales = jax.vmap(_make_piece_scales)
 
 
-def top(x: jax.Array) -> jax.Array:
+def largest_entry(x: jax.Array) -> jax.Array:
     """max |x| of each example, (B,) in float32; infinite where an entry is not finite."""
     # Not left to the maximum: of some shapes XLA's on CPU loses NaN.
     magnitude = jnp.abs(x)
@@ -150,20 +152,20 @@ def top(x: jax.Array) -> jax.Array:
     return jnp.max(largest, axis=tuple(range(1, x.ndim)), initial=0.0).astype(jnp.float32)
 
 
-def exponent(top: jax.Array) -> jax.Array:
+def binary_exponent(top: jax.Array) -> jax.Array:
     """⌊log₂ top⌋ for positive normal numbers, in int32; `_NOTHING` for what is smaller."""
     bits = lax.bitcast_convert_type(top, jnp.int32)
     found = (bits >> 23) - 127
-    return jnp.where(found >= -126, found, _NOTHING)
+    return jnp.where(found >= -126, found, _ZERO_EXPONENT)
 
 
-def power(exponent: jax.Array) -> jax.Array:
+def power_of_two(exponent: jax.Array) -> jax.Array:
     """2^exponent in float32, exactly; 0 below the normal range, and 2^127 above it."""
     bits = (jnp.clip(exponent, -127, 127) + 127) << 23
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
 
 
-class _Shifted(NamedTuple):
+class _ShiftedNumbers(NamedTuple):
     """Numbers whose exponent bits had an integer added, and where that is a product with 2^n.
 
     Attributes:
@@ -177,7 +179,7 @@ class _Shifted(NamedTuple):
     above: jax.Array
 
 
-def _shifted(x: jax.Array, exponent: jax.Array) -> _Shifted:
+def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     """Adds `exponent`, which broadcasts to `x`, to the exponent bits of float32 or float64.
 
     A product with 2^n would be exact too, but XLA's algebraic simplifier may move n elsewhere: of
@@ -196,7 +198,7 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> _Shifted:
     biased = bits & infinity
     value = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
     inside = (biased >= least) & (biased <= largest)
-    return _Shifted(value, inside, (biased > largest) & (biased < infinity))
+    return _ShiftedNumbers(value, inside, (biased > largest) & (biased < infinity))
 
 
 @jax.custom_jvp
@@ -210,35 +212,35 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
+def divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """x / 2^exponent for each example, (B, …) and (B,), in float32 at least or bfloat16.
 
     The result is finite whatever `x` is: zero by a select where x or the quotient is not a normal
     number. So no product with it can be anything but finite, and none with a weight of zero
     anything but zero.
     """
-    return _over_power(x, exponent)
+    return _divide_by_power(x, exponent)
 
 
 @jax.jit  # traced once for each shape
 def _ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     x = widen(x)
-    found = _shifted(x, exponent)
+    found = _shift_exponent(x, exponent)
     beyond = jnp.where(found.above, jnp.where(x < 0, -jnp.inf, jnp.inf), 0.0).astype(x.dtype)
     return jnp.where(jnp.isfinite(x), jnp.where(found.inside, found.value, beyond), x)
 
 
 @jax.jit
-def _over_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
+def _divide_by_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
     with jax.named_scope("over_power"):  # tests/hlo_test.py looks for it in compiled programs
         wide = widen(x)  # exact, there and back
-        found = _shifted(wide, -by_example(exponent, x))
+        found = _shift_exponent(wide, -broadcast_examples(exponent, x))
         quotient = jnp.where(found.inside, found.value, 0.0)
         # Not float16, which has no room for exponents.
         return quotient.astype(jnp.bfloat16) if x.dtype == jnp.bfloat16 else quotient
 
 
-def by_example(values: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_examples(values: jax.Array, x: jax.Array) -> jax.Array:
     """Returns values (B,) in a shape that broadcasts to x, (B, …)."""
     return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
@@ -249,27 +251,27 @@ def _ldexp_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     out = ldexp(*primals)
-    return out, tangents[0].astype(out.dtype) * power(primals[1])
+    return out, tangents[0].astype(out.dtype) * power_of_two(primals[1])
 
 
-@over_power.defjvp
-def _over_power_jvp(
+@divide_by_power.defjvp
+def _divide_by_power_jvp(
     primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     x, exponent = primals
-    out = over_power(x, exponent)
-    scale = power(-by_example(exponent, x)).astype(out.dtype)
+    out = divide_by_power(x, exponent)
+    scale = power_of_two(-broadcast_examples(exponent, x)).astype(out.dtype)
     return out, jnp.where(out == 0, 0, tangents[0].astype(out.dtype) * scale)
 
 
-def formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, Size]:
+def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, GradientSize]:
     """A formed gradient, (B, …), divided as `over_power` does, and its size.
 
     What is summed is what was measured, so S is the norm itself.
     """
-    x = widen(over_power(x, exponent))
+    x = widen(divide_by_power(x, exponent))
     square = upper_square(x)
-    return x, Size(square, jnp.sqrt(square))
+    return x, GradientSize(square, jnp.sqrt(square))
 
 
 def upper_square(x: jax.Array) -> jax.Array:
@@ -281,22 +283,26 @@ def upper_square(x: jax.Array) -> jax.Array:
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     values, operations = jnp.square(flat).astype(jnp.float32), 1
     size = flat.shape[1]
-    while values.shape[1] > _BLOCK:
-        whole = values.shape[1] // _BLOCK * _BLOCK
-        sums = values[:, :whole].reshape(x.shape[0], whole // _BLOCK, _BLOCK).sum(axis=-1)
+    while values.shape[1] > _SQUARES_BLOCK:
+        whole = values.shape[1] // _SQUARES_BLOCK * _SQUARES_BLOCK
+        sums = (
+            values[:, :whole]
+            .reshape(x.shape[0], whole // _SQUARES_BLOCK, _SQUARES_BLOCK)
+            .sum(axis=-1)
+        )
         if whole < values.shape[1]:
             rest = values[:, whole:].sum(axis=-1, keepdims=True)
             sums = jnp.concatenate([sums, rest], axis=1)
         values = lax.optimization_barrier(sums)
-        operations += _BLOCK
+        operations += _SQUARES_BLOCK
     operations += values.shape[1]
-    return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _LOST**2
+    return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _UNDERFLOW_LOSS**2
 
 
-def coefficients(
+def clip_coefficients(
     clip: Clip,
     scales: Scales,
-    sizes: list[Size],
+    sizes: list[GradientSize],
     groups: list[int],
     mask: jax.Array,
     *,
@@ -325,7 +331,7 @@ def coefficients(
     """
     check_settings()
     check_rounding(rounding)
-    if clip.sensitivity < _LEAST_BOUND:
+    if clip.sensitivity < _MINIMUM_BOUND:
         raise ValueError(
             f"the clip's bound {clip.sensitivity:g} is too near the end of float32: where sums of "
             "such numbers, or the steps of their grid, are flushed to zero, one example could move "
@@ -335,10 +341,10 @@ def coefficients(
     used = jnp.all(scales.finite, axis=(0, 1)) & mask & keeps_order(scales.exponent[0])
     member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
-    largest = jnp.max(jnp.where(inside, scales.exponent, _NOTHING), axis=1)  # (groups, B)
-    relative = power(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
+    largest = jnp.max(jnp.where(inside, scales.exponent, _ZERO_EXPONENT), axis=1)  # (groups, B)
+    relative = power_of_two(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
     # Sums of positive terms, whose rounding is relative to themselves.
-    room = 1.0 + gamma(len(groups) + _FEW)
+    room = 1.0 + gamma(len(groups) + _COEFFICIENT_ROUNDINGS)
 
     def length(values: jax.Array) -> jax.Array:
         square = jnp.where(inside, jnp.square(values * relative), 0.0)
@@ -347,7 +353,7 @@ def coefficients(
     square, absolutes = map(jnp.stack, zip(*sizes, strict=True))
     norms = length(jnp.sqrt(square)) + sum_error * length(absolutes)
     absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
-    scale = power(jnp.clip(largest, *_EXPONENTS))
+    scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
     factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
     ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # A geometry that divides by the norm has no factor for a gradient of zero: that adds zero too.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpoptax._tree import PyTree
 
 # What a bound of 0 or infinity is written for, in libraries that take it for a geometry.
-_MEANT = {
+_REMEDIES = {
     0.0: "want a number in (0, 1e9]; at 0 every gradient is cut to nothing. To scale all gradients "
     "to one length, the limit of a small clip bound, write dpoptax.automatic_clip(1.0, gamma=0.0)",
     math.inf: "want a number in (0, 1e9]; without a bound no noise makes the sum private. To have "
@@ -164,8 +164,8 @@ def positive(name: str, value: float) -> float:
 def clip_norm(name: str, value: float) -> float:
     """`positive`, which for a bound that bounds nothing names the geometry that is meant."""
     found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
-    if found in _MEANT:
-        raise ValueError(f"{name}={found}: {_MEANT[found]}")
+    if found in _REMEDIES:
+        raise ValueError(f"{name}={found}: {_REMEDIES[found]}")
     return positive(name, value)
 
 

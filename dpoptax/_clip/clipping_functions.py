@@ -10,7 +10,7 @@ from dpoptax._clip.clip import BoundedClip, Clip, L2Clip, clip_norm, positive
 from dpoptax._tree import PyTree
 
 # Below this norm the factor C/‖g‖ grows no further, so that it stays a finite float32.
-_TINY = 2.0**-90
+_MINIMUM_NORM = 2.0**-90
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class AutomaticClip(BoundedClip):
 
     def factors(self, norms: jax.Array) -> jax.Array:
         """C/(‖g‖ + γ)."""
-        return self.l2_clip_norm / jnp.maximum(norms + self.gamma, _TINY)
+        return self.l2_clip_norm / jnp.maximum(norms + self.gamma, _MINIMUM_NORM)
 
 
 def automatic_clip(l2_clip_norm: float, gamma: float = 0.01) -> AutomaticClip:
@@ -156,7 +156,7 @@ class PerLayerClip(Clip):
     def factors(self, norms: jax.Array) -> jax.Array:
         """Those of each layer's clip at the layer's norm."""
         if self.layers is None:
-            return _share(self.clips[0], norms.shape[-1]).factors(norms)
+            return _split_bound(self.clips[0], norms.shape[-1]).factors(norms)
         columns = [clip.factors(norms[..., i : i + 1]) for i, clip in enumerate(self.clips)]
         return jnp.concatenate(columns, axis=-1)
 
@@ -196,14 +196,14 @@ def per_layer_clip(clips: PyTree) -> PerLayerClip:
     given, layers = jax.tree.flatten(clips)
     if not given:
         raise ValueError(f"clips={clips!r}: want at least one bound")
-    flat = tuple(_flat(clip) for clip in given)
+    flat = tuple(_flat_clip(clip) for clip in given)
     if not jax.tree_util.treedef_is_leaf(layers):
         return PerLayerClip(flat, layers)
-    _share(flat[0], 1)
+    _split_bound(flat[0], 1)
     return PerLayerClip(flat, None)
 
 
-def _flat(given: Clip | float) -> Clip:
+def _flat_clip(given: Clip | float) -> Clip:
     """A geometry that scales whole gradients by their norm; that of a number is `l2_clip`."""
     if not isinstance(given, Clip):
         return L2Clip(clip_norm("clips", given))
@@ -215,7 +215,7 @@ def _flat(given: Clip | float) -> Clip:
     return given
 
 
-def _share(clip: Clip, layers: int) -> Clip:
+def _split_bound(clip: Clip, layers: int) -> Clip:
     """The geometry with a bound of C/√layers, so that this many of them have sensitivity C."""
     if not isinstance(clip, BoundedClip):
         raise ValueError(

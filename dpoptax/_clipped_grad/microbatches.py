@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from optax import microbatching
 
-from dpoptax._clip import block_sums as of_examples
-from dpoptax._clipped_grad.rewriting import rewritten
+from dpoptax._clip import block_sums
+from dpoptax._clipped_grad.xla_rewrites import rewrite_for_xla
 from dpoptax._tree import PyTree
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
@@ -41,7 +41,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
     (Array(3., dtype=float32), Array([2., 4., 6.], dtype=float32))
     """
     check_microbatch_size(microbatch_size)
-    sums = rewritten(sums)  # this loop's, and those that the whole step may be in
+    sums = rewrite_for_xla(sums)  # this loop's, and those that the whole step may be in
     if microbatch_size is None:
         return sums
 
@@ -58,7 +58,7 @@ def in_microbatches(sums: BatchSums, microbatch_size: int | None) -> BatchSums:
             batch = jax.tree.map(pad, batch)
             mask = jnp.concatenate([mask, jnp.zeros(missing, bool)])
         # One after the other is less to read and write.
-        few = len(mask) // microbatch_size <= of_examples.FEW
+        few = len(mask) // microbatch_size <= block_sums.FLOAT_TOTALS
         kinds = (
             microbatching.AccumulationType.SUM if few else _COMPENSATED_SUM,
             microbatching.AccumulationType.CONCAT,
@@ -84,7 +84,7 @@ def _add(carry: tuple[PyTree, PyTree], value: PyTree, part: jax.Array) -> tuple[
     """Carries what rounding took off beside the total: many parts round as one would."""
     del part
     leaves = map(jax.tree.leaves, (*carry, value))
-    added = [of_examples.add_to(*each) for each in zip(*leaves, strict=True)]
+    added = [block_sums.compensated_add(*each) for each in zip(*leaves, strict=True)]
     structure = jax.tree.structure(value)
     total, lost = (jax.tree.unflatten(structure, [each[i] for each in added]) for i in (0, 1))
     return total, lost

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip
 from dpoptax._clip.clip_per_example import sum_clipped
 from dpoptax._ghost_clipping.trace.read_program import read_program
@@ -23,7 +23,7 @@ def per_example_sum(
     keys: jax.Array | None,
     *,
     has_aux: bool,
-    whole: Whole | None = None,
+    whole: WholeBatch | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
     """The clipped sum by per-example gradients: the reference, for any program.

@@ -8,21 +8,21 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-Place: TypeAlias = tuple[int, ...]
+ProgramPath: TypeAlias = tuple[int, ...]
 """Where an operation is in a program: behind those around it, and the branches that these took."""
-_Chosen: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
+_SelectedEntry: TypeAlias = tuple[str, dict[str, Any], Sequence[Hashable], int]
 
 # Of one operand: all of its entries, in another shape or type,
-_REARRANGING = {
+_REARRANGING_PRIMITIVES = {
     *("broadcast_in_dim", "random_unwrap", "random_wrap", "reshape", "rev", "squeeze", "transpose")
 }
 # or some.
-_SELECTING = {"dynamic_slice", "gather", "slice", "unstack"}
-_ROOTS = {("argument",), ("constant",), ("random_seed",)}
+_SELECTION_PRIMITIVES = {"dynamic_slice", "gather", "slice", "unstack"}
+_ROOT_KINDS = {("argument",), ("constant",), ("random_seed",)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class LoopCarry:
     """What a loop carries in one place, by number.
 
     Attributes:
@@ -60,23 +60,23 @@ class Derivations:
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
-        self._whats: dict[Hashable, tuple[Any, ...]] = {}
-        self._loops: dict[Hashable, Loop] = {}
+        self._operations: dict[Hashable, tuple[Any, ...]] = {}
+        self._loops: dict[Hashable, LoopCarry] = {}
         self._unlike: set[frozenset[Hashable]] = set()
-        self._asked: list[Loop] = []
-        self._drawn: tuple[Place, ...] = ()
+        self._asked: list[LoopCarry] = []
+        self._drawn: tuple[ProgramPath, ...] = ()
 
     def number(self, *what: Hashable) -> int:
         """The same for the same."""
         number = self._numbers.setdefault(what, len(self._numbers))
-        self._whats[number] = what
+        self._operations[number] = what
         return number
 
-    def what(self, number: Hashable) -> tuple[Any, ...]:
+    def operation(self, number: Hashable) -> tuple[Any, ...]:
         """Of an operation its name, parameters, the numbers of its operands, and which result."""
-        return self._whats.get(number, ())
+        return self._operations.get(number, ())
 
-    def add_loop(self, loop: Loop) -> None:
+    def add_loop(self, loop: LoopCarry) -> None:
         """What is carried through the turns of a loop."""
         self._loops |= dict.fromkeys((loop.carried, loop.later, loop.last), loop)
 
@@ -90,7 +90,7 @@ class Derivations:
         self._unlike.add(frozenset((one, other)))
 
     def differ(
-        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[Place, ...] = ()
+        self, one: Hashable, other: Hashable, *, single: bool, drawn: tuple[ProgramPath, ...] = ()
     ) -> bool:
         """Whether keys are different; of arrays of keys, all of one from all of the other.
 
@@ -105,12 +105,12 @@ class Derivations:
 
     def source(self, number: Hashable) -> Hashable:
         """The number of the key that a key is derived from; None where that is not known."""
-        return self._derived(self.rearranged(number))[0]
+        return self._derived(self.source_array(number))[0]
 
     def _differ(self, one: Hashable, other: Hashable, single: bool) -> bool:
         if one is None or other is None:
             return False
-        one, other = self.rearranged(one), self.rearranged(other)
+        one, other = self.source_array(one), self.source_array(other)
         if one == other:
             return False
         if frozenset((one, other)) in self._unlike:
@@ -133,25 +133,25 @@ class Derivations:
         return self._differ(key, of, single)
 
     def _is_root(self, number: Hashable) -> bool:
-        return self.what(number)[:1] in _ROOTS
+        return self.operation(number)[:1] in _ROOT_KINDS
 
     def _is_argument(self, number: Hashable) -> bool:
-        return self.what(number)[:1] == ("argument",)
+        return self.operation(number)[:1] == ("argument",)
 
     def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
         """Of roots; a constant, or the key of a seed, may be that which an argument is."""
-        (kind, *of), (other_kind, *of_other) = self.what(one), self.what(other)
+        (kind, *of), (other_kind, *of_other) = self.operation(one), self.operation(other)
         if one == other or kind != other_kind:
             return False
         if kind == "random_seed":
             return self._unequal(of[1][0], of_other[1][0])
         return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *of_other))
 
-    def rearranged(self, number: Hashable) -> Hashable:
+    def source_array(self, number: Hashable) -> Hashable:
         """What an array is a rearrangement of."""
         while True:
-            match self.what(number):
-                case (str(name), _, (before,), _) if name in _REARRANGING:
+            match self.operation(number):
+                case (str(name), _, (before,), _) if name in _REARRANGING_PRIMITIVES:
                     number = before
                 case ("either", *_) if len(taken := self._taken(number)) == 1:
                     number = taken[0]
@@ -160,7 +160,7 @@ class Derivations:
 
     def _taken(self, number: Hashable) -> list[Hashable]:
         """What a value may be of what the branches of a choice made; of others, nothing."""
-        match self.what(number):
+        match self.operation(number):
             case ("either", choice, *branches):
                 known = [
                     made
@@ -172,26 +172,28 @@ class Derivations:
 
     def _derived(self, number: Hashable) -> tuple[Hashable, Hashable, bool]:
         """The key that one is derived from, by which number, and whether it is another."""
-        match self.what(number):
+        match self.operation(number):
             case ("random_fold_in", _, (key, index), _):
-                return self.rearranged(key), index, True
+                return self.source_array(key), index, True
             case ("random_split", _, (key,), _):
-                return self.rearranged(key), None, True
+                return self.source_array(key), None, True
             case (_, "part" | "other part", _, array):
                 return self._entry(array, None)
-            case (str(name), parameters, (array, *indices), place) if name in _SELECTING:
+            case (str(name), parameters, (array, *indices), place) if name in _SELECTION_PRIMITIVES:
                 return self._entry(array, (name, dict(parameters), indices, place))
         return None, None, False
 
-    def _entry(self, array: Hashable, chosen: _Chosen | None) -> tuple[Hashable, Hashable, bool]:
-        match self.what(array):
+    def _entry(
+        self, array: Hashable, chosen: _SelectedEntry | None
+    ) -> tuple[Hashable, Hashable, bool]:
+        match self.operation(array):
             case ("random_split", parameters, (key,), _):
                 of = dict(parameters)
                 index = chosen and self._index(of["shape"], of["axes"], *chosen)
-                return self.rearranged(key), index, True
+                return self.source_array(key), index, True
             case ("argument", *_, (length,)):
                 return array, chosen and self._index((length,), 0, *chosen), False
-        return self.rearranged(array), None, False
+        return self.source_array(array), None, False
 
     def _index(
         self,
@@ -224,7 +226,7 @@ class Derivations:
         waiting, seen = [(number, False)], set()
         while waiting:
             now, another = waiting.pop(0)
-            now = self.rearranged(now)
+            now = self.source_array(now)
             if now in seen:
                 continue
             seen.add(now)
@@ -238,7 +240,7 @@ class Derivations:
         loop = self._loops.get(number)
         return loop.before(number) if loop and self._goes_on(loop) else ()
 
-    def _goes_on(self, loop: Loop) -> bool:
+    def _goes_on(self, loop: LoopCarry) -> bool:
         """Whether the result of each turn is, or is derived from, what it got, or not below it."""
         if loop in self._asked:  # a loop within it asks
             return False
@@ -296,7 +298,7 @@ class Derivations:
 
     def _sum(self, number: Hashable) -> tuple[Hashable, int]:
         """A number, or None for none, and the literal that is added to it."""
-        match self.what(number):
+        match self.operation(number):
             case ("literal", "integer", str(value)):
                 return None, int(value)
             case ("either", *_) if len(taken := self._taken(number)) == 1:
@@ -321,7 +323,7 @@ class Derivations:
         self, number: Hashable, chosen: Hashable, one: Hashable, other: Hashable
     ) -> tuple[Hashable, int]:
         """Of an index that is counted from the end if negative, and of a count that saturates."""
-        match self.what(chosen):
+        match self.operation(chosen):
             case ("lt", _, (index, limit), _):
                 before, most = self._sum(index), self._sum(limit)
                 if most == (None, 0) and self._sum(one) == before and self._range(index)[0] >= 0:

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-from dpoptax._information_flow.derivations import Derivations, Place
+from dpoptax._information_flow.derivations import Derivations, ProgramPath
 
 
-class _Draw(NamedTuple):
+class _NoiseDraw(NamedTuple):
     """A draw.
 
     Attributes:
@@ -17,16 +17,16 @@ class _Draw(NamedTuple):
     """
 
     key: Hashable
-    place: Place
+    place: ProgramPath
     single: bool
 
 
-class Draws:
+class NoiseDraws:
     """The draws so far, but for those that are followed before it is known what loops carry."""
 
     def __init__(self, derivations: Derivations) -> None:
         self._derivations = derivations
-        self._draws: list[_Draw] = []
+        self._draws: list[_NoiseDraw] = []
         self._branches: set[int] = set()
         self._judged = True
 
@@ -34,7 +34,7 @@ class Draws:
         """A program that runs where another one of a choice does not."""
         self._branches.add(id(branch))
 
-    def again(self, key: Hashable, place: Place, *, single: bool) -> bool:
+    def repeats(self, key: Hashable, place: ProgramPath, *, single: bool) -> bool:
         """Whether noise may have been drawn by a key elsewhere already; it has been here, then."""
         if not self._judged:
             return False
@@ -45,11 +45,11 @@ class Draws:
             )
             for draw in self._draws
         )
-        self._draws.append(_Draw(key, place, single))
+        self._draws.append(_NoiseDraw(key, place, single))
         return found
 
     @contextlib.contextmanager
-    def unjudged(self) -> Iterator[bool]:
+    def suspended(self) -> Iterator[bool]:
         """In which no draw counts; whether any does around it."""
         before, self._judged = self._judged, False
         yield before
@@ -63,7 +63,7 @@ class Draws:
         """All but the first so many."""
         del self._draws[count:]
 
-    def _both_run(self, here: Place, there: Place) -> bool:
+    def _both_run(self, here: ProgramPath, there: ProgramPath) -> bool:
         """Whether these are two places, and not in two branches of one choice."""
         pairs = zip(here, there, strict=False)
         apart = next(({one, another} for one, another in pairs if one != another), None)

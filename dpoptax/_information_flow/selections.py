@@ -3,13 +3,13 @@
 from collections.abc import Hashable, Iterable
 from typing import TypeAlias
 
-from dpoptax._information_flow.derivations import Derivations, Place
+from dpoptax._information_flow.derivations import Derivations, ProgramPath
 
-Selection: TypeAlias = tuple[Hashable, Place]
+Selection: TypeAlias = tuple[Hashable, ProgramPath]
 """The number of the key of a release, and the loops and branches that a part of it is drawn in."""
 
 
-class Selections:
+class RowSelections:
     """Those so far, and the releases that were counted.
 
     Both are told by the key that noise was drawn by last at their place: that of the release is
@@ -18,23 +18,23 @@ class Selections:
 
     def __init__(self, derivations: Derivations) -> None:
         self._derivations = derivations
-        self._keys: dict[Place, Hashable] = {}
+        self._keys: dict[ProgramPath, Hashable] = {}
         self._lines: dict[Selection, str] = {}
         self._counted: set[Selection] = set()
 
-    def draw(self, place: Place, key: Hashable) -> None:
+    def draw(self, place: ProgramPath, key: Hashable) -> None:
         """That noise is drawn at a place, by the key of this number."""
         self._keys[place] = key
 
-    def select(self, place: Place, around: Place, line: str) -> Selection:
+    def select(self, place: ProgramPath, around: ProgramPath, line: str) -> Selection:
         """The selection by the noise drawn there, within such loops and branches."""
         selection = self._derivations.source(self._keys.get(place)), around
         self._lines.setdefault(selection, line)
         return selection
 
-    def count(self, place: Place, around: Place) -> None:
+    def count(self, place: ProgramPath, around: ProgramPath) -> None:
         """That the release with the noise drawn there is counted."""
-        key = self._derivations.rearranged(self._keys.get(place))
+        key = self._derivations.source_array(self._keys.get(place))
         if key is not None:
             self._counted.add((key, around))
 

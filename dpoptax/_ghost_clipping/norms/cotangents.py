@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from dpoptax._clip import bounds
 from dpoptax._ghost_clipping.norms.factor_products import Segment, contract
-from dpoptax._ghost_clipping.trace.rules import Layout
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._xla import materialize
 
 
@@ -28,15 +28,15 @@ class NotFactoredError(Exception):
     """A gradient is not of this form."""
 
 
-def normalised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A fixed array over a power of two, so that its largest entry is about 1, and the exponent."""
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    found = bounds.exponent(largest)
+    found = bounds.binary_exponent(largest)
     found = jnp.where(found < -126, 0, found)  # zero is divided by 1
     return bounds.ldexp(x, -found), found
 
 
-def moved(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
+def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
     """An array whose axis i is axis source[i] of `x`, or new; those left out are of size 1."""
     kept = [i for i in source if i is not None]
     dropped = [i for i in range(x.ndim) if i not in kept]
@@ -44,7 +44,7 @@ def moved(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Term:
+class FixedTerm:
     """`basis` ⊙ `weights`, the weights (B, …) of each example; a basis of None is 1."""
 
     basis: jax.Array | None
@@ -60,12 +60,12 @@ class Term:
         """The axes along which the weights do not vary."""
         return [i for i, n in enumerate(self.thin) if n == 1]
 
-    def times(self, y: jax.Array) -> "Term":
+    def times(self, y: jax.Array) -> "FixedTerm":
         if all(n in (1, m) for n, m in zip(y.shape, self.thin, strict=True)):
-            return Term(self.basis, self.weights * y)
-        return Term(y if self.basis is None else materialize(self.basis * y), self.weights)
+            return FixedTerm(self.basis, self.weights * y)
+        return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
 
-    def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "Term":
+    def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "FixedTerm":
         """Its sum over axes, which are then of size 1, as of a value of that shape."""
         axes = set(axes)
         fixed = [i for i in axes if self.thin[i] == 1]
@@ -74,18 +74,18 @@ class Term:
         missing = math.prod(shape[i] for i in fixed if basis.shape[i] == 1)
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
-            return Term(None, self.weights).times(basis)
+            return FixedTerm(None, self.weights).times(basis)
         if any(n not in (1, m) for n, m in zip(basis.shape, self.thin, strict=True)):
             raise NotFactoredError
-        return Term(None, jnp.sum(self.weights * basis, rest, keepdims=True))
+        return FixedTerm(None, jnp.sum(self.weights * basis, rest, keepdims=True))
 
-    def moved(self, source: Sequence[int | None]) -> "Term":
-        basis = None if self.basis is None else moved(self.basis, source)
-        return Term(basis, jax.vmap(lambda w: moved(w, source))(self.weights))
+    def permuted(self, source: Sequence[int | None]) -> "FixedTerm":
+        basis = None if self.basis is None else permute_axes(self.basis, source)
+        return FixedTerm(basis, jax.vmap(lambda w: permute_axes(w, source))(self.weights))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outer:
+class OuterProducts:
     """`scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of None is 1.
 
     Attributes:
@@ -98,23 +98,25 @@ class Outer:
     """
 
     segment: Segment
-    layout: Layout
+    layout: FactorLayout
     shape: tuple[int, ...]
     scale: jax.Array | None = None
     mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
-    def times(self, y: jax.Array) -> "Outer":
+    def times(self, y: jax.Array) -> "OuterProducts":
         return dataclasses.replace(
             self, scale=y if self.scale is None else materialize(self.scale * y)
         )
 
-    def total(self, axes: Iterable[int]) -> Term:
+    def total(self, axes: Iterable[int]) -> FixedTerm:
         """Its sum over axes, which are then of size 1."""
-        value = bounds.ldexp(*self.against(None, axes))
-        return Term(None, jax.vmap(self.uncut)(value))
+        value = bounds.ldexp(*self.inner_product(None, axes))
+        return FixedTerm(None, jax.vmap(self.uncut)(value))
 
-    def against(self, basis: jax.Array | None, axes: Iterable[int]) -> tuple[jax.Array, jax.Array]:
+    def inner_product(
+        self, basis: jax.Array | None, axes: Iterable[int]
+    ) -> tuple[jax.Array, jax.Array]:
         """Σ over axes of basis ⊙ self, cut by the layout, (B, K, R, C), and the exponent of 2."""
         sums = self.sides(axes)
         if self.mixed:
@@ -125,7 +127,7 @@ class Outer:
         outside = []
         for fixed in (basis, self.scale):
             if fixed is not None:
-                y, found = normalised(fixed)
+                y, found = normalize_fixed(fixed)
                 exponent += found
                 y = self.cut(y)
                 if y.shape[along] == 1:
@@ -156,19 +158,19 @@ class Outer:
         # (B, K, C), or with the sides exchanged (B, K, R).
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
-    def transposed(self, source: Sequence[int]) -> "Outer":
+    def transposed(self, source: Sequence[int]) -> "OuterProducts":
         """For a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
         sides = [tuple(to[i] for i in s) for s in self.layout.sides]
         shape = tuple(self.shape[i] for i in source)
-        scale = None if self.scale is None else moved(self.scale, source)
+        scale = None if self.scale is None else permute_axes(self.scale, source)
         return dataclasses.replace(
-            self, layout=Layout(shape, *sides), shape=shape, scale=scale, known={}
+            self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
         )
 
-    def through(self, matrix: jax.Array, axis: int) -> "Outer":
+    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterProducts":
         """For the left (0) or right (1) operand of the product of two matrices, by the other."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
@@ -185,9 +187,13 @@ class Outer:
             self._factor(1 - axis).astype(jnp.float32),
         )
         shape = (self.shape[0], matrix.shape[0]) if axis == 0 else (matrix.shape[1], self.shape[1])
-        of_rows = layout.rows == (1 - axis,)
-        segment = self.segment._replace(**{"rows" if of_rows else "columns": materialize(mapped)})
-        return Outer(segment, Layout(shape, (), layout.rows, layout.columns), shape, mixed=True)
+        acts_on_rows = layout.rows == (1 - axis,)
+        segment = self.segment._replace(
+            **{"rows" if acts_on_rows else "columns": materialize(mapped)}
+        )
+        return OuterProducts(
+            segment, FactorLayout(shape, (), layout.rows, layout.columns), shape, mixed=True
+        )
 
     def _factor(self, axis: int) -> jax.Array:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns

@@ -17,24 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clip.bounds import ROOT, Size, gamma, upper_square
+from dpoptax._clip.bounds import ROOT_ROUNDINGS, GradientSize, gamma, upper_square
+from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._tree import float32_at_least, widen
 
-# What `choose` weighs, measured by hand on one x86 CPU; no command of the benchmarks repeats it. On
-# other machines the way chosen may be the slower one. The guarantee holds for each.
-# A number written to memory and read back twice takes the time of so many multiply-adds,
-_MULTIPLY_ADDS_OF_A_KEPT_ENTRY = 120
-# one that is read back once this share of it,
-_SHARE_READ_ONCE = 0.75
-# a number of a factor, which is measured and divided where no gradient is kept, of so many,
-_MULTIPLY_ADDS_OF_A_FACTORS_ENTRY = 40
-# and gradients of so many entries, all examples together, stay in a cache and are always kept.
-_ENTRIES_IN_CACHE = 2**16
-# Of several points, the products of each with the fixed arrays of each take the square of their
-# number: where that is so many times the time, gradients larger than the factors are kept, too.
-_TIMES_WORTH_MEMORY = 1.5
 # What underflow can take off a norm, for each term of the sums that it is made of.
-LOST = 2.0**-50
+UNDERFLOW_LOSS = 2.0**-50
 
 
 class Segment(NamedTuple):
@@ -50,10 +38,10 @@ class Segment(NamedTuple):
 
     def rounded(self, dtype: DTypeLike) -> "Segment":
         """The factors in a dtype, but for one-hot ones."""
-        return Segment(*(x if indexed(x) else rounded(x, dtype) for x in self))
+        return Segment(*(x if is_one_hot(x) else round_to_dtype(x, dtype) for x in self))
 
 
-def rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """An array in a narrower dtype, rounded for all who read it.
 
     Conversions there and back alone are left out by XLA on GPU, for those readers that it joins
@@ -63,7 +51,7 @@ def rounded(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
-def indexed(factor: jax.Array) -> bool:
+def is_one_hot(factor: jax.Array) -> bool:
     """Whether a factor is one-hot, held as integers."""
     return jnp.issubdtype(factor.dtype, jnp.integer)
 
@@ -80,7 +68,7 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
     )
 
 
-def choose(
+def choose_method(
     batch: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
     """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
@@ -96,25 +84,27 @@ def choose(
         return "outer"
     size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
     pairs = positions**2 * (segments + 1) / (2 * segments)
-    memory = _MULTIPLY_ADDS_OF_A_KEPT_ENTRY * size
-    factors = _MULTIPLY_ADDS_OF_A_FACTORS_ENTRY * positions * (rows + columns)
+    memory = COSTS.kept_entry * size
+    factors = COSTS.factor_entry * positions * (rows + columns)
     cost = {"gram": factors + pairs * (rows + columns) + (1 + fixed) * work}
     if not fixed:
-        cost["form"] = factors + 2 * work + _SHARE_READ_ONCE * memory
+        cost["form"] = factors + 2 * work + COSTS.formed_share * memory
     kept = work + formed * memory
-    small = formed * size <= 2 * positions * (rows + columns) or batch * size <= _ENTRIES_IN_CACHE
-    if small or (fixed > 1 and cost["gram"] > _TIMES_WORTH_MEMORY * kept):
+    small = (
+        formed * size <= 2 * positions * (rows + columns) or batch * size <= COSTS.cached_entries
+    )
+    if small or (fixed > 1 and cost["gram"] > COSTS.memory_ratio * kept):
         cost["keep"] = kept
     return min(cost, key=cost.__getitem__)
 
 
-def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     """The gradients themselves, (B, K, R, C) in float32."""
     total = None
-    for rows, columns in _joined(segments):
-        if indexed(rows):
+    for rows, columns in _join_segments(segments):
+        if is_one_hot(rows):
             part = _scatter(rows, columns, sizes[1])
-        elif indexed(columns):
+        elif is_one_hot(columns):
             part = _scatter(columns, rows, sizes[2]).swapaxes(-1, -2)
         else:
             part = contract("bktr,bktc->bkrc", rows, columns)
@@ -123,12 +113,14 @@ def form(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     return total
 
 
-def _joined(segments: list[Segment]) -> list[Segment]:
+def _join_segments(segments: list[Segment]) -> list[Segment]:
     """The segments as one, along T, where that takes fewer passes over memory than their sum."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Two passes over the factors, against three over a gradient for each that is added.
-    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    if not fewer or any(indexed(x) for segment in segments for x in segment):
+    fewer = (
+        2 * _count_positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
+    )
+    if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
         return segments
     return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
 
@@ -141,7 +133,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> Size:
+def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> GradientSize:
     """Upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
     Of one position S is the norm. By inner products the error lies in the square: it is at most
@@ -149,65 +141,71 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     """
     if method == "outer":
         absolute = absolute_size(segments, sizes)
-        return Size(jnp.square(absolute), absolute)
+        return GradientSize(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            inner = Segment(_inner(a.rows, b.rows), _inner(a.columns, b.columns))
+            inner = Segment(
+                _position_products(a.rows, b.rows), _position_products(a.columns, b.columns)
+            )
             if i == j:
                 lengths.append(Segment(*map(_diagonal_root, inner)))
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
-    absolute = _absolute(segments, lengths, sizes)
+    absolute = _bound_absolute_size(segments, lengths, sizes)
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
-    error = gamma(_summands(segments) + sums + 4)
-    return Size(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
+    error = gamma(_inner_product_length(segments) + sums + 4)
+    return GradientSize(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
-def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> Size:
+def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> GradientSize:
     """The same, from the gradient Ĝ as `form` gives it, where the sum contracts factors again.
 
     ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
     """
-    square = upper_square(form(segments, sizes))
+    square = upper_square(multiply_factors(segments, sizes))
     absolute = absolute_size(segments, sizes)
-    error = gamma(_positions(segments) + len(segments) + 8)
-    return Size((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
+    error = gamma(_count_positions(segments) + len(segments) + 8)
+    return GradientSize(
+        (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
+    )
 
 
 def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     """An upper bound of S, (B,), from the factors."""
-    return _absolute(segments, [Segment(*map(_lengths, s)) for s in segments], sizes)
+    return _bound_absolute_size(
+        segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes
+    )
 
 
-def _absolute(
+def _bound_absolute_size(
     segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
 ) -> jax.Array:
     """An upper bound of S: Σ_s Σ_t ‖row_t‖‖column_t‖, root of the sum of squares over K."""
     total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
     groups, rows, columns = sizes
-    positions = _positions(segments)
+    positions = _count_positions(segments)
     # Norms are roots: half the roundings of their squares.
-    summed = 0.5 * (_summands(segments) + groups) + positions + len(segments)
-    room = 1.0 + gamma(summed + 3 * ROOT + 3)
-    lost = LOST * positions * math.sqrt(groups * rows * columns)
+    summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
+    room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
+    lost = UNDERFLOW_LOSS * positions * math.sqrt(groups * rows * columns)
     return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 
 
-def _positions(segments: list[Segment]) -> int:
+def _count_positions(segments: list[Segment]) -> int:
     """The number of positions of all segments, at least 1."""
     return max(1, sum(s.rows.shape[2] for s in segments))
 
 
-def _summands(segments: list[Segment]) -> int:
+def _inner_product_length(segments: list[Segment]) -> int:
     """The longest sums in inner products of rows and of columns; one-hot ones are exact."""
     sides = zip(*segments, strict=True)
-    return sum(max(0 if indexed(x) else x.shape[-1] for x in side) for side in sides)
+    return sum(max(0 if is_one_hot(x) else x.shape[-1] for x in side) for side in sides)
 
 
-def _lengths(factor: jax.Array) -> jax.Array:
+def _vector_norms(factor: jax.Array) -> jax.Array:
     """The norms of a factor's vectors, (B, K, T)."""
-    if indexed(factor):
+    if is_one_hot(factor):
         return jnp.ones(factor.shape, jnp.float32)
     square = jnp.sum(jnp.square(widen(factor)), axis=-1)
     return jnp.sqrt(square).astype(jnp.float32)
@@ -225,13 +223,13 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
     return x
 
 
-def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+def _position_products(a: jax.Array, b: jax.Array) -> jax.Array:
     """All inner products of positions, (B, K, T, T')."""
-    if indexed(a) and indexed(b):
+    if is_one_hot(a) and is_one_hot(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
-    if indexed(b):
-        return _inner(b, a).swapaxes(-1, -2)
-    if indexed(a):
+    if is_one_hot(b):
+        return _position_products(b, a).swapaxes(-1, -2)
+    if is_one_hot(a):
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

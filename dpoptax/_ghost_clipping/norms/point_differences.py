@@ -19,18 +19,27 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from dpoptax._clip import bounds
-from dpoptax._ghost_clipping.norms.cotangents import NotFactoredError, Outer, Term, normalised
+from dpoptax._ghost_clipping.norms.cotangents import (
+    FixedTerm,
+    NotFactoredError,
+    OuterProducts,
+    normalize_fixed,
+)
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import Cotangent, FixedArrays, pull_back
-from dpoptax._ghost_clipping.norms.pulled_back_norms import as_products, check, with_scale
+from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent, ParameterArrays, pull_back
+from dpoptax._ghost_clipping.norms.pulled_back_norms import (
+    check_parts,
+    scale_segment,
+    split_cotangent,
+)
 from dpoptax._ghost_clipping.trace.program import Use
-from dpoptax._ghost_clipping.trace.rules import Layout
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulled:
+class PullBackCounts:
     """How many outer products and terms gradients by a value become, pulled back to a parameter.
 
     Attributes:
@@ -44,9 +53,9 @@ class Pulled:
     terms: int
 
 
-def pull_back_all(
-    use: Use, leaf: int, segments: list[Segment], fixed: list[FixedArrays], *, differences: bool
-) -> tuple[list[Outer], list[Term]]:
+def pull_back_points(
+    use: Use, leaf: int, segments: list[Segment], fixed: list[ParameterArrays], *, differences: bool
+) -> tuple[list[OuterProducts], list[FixedTerm]]:
     """The gradients of a use by a parameter, from its factors at each point, weights in these.
 
     Args:
@@ -63,24 +72,24 @@ def pull_back_all(
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
-        pull_back(use.value, leaf, Outer(segment, use.layout, shape), arrays)
+        pull_back(use.value, leaf, OuterProducts(segment, use.layout, shape), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
     for gradients in found:  # before scales go into the factors
-        check(gradients.outers, gradients.terms)
+        check_parts(gradients.outers, gradients.terms)
     by_outer = list(zip(*(g.outers for g in found), strict=True))
     by_term = list(zip(*(g.terms for g in found), strict=True))
     several = len(found) > 1
     joined = several and (differences or not use.operand_varies)
-    outers = [x for points in by_outer for x in (_outers_from_first(points) if joined else points)]
+    outers = [x for points in by_outer for x in (_outer_differences(points) if joined else points)]
     joined = several and differences
-    terms = [x for points in by_term for x in (_terms_from_first(points) if joined else points)]
-    return as_products(Cotangent(found[0].shape, outers, terms))
+    terms = [x for points in by_term for x in (_term_differences(points) if joined else points)]
+    return split_cotangent(FactoredCotangent(found[0].shape, outers, terms))
 
 
-def foresee(
+def count_parts(
     use: Use, parameters: Sequence[ShapedArray], points: int
-) -> list[tuple[int, Layout, Pulled]]:
+) -> list[tuple[int, FactorLayout, PullBackCounts]]:
     """What `pull_back_all` gives by each of the parameters, with the layout of its products.
 
     Raises:
@@ -93,27 +102,27 @@ def foresee(
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:
         segments = [Segment(*pair) for pair in factors]
-        fixed = [FixedArrays(leaves) for _ in segments]
+        fixed = [ParameterArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
-            outers, terms = pull_back_all(use, leaf, segments, fixed, differences=False)
+            outers, terms = pull_back_points(use, leaf, segments, fixed, differences=False)
             positions = {x.segment.rows.shape[2] for x in outers}
             if len(positions) > 1:
                 raise NotFactoredError
-            pulled = Pulled(len(outers), positions.pop(), len(terms))
+            pulled = PullBackCounts(len(outers), positions.pop(), len(terms))
             found.append((leaf, outers[0].layout, pulled))
 
     jax.eval_shape(pull, leaves, [factors] * points)
     return found
 
 
-def _outers_from_first(points: tuple[Outer, ...]) -> list[Outer]:
+def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]:
     """The sum of outer products as those of the first factors and of differences to these."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
-        scales = [normalised(x.cut(x.scale)) for x in points if x.scale is not None]
+        scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
         unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
         segments = [
-            with_scale(segment, bounds.ldexp(y, exponent - unit))
+            scale_segment(segment, bounds.ldexp(y, exponent - unit))
             for segment, (y, exponent) in zip(segments, scales, strict=True)
         ]
     rows, columns = zip(*segments, strict=True)
@@ -121,16 +130,18 @@ def _outers_from_first(points: tuple[Outer, ...]) -> list[Outer]:
     if any(r is not rows[0] for r in rows):
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
-    scale = jnp.broadcast_to(bounds.power(unit), (1,) * len(first.shape))
+    scale = jnp.broadcast_to(bounds.power_of_two(unit), (1,) * len(first.shape))
     # Stored: sums of products may be rounded in one of several ways.
-    return [Outer(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)]
+    return [
+        OuterProducts(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)
+    ]
 
 
-def _terms_from_first(points: tuple[Term, ...]) -> list[Term]:
+def _term_differences(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
     """The sum of terms as one of the first basis and those of differences to it."""
     first = points[0]
-    found = [Term(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]
+    found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]
     if first.basis is not None:
         others = ((t.basis, t.weights) for t in points[1:] if t.basis is not None)
-        found += [Term(materialize(basis - first.basis), weights) for basis, weights in others]
+        found += [FixedTerm(materialize(basis - first.basis), weights) for basis, weights in others]
     return found

@@ -12,84 +12,96 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from dpoptax._ghost_clipping.trace.program import type_of
 from dpoptax._information_flow.derivations import Derivations
+from dpoptax._jaxprs import type_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries:
+class EntryFacts:
     """How the entries of an array are to each other.
 
     Attributes:
       distinct: whether no two are equal.
       equal: whether all are.
-      among: of distinct ones, a bound on the largest minus the smallest, plus one.
+      span: of distinct ones, a bound on the largest minus the smallest, plus one.
       moved: of distinct ones, whether some may be no indices of an axis so long.
       of: of distinct ones, the longest axis that they are distinct on.
     """
 
     distinct: bool = False
     equal: bool = False
-    among: int = 0
-    moved: bool = False
-    of: float = math.inf
+    span: int = 0
+    shifted: bool = False
+    axis_length: float = math.inf
 
 
-UNKNOWN, EQUAL = Entries(), Entries(equal=True)
-GIVEN = Entries(distinct=True)
+UNKNOWN_ENTRIES, EQUAL_ENTRIES = EntryFacts(), EntryFacts(equal=True)
+DISTINCT_ENTRIES = EntryFacts(distinct=True)
 """Of arguments: taken to be different indices of whatever they are indices of."""
 
 # Some or all entries of the first operand, each once.
-_SELECTING = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"}
-_PUT_TOGETHER = {"concatenate", "stack"}
-_ENTRY_BY_ENTRY = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
+_SELECTION_PRIMITIVES = {
+    "dynamic_slice",
+    "reshape",
+    "rev",
+    "slice",
+    "squeeze",
+    "transpose",
+    "unstack",
+}
+_CONCATENATION_PRIMITIVES = {"concatenate", "stack"}
+_ARITHMETIC_PRIMITIVES = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
 
 
-def entries(
-    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], of: Derivations
-) -> list[Entries]:
+def result_entries(
+    eqn: JaxprEqn, given: Sequence[EntryFacts], numbers: Sequence[Hashable], of: Derivations
+) -> list[EntryFacts]:
     """Of each result of an operation, by those of its operands, and by their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
-    given = [EQUAL if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)]
+    given = [
+        EQUAL_ENTRIES if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
+    ]
     if name == "sort":
         return list(given)
-    found = UNKNOWN
+    found = UNKNOWN_ENTRIES
     if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
-        found = Entries(distinct=True, among=size)
-    elif name in _SELECTING or _is_kept(eqn):
+        found = EntryFacts(distinct=True, span=size)
+    elif name in _SELECTION_PRIMITIVES or _keeps_entries(eqn):
         found = given[0]
-    elif name.startswith("random_") or (name in _PUT_TOGETHER and is_key(eqn.outvars[0])):
-        found = _of_keys(eqn, given, numbers, of)
-    elif name in {"broadcast_in_dim", *_ENTRY_BY_ENTRY} and set(given) == {EQUAL}:
-        found = EQUAL
-    elif name in ("add", "sub") and EQUAL in given and _is_wide(eqn.outvars[0]):
-        (other,) = [each for each in given if each != EQUAL]
-        found = dataclasses.replace(other, moved=other.distinct)
+    elif name.startswith("random_") or (
+        name in _CONCATENATION_PRIMITIVES and is_key(eqn.outvars[0])
+    ):
+        found = _key_entries(eqn, given, numbers, of)
+    elif name in {"broadcast_in_dim", *_ARITHMETIC_PRIMITIVES} and set(given) == {EQUAL_ENTRIES}:
+        found = EQUAL_ENTRIES
+    elif name in ("add", "sub") and EQUAL_ENTRIES in given and _is_wide(eqn.outvars[0]):
+        (other,) = [each for each in given if each != EQUAL_ENTRIES]
+        found = dataclasses.replace(other, shifted=other.distinct)
     elif name == "select_n" and given[1].distinct:
-        length = _from_the_end(numbers, of)
-        if length is not None and given[1].among <= length:
-            found = dataclasses.replace(given[1], of=min(length, given[1].of))
+        length = _added_length(numbers, of)
+        if length is not None and given[1].span <= length:
+            found = dataclasses.replace(given[1], axis_length=min(length, given[1].axis_length))
     elif name == "gather" and given[0].distinct and size <= _size(eqn.invars[1]):
         alone = len(type_of(eqn.invars[0]).shape) == 1
-        if alone and name_each_once(eqn, given[1]) and _inside(eqn, given[1]):
+        if alone and indices_are_unique(eqn, given[1]) and _is_within_axes(eqn, given[1]):
             found = given[0]
     return [found] * len(eqn.outvars)
 
 
-def _of_keys(
-    eqn: JaxprEqn, given: Sequence[Entries], numbers: Sequence[Hashable], of: Derivations
-) -> Entries:
+def _key_entries(
+    eqn: JaxprEqn, given: Sequence[EntryFacts], numbers: Sequence[Hashable], of: Derivations
+) -> EntryFacts:
     name, distinct = eqn.primitive.name, any(each.distinct for each in given)
-    if name in _PUT_TOGETHER:
+    if name in _CONCATENATION_PRIMITIVES:
         single = all(_size(v) == 1 for v in eqn.invars)
         alone = single or all(each.distinct for each in given)
         pairs = combinations(numbers, 2)
-        return Entries(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
+        return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
-        return Entries(distinct=True)
-    if name == "random_fold_in" and given[0] != EQUAL:
-        return Entries(distinct=given[0].distinct)
-    return Entries(distinct=distinct and name != "random_bits")
+        return EntryFacts(distinct=True)
+    if name == "random_fold_in" and given[0] != EQUAL_ENTRIES:
+        return EntryFacts(distinct=given[0].distinct)
+    return EntryFacts(distinct=distinct and name != "random_bits")
 
 
 def is_integer(atom: Var | Literal) -> bool:
@@ -102,7 +114,7 @@ def is_key(atom: Var | Literal) -> bool:
     return jnp.issubdtype(type_of(atom).dtype, jax.dtypes.prng_key)
 
 
-def name_each_once(eqn: JaxprEqn, given: Entries) -> bool:
+def indices_are_unique(eqn: JaxprEqn, given: EntryFacts) -> bool:
     """Whether what a gather looks up is there once.
 
     Indices from outside of an axis are dropped, or mean its last entry.
@@ -110,12 +122,16 @@ def name_each_once(eqn: JaxprEqn, given: Entries) -> bool:
     if _size(eqn.invars[1]) == 1:
         return True
     dropped = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-    return given.distinct and max(_lengths(eqn)) <= given.of and (dropped or _inside(eqn, given))
+    return (
+        given.distinct
+        and max(_lengths(eqn)) <= given.axis_length
+        and (dropped or _is_within_axes(eqn, given))
+    )
 
 
-def _inside(eqn: JaxprEqn, given: Entries) -> bool:
+def _is_within_axes(eqn: JaxprEqn, given: EntryFacts) -> bool:
     """Whether distinct indices are inside of the axes that a gather looks them up on."""
-    return not given.moved and given.among <= min(_lengths(eqn))
+    return not given.shifted and given.span <= min(_lengths(eqn))
 
 
 def _lengths(eqn: JaxprEqn) -> list[int]:
@@ -123,17 +139,17 @@ def _lengths(eqn: JaxprEqn) -> list[int]:
     return [shape[axis] for axis in eqn.params["dimension_numbers"].start_index_map] or [0]
 
 
-def _from_the_end(numbers: Sequence[Hashable], of: Derivations) -> int | None:
+def _added_length(numbers: Sequence[Hashable], of: Derivations) -> int | None:
     """What a `select_n` adds to the negative ones of indices; None where it is another."""
-    match [of.what(number) for number in numbers]:
+    match [of.operation(number) for number in numbers]:
         case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:
-            match of.what(zero), of.what(length):
+            match of.operation(zero), of.operation(length):
                 case ("literal", _, "0"), ("literal", _, added) if index == moved == numbers[1]:
                     return int(str(added))
     return None
 
 
-def _is_kept(eqn: JaxprEqn) -> bool:
+def _keeps_entries(eqn: JaxprEqn) -> bool:
     """Whether all entries are there once more, in another shape or type."""
     if eqn.primitive.name == "broadcast_in_dim":
         return _size(eqn.outvars[0]) == _size(eqn.invars[0])

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._ghost_clipping.explain import in_columns
-from dpoptax._information_flow.example_axes import LEADING
-from dpoptax._information_flow.following import LARGE, Follower
-from dpoptax._information_flow.indices import GIVEN
-from dpoptax._information_flow.labels import Holds, Label, kind
-from dpoptax._information_flow.source_lines import in_short, where
+from dpoptax._ghost_clipping.explain import format_table
+from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.example_axes import LEADING_AXIS
+from dpoptax._information_flow.label_follower import LARGE_CONSTANT, LabelFollower
+from dpoptax._information_flow.labels import Content, Label, shown_kind
+from dpoptax._information_flow.source_lines import source_of_result, type_text
 from dpoptax._serialization import as_data
 from dpoptax._tree import PyTree, nnx_kinds
 
@@ -91,7 +91,7 @@ class InformationFlow:
         for rest in ("released", "public"):
             number = sum(each.kind == rest for each in self.shown)
             rows += [(rest, f"{number} more", "", "")] if number else []
-        table = in_columns([("kind", "result", "type", "computed in"), *rows])
+        table = format_table([("kind", "result", "type", "computed in"), *rows])
         if self.joined:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
@@ -169,10 +169,10 @@ def information_flow(
     >>> [(each.path, each.type) for each in flow.private]
     [('[2]', 'float32[]')]
     """
-    of_arguments = [Holds.NOTHING] * len(args)
+    of_arguments = [Content.NOTHING] * len(args)
     for name, given_numbers, holds in (
-        ("private_argnums", private_argnums, Holds.PRIVATE),
-        ("secret_argnums", secret_argnums, Holds.SECRET),
+        ("private_argnums", private_argnums, Content.PRIVATE),
+        ("secret_argnums", secret_argnums, Content.SECRET),
     ):
         for number in (given_numbers,) if isinstance(given_numbers, int) else given_numbers:
             if number not in range(len(args)):
@@ -183,8 +183,12 @@ def information_flow(
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
-    few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE) < LARGE}
-    follower = Follower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
+    few = {
+        var: x
+        for var, x in closed_over
+        if getattr(var.aval, "size", LARGE_CONSTANT) < LARGE_CONSTANT
+    }
+    follower = LabelFollower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
         for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
@@ -193,33 +197,40 @@ def information_flow(
     results, after = follower.follow(traced.jaxpr, given)
     for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
         if label.holds != begun.holds:
-            follower.note("reference among the arguments", in_short(var), label)
+            follower.note("reference among the arguments", type_text(var), label)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
-        Shown(path, kind(follower.told(label), bool(of)), in_short(var), where(traced.jaxpr, var))
+        Shown(
+            path,
+            shown_kind(follower.final_content(label), bool(of)),
+            type_text(var),
+            source_of_result(traced.jaxpr, var),
+        )
         for path, label, var, of in zip(
             paths, results, traced.jaxpr.outvars, _stage_fields(shapes), strict=True
         )
     ]
     seen = [
-        Shown(name, kind(follower.told(label)), "", line)
+        Shown(name, shown_kind(follower.final_content(label)), "", line)
         for (name, line), label in follower.seen.items()
     ]
     found = follower.closed_over, follower.joined, follower.redrawn, follower.uncounted
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 
-def _labels(arg: PyTree, numbered: Callable[..., int], holds: Holds) -> list[Label]:
+def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[Label]:
     """Returns the label of each leaf of an argument, with the secrets of noise stages in it."""
     labels = []
     for place, (leaf, fields) in enumerate(
         zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
     ):
-        own = holds | Holds.SECRET if fields - {"count", "imprint"} else holds
-        if Holds.PRIVATE in own:
-            labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
+        own = holds | Content.SECRET if fields - {"count", "imprint"} else holds
+        if Content.PRIVATE in own:
+            labels.append(Label(own, LEADING_AXIS if jnp.ndim(leaf) else None))
         else:
-            labels.append(Label(own, number=numbered(place, jnp.shape(leaf)), entries=GIVEN))
+            labels.append(
+                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_ENTRIES)
+            )
     return labels
 
 
