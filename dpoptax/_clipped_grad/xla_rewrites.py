@@ -1,14 +1,15 @@
 """Rewrites operations that XLA computes wrongly, or slowly on CPU, before XLA compiles them.
 
 Correctness: the gradient by the kernel of a grouped convolution has groups of the batch, and
-`jax.vmap` makes groups of examples of them. XLA computes each group with all others times zero, so
-that a number that is not finite in one example becomes NaN in all. `_split_features` writes them
-as groups of features, which XLA keeps apart, on all platforms.
+`jax.vmap` makes groups of examples from them. XLA computes each group with all others times zero,
+so a number that is not finite in one example becomes NaN in all. `_split_features` writes them as
+groups of features, which XLA keeps separate, on all platforms.
 
-Speed, on CPU only and only with `REWRITE_FOR_CPU`. XLA's fast convolutions know one order of axes,
-channels last. XLA puts the convolutions of a program in it, except inside of loops, and computes
-the gradient of max-pooling by a scatter on one thread. On two cores of one x86 CPU with jax 0.10.2,
-micro-batched steps of small CNNs took 1.9 to 58 times as long without these rewrites.
+Speed, on CPU only and only with `REWRITE_FOR_CPU`: XLA's fast convolutions support one order of
+axes, channels last. XLA converts the convolutions of a program to it, except inside of loops. It
+also computes the gradient of max-pooling by a scatter on one thread. On two busy cores of one x86
+CPU with jax 0.10.2, micro-batched steps of small CNNs took 1.8 to 58 times as long without these
+rewrites.
 """
 
 import functools
@@ -26,11 +27,11 @@ from dpoptax._jaxprs import bind, subprograms
 from dpoptax._tree import PyTree
 
 REWRITE_FOR_CPU = True
-"""Whether to rewrite convolutions and max-pooling that are only slow. No number depends on it."""
+"""Whether to rewrite convolutions and max-pooling that are correct but slow on CPU."""
 
 
 def rewrite_for_xla(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`fun`, which computes the same by operations that XLA is fast with, in loops too."""
+    """Returns `fun` with such operations rewritten, including those in loops."""
     traced = jax.jit(fun)
 
     def run(*args: PyTree) -> PyTree:
@@ -76,7 +77,7 @@ def _any_wants_rewriting(jaxpr: Jaxpr) -> bool:
 
 
 def _rewrite_subprograms(eqn: JaxprEqn) -> JaxprEqn:
-    """The operation, with the programs inside it rewritten where they want it."""
+    """Returns the equation with the programs inside it rewritten."""
 
     def rewrite(param: Any) -> Any:
         programs = subprograms({"param": param})
@@ -91,20 +92,20 @@ def _rewrite_subprograms(eqn: JaxprEqn) -> JaxprEqn:
         )
         if isinstance(param, ClosedJaxpr):
             return made
-        return param if made.consts else made.jaxpr  # it has no room for constants
+        return param if made.consts else made.jaxpr  # a bare jaxpr cannot hold constants
 
     return eqn.replace(params={name: rewrite(param) for name, param in eqn.params.items()})
 
 
 def _wants_convolution(eqn: JaxprEqn) -> bool:
-    """Whether a convolution has another order of axes, or groups of the batch."""
+    """Returns whether a convolution has another order of axes, or groups of the batch."""
     given = eqn.params["dimension_numbers"]
     slow = REWRITE_FOR_CPU and given != _channels_last(len(given.lhs_spec))
     return slow or eqn.params["batch_group_count"] > 1
 
 
 def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -> jax.Array:
-    """The same convolution with channels last on CPU, and with groups of features."""
+    """Computes the same convolution with channels last on CPU, and with groups of features."""
     given = eqn.params["dimension_numbers"]
     last = _channels_last(images.ndim)
     params = dict(eqn.params)
@@ -129,10 +130,10 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
 
 
 def _split_features(images: jax.Array, groups: int, batch: int, features: int) -> jax.Array:
-    """Images with the groups of their batch axis in the axis of features, one after the other."""
+    """Returns images with the groups of their batch axis moved to the axis of features."""
     shape = images.shape
     split = images.reshape(*shape[:batch], groups, shape[batch] // groups, *shape[batch + 1 :])
-    # Where the axis of features is now, that of groups taken out: before it they belong.
+    # `moveaxis` puts the groups directly before the features, although an axis was split.
     apart = jnp.moveaxis(split, batch, features)
     return apart.reshape(
         *(n // groups if i == batch else n * groups if i == features else n
@@ -141,7 +142,7 @@ def _split_features(images: jax.Array, groups: int, batch: int, features: int) -
 
 
 def _reorder_axes(x: jax.Array, source: Sequence[int], target: Sequence[int]) -> jax.Array:
-    """`x` with axis source[i] at target[i]."""
+    """Returns `x` with axis source[i] at target[i]."""
     order = dict(zip(target, source, strict=True))
     return lax.transpose(x, [order[i] for i in range(x.ndim)])
 
@@ -152,14 +153,18 @@ def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _wants_pooling(eqn: JaxprEqn) -> bool:
-    """Whether the windows of a pooling do not overlap."""
+    """Returns whether the windows of a pooling do not overlap.
+
+    Each entry of the input is then in one window at most. Its gradient is the window's if it is the
+    first maximum, and zero otherwise.
+    """
     windows, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]
     apart = all(size <= stride for size, stride in zip(windows, strides, strict=True))
     return REWRITE_FOR_CPU and apart
 
 
 def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
-    """The same selection and scatter, on CPU by comparisons of the entries of each window."""
+    """Computes the same gradient, on CPU by comparing the entries of each window."""
 
     def by_comparisons(source: jax.Array, operand: jax.Array) -> jax.Array:
         return _select_and_place(source, operand, **eqn.params)
@@ -179,10 +184,10 @@ def _select_and_place(
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> jax.Array:
-    """Puts each entry of `source` where its window of `operand` has the entry that is selected.
+    """Puts each entry of `source` at the selected entry of its window of `operand`.
 
-    The entries of a window are compared in order, as XLA compares them: the selected one stays
-    where `select_prim(selected, next)` holds. Padding stands for what is never better, as in JAX.
+    The entries of a window are compared in the order of XLA: the selected entry stays where
+    `select_prim(selected, next)` holds. As in JAX, padding is never selected over an entry.
     """
     places = list(itertools.product(*map(range, window_dimensions)))
     zero = np.zeros((), operand.dtype)
@@ -217,7 +222,7 @@ def _select_and_place(
 
 
 def _end_of_slices(place: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Behind the last of the entries that are at `place` of their windows."""
+    """Returns the ends of slices over the entries at `place` of their windows."""
     return [
         at + (size - 1) * stride + 1 for at, size, stride in zip(place, shape, strides, strict=True)
     ]

@@ -54,7 +54,7 @@ class Explanation:
 
     Attributes:
       rows: one for each parameter.
-      note: why some gradients are exactly zero and the remedy, empty if there are none.
+      note: why some gradients are exactly zero and the remedy, otherwise empty.
     """
 
     rows: tuple[ParameterExplanation, ...]

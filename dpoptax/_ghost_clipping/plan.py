@@ -126,7 +126,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Says what is computed for each parameter.
+    """Holds the way chosen for each parameter.
 
     Attributes:
       products: gradients that stay factors.

@@ -1,8 +1,9 @@
-"""What operations make of the rows of a batch.
+"""Gives, for each operation, where its results have the examples of a batch.
 
-Most make each row of what they return of that row of what they were given: then a row is still of
-one example, and clipping it bounds what that one does. A mean over the batch, a row added to its
-neighbour, do not. An operation that is not known here counts as one that joins rows.
+Most operations compute each row of the result from the same row of the operands. Each row then
+still belongs to one example, and a clip bounds that example's contribution. A mean over the batch,
+or adding a row to its neighbor, combines rows. Operations that are not listed here count as
+combining rows.
 """
 
 import dataclasses
@@ -23,12 +24,12 @@ from dpoptax._information_flow.example_axes import AxisDigit, ExampleAxes
 def result_axes(
     eqn: JaxprEqn, given: Mapping[int, ExampleAxes | None], numbers: Sequence[Hashable | None]
 ) -> ExampleAxes | None:
-    """The rows of an operation's results; None where it joins them.
+    """Returns the example axes of an operation's results, or `None` if it combines rows.
 
     Args:
-      eqn: the operation, which has no program of the user's in it.
-      given: those of its operands with private data, by their places.
-      numbers: of each operand what is equal for equal values, None where nothing is.
+      eqn: the operation, which contains no program of the user's.
+      given: the example axes of operands with private data, by position.
+      numbers: for each operand, a value that is equal for equal operands, or `None`.
     """
     found = {rows and _axes_after_operand(eqn, i, rows, numbers) for i, rows in given.items()}
     alike = found.pop() if len(found) == 1 else None
@@ -41,7 +42,7 @@ def result_axes(
 def _axes_after_operand(
     eqn: JaxprEqn, operand: int, rows: ExampleAxes, numbers: Sequence[Hashable | None]
 ) -> ExampleAxes | None:
-    """As far as one operand decides."""
+    """Returns the example axes of the results as far as one operand decides."""
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
     if not rows.digits:
         return rows
@@ -71,7 +72,7 @@ def _axes_after_operand(
 
 
 def _concatenate_slices(parts: Sequence[ExampleAxes], axis: int) -> ExampleAxes | None:
-    """The rows of slices one behind the other; None where they are not."""
+    """Returns the example axes of consecutive slices, or `None` for other parts."""
     slices = []
     for part in parts:
         match part.drawn:
@@ -95,14 +96,14 @@ def _shape(atom: Var | Literal) -> tuple[int, ...]:
 
 
 def _communicates(eqn: JaxprEqn) -> bool:
-    """Whether devices of a mesh exchange values."""
+    """Returns whether devices of a mesh exchange values."""
     return bool(named_axes(eqn.effects)) or "axis_name" in eqn.params
 
 
 def _has_room(
     eqn: JaxprEqn, shape: Sequence[int], before: Sequence[AxisDigit], along: Sequence[AxisDigit]
 ) -> bool:
-    """Whether all results have room for as many examples: rules are for the usual case."""
+    """Returns whether all results have as many examples; the rules cover only the usual case."""
     return all(
         new.axis < len(_shape(out)) and _shape(out)[new.axis] * old.run == shape[old.axis] * new.run
         for out in eqn.outvars
@@ -113,7 +114,7 @@ def _has_room(
 def _select_rows(
     eqn: JaxprEqn, operand: int, rows: ExampleAxes, numbers: Sequence[Hashable | None]
 ) -> ExampleAxes | None:
-    """Where public indices choose among the rows, or set them among public ones; else None."""
+    """Returns the axes if public indices select rows, or place them among public ones."""
     name, params, along = eqn.primitive.name, eqn.params, list(rows.axes)
     if len(along) > 1 or along[0].run > 1 or (operand and name != "concatenate"):
         return None
@@ -148,7 +149,7 @@ def _select_rows(
 def _reshape_digits(
     along: Sequence[AxisDigit], old: Sequence[int], new: Sequence[int]
 ) -> list[AxisDigit] | None:
-    """The axes over which a reshape lays the examples, which axes next to each other count."""
+    """Returns the axes over which a reshape spreads the examples of adjacent axes."""
     first = along[0].axis
     if [digit.axis for digit in along] != list(range(first, first + len(along))):
         return None
@@ -175,12 +176,12 @@ AxisRule = Callable[[JaxprEqn, int, AxisDigit], AxisDigit | None]
 
 
 def _keep_axis(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
-    """Each entry of the results is made of the entries at the same place."""
+    """Keeps the axis: each entry depends on the entries at the same place."""
     return digit
 
 
 def _keep_unless(name: str) -> AxisRule:
-    """As `_same`, but for the axes that a parameter names."""
+    """Keeps the axis unless a parameter of the operation names it."""
 
     def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         axes = eqn.params[name]
@@ -190,7 +191,7 @@ def _keep_unless(name: str) -> AxisRule:
 
 
 def _drop_axes(name: str) -> AxisRule:
-    """The axes that a parameter names are reduced, or of size 1 and dropped."""
+    """Drops the axes that a parameter names, which are reduced or of size 1."""
 
     def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         axes = eqn.params[name]
@@ -202,7 +203,7 @@ def _drop_axes(name: str) -> AxisRule:
 
 
 def _keep_batch(behind: int) -> AxisRule:
-    """Axes before the last ones are of a batch."""
+    """Keeps axes before the last ones, which are batch axes."""
 
     def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         return digit if digit.axis < len(_shape(eqn.invars[operand])) - behind else None
@@ -238,7 +239,7 @@ def _tile(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
 
 
 def _is_whole_slice(eqn: JaxprEqn, axis: int) -> bool:
-    """Whether a slice has the same size along an axis: it is all of it."""
+    """Returns whether a slice covers a whole axis."""
     return bool(_shape(eqn.outvars[0])[axis] == _shape(eqn.invars[0])[axis])
 
 
@@ -256,7 +257,7 @@ def _fft(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
 
 
 def _window(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    """A window of one entry, which moves by one."""
+    """Keeps an axis whose window has one entry and moves by one."""
     params, axis = eqn.params, digit.axis
     ones = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     alone = all(params[name][axis] == 1 for name in ones if name in params)
@@ -277,10 +278,10 @@ def _dot(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
 
 
 def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    """Images side by side; or each with kernels of its own, which are then groups of channels.
+    """Maps the batch of images, or groups of channels, each with its own kernels.
 
-    Where XLA has no groups it multiplies by zero what is of others, which of infinities are no
-    zeros: groups of a batch, and on TPUs, as is to be feared, of channels.
+    Without native groups, XLA multiplies the other groups by zero, which turns infinities into NaN.
+    This applies to groups of a batch, and possibly to groups of channels on TPU.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     channels, groups = numbers.out_spec[1], params["feature_group_count"]
@@ -298,7 +299,7 @@ def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
 
 
 def _batch_axes(eqn: JaxprEqn) -> list[int]:
-    """The axes of a gather's result that go over its indices."""
+    """Returns the axes of a gather's result that run over its indices."""
     offsets = eqn.params["dimension_numbers"].offset_dims
     return [axis for axis in range(len(_shape(eqn.outvars[0]))) if axis not in offsets]
 
@@ -317,7 +318,7 @@ def _gather(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         return None
     aside = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
-    # `_fits` compares the sizes: what is as long as the axis is all of it.
+    # `_has_room` compares the sizes: a slice as long as the axis covers all of it.
     return dataclasses.replace(digit, axis=numbers.offset_dims[kept.index(digit.axis)])
 
 
@@ -327,7 +328,7 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     numbers = eqn.params["dimension_numbers"]
     aside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
-    place = digit.axis  # among the axes that go over the indices
+    place = digit.axis  # among the axes that run over the indices
     if operand == 2:
         windows = numbers.update_window_dims
         if digit.axis in windows:

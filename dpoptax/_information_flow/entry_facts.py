@@ -1,6 +1,7 @@
-"""Whether indices name no example twice, and keys of noise no noise.
+"""Tracks whether indices name an example twice, and whether keys repeat.
 
-An example would be in two rows, each of them clipped alone; noise would hide two releases.
+An example named twice would be in two rows, each clipped separately. Noise drawn twice would hide
+two releases.
 """
 
 import dataclasses
@@ -18,14 +19,14 @@ from dpoptax._jaxprs import type_of
 
 @dataclasses.dataclass(frozen=True)
 class EntryFacts:
-    """How the entries of an array are to each other.
+    """Says how the entries of an array relate to each other.
 
     Attributes:
-      distinct: whether no two are equal.
-      equal: whether all are.
-      span: of distinct ones, a bound on the largest minus the smallest, plus one.
-      moved: of distinct ones, whether some may be no indices of an axis so long.
-      of: of distinct ones, the longest axis that they are distinct on.
+      distinct: whether no two entries are equal.
+      equal: whether all entries are equal.
+      span: for distinct entries, a bound on the largest minus the smallest, plus one.
+      shifted: for distinct entries, whether some may not be indices of an axis of this length.
+      axis_length: for distinct entries, the longest axis on which they are distinct.
     """
 
     distinct: bool = False
@@ -37,9 +38,9 @@ class EntryFacts:
 
 UNKNOWN_ENTRIES, EQUAL_ENTRIES = EntryFacts(), EntryFacts(equal=True)
 DISTINCT_ENTRIES = EntryFacts(distinct=True)
-"""Of arguments: taken to be different indices of whatever they are indices of."""
+"""Facts of arguments, which are assumed to be distinct indices of whatever they index."""
 
-# Some or all entries of the first operand, each once.
+# These return some or all entries of the first operand, each once.
 _SELECTION_PRIMITIVES = {
     "dynamic_slice",
     "reshape",
@@ -56,7 +57,7 @@ _ARITHMETIC_PRIMITIVES = {"add", "div", "max", "min", "mul", "rem", "select_n", 
 def result_entries(
     eqn: JaxprEqn, given: Sequence[EntryFacts], numbers: Sequence[Hashable], of: Derivations
 ) -> list[EntryFacts]:
-    """Of each result of an operation, by those of its operands, and by their numbers."""
+    """Returns the facts of each result, from those of the operands and their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
     given = [
         EQUAL_ENTRIES if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
@@ -91,6 +92,7 @@ def result_entries(
 def _key_entries(
     eqn: JaxprEqn, given: Sequence[EntryFacts], numbers: Sequence[Hashable], of: Derivations
 ) -> EntryFacts:
+    """Returns the facts of an array of keys."""
     name, distinct = eqn.primitive.name, any(each.distinct for each in given)
     if name in _CONCATENATION_PRIMITIVES:
         single = all(_size(v) == 1 for v in eqn.invars)
@@ -105,19 +107,19 @@ def _key_entries(
 
 
 def is_integer(atom: Var | Literal) -> bool:
-    """Whether it is of whole numbers."""
+    """Returns whether the array holds integers."""
     return jnp.issubdtype(type_of(atom).dtype, jnp.integer)
 
 
 def is_key(atom: Var | Literal) -> bool:
-    """Whether it is of random keys."""
+    """Returns whether the array holds random keys."""
     return jnp.issubdtype(type_of(atom).dtype, jax.dtypes.prng_key)
 
 
 def indices_are_unique(eqn: JaxprEqn, given: EntryFacts) -> bool:
-    """Whether what a gather looks up is there once.
+    """Returns whether a gather reads each entry at most once.
 
-    Indices from outside of an axis are dropped, or mean its last entry.
+    Indices outside of an axis are dropped, or mean its last entry.
     """
     if _size(eqn.invars[1]) == 1:
         return True
@@ -130,7 +132,7 @@ def indices_are_unique(eqn: JaxprEqn, given: EntryFacts) -> bool:
 
 
 def _is_within_axes(eqn: JaxprEqn, given: EntryFacts) -> bool:
-    """Whether distinct indices are inside of the axes that a gather looks them up on."""
+    """Returns whether distinct indices are within the axes that a gather reads."""
     return not given.shifted and given.span <= min(_lengths(eqn))
 
 
@@ -140,7 +142,7 @@ def _lengths(eqn: JaxprEqn) -> list[int]:
 
 
 def _added_length(numbers: Sequence[Hashable], of: Derivations) -> int | None:
-    """What a `select_n` adds to the negative ones of indices; None where it is another."""
+    """Returns the length that a `select_n` adds to negative indices, `None` for other uses."""
     match [of.operation(number) for number in numbers]:
         case [("lt", _, (index, zero), _), _, ("add", _, (moved, length), _)]:
             match of.operation(zero), of.operation(length):
@@ -150,7 +152,7 @@ def _added_length(numbers: Sequence[Hashable], of: Derivations) -> int | None:
 
 
 def _keeps_entries(eqn: JaxprEqn) -> bool:
-    """Whether all entries are there once more, in another shape or type."""
+    """Returns whether the result has all entries once, in another shape or type."""
     if eqn.primitive.name == "broadcast_in_dim":
         return _size(eqn.outvars[0]) == _size(eqn.invars[0])
     if eqn.primitive.name != "convert_element_type":
@@ -161,7 +163,7 @@ def _keeps_entries(eqn: JaxprEqn) -> bool:
 
 
 def _is_wide(atom: Var | Literal) -> bool:
-    """Whether it is of whole numbers that count to more than an array has entries."""
+    """Returns whether the array holds integers that can count the entries of an array."""
     dtype = type_of(atom).dtype
     return jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4
 

@@ -1,4 +1,4 @@
-"""Where a batch's examples are in an array, also in a turn of a loop and on a device."""
+"""Describes where a batch's examples are in an array, also in loops and on devices."""
 
 import dataclasses
 from collections.abc import Hashable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class AxisDigit:
-    """An axis on which entry n is of example n // run."""
+    """Represents an axis on which entry n belongs to example n // run."""
 
     axis: int
     run: int = 1
@@ -14,11 +14,11 @@ class AxisDigit:
 
 @dataclasses.dataclass(frozen=True)
 class LoopTurn:
-    """A turn of a loop, or a device: all of the array is of the examples that are its own.
+    """Represents a turn of a loop, or a device: the array belongs to the examples of that turn.
 
     Attributes:
-      of: the loop.
-      over: the axes of the mesh, of devices.
+      loop: the loop.
+      mesh_axes: for devices, the axes of the mesh.
     """
 
     loop: Hashable
@@ -27,12 +27,12 @@ class LoopTurn:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleAxes:
-    """An array made, in each entry, of the example alone that the entry's place names.
+    """Says which example each entry of an array depends on, by the entry's position.
 
     Attributes:
-      digits: where the example's number is read, its leading digit first.
-      drawn: which examples these are: () for those of the arguments, else what they were chosen
-        from these by. Arrays of equal `drawn` have the same ones, in the same order.
+      digits: the axes and turns that give the example's number, the leading digit first.
+      drawn: how these examples were selected: () for the arguments' own. Arrays of equal `drawn`
+        have the same examples in the same order.
     """
 
     digits: tuple[AxisDigit | LoopTurn, ...]
@@ -40,22 +40,22 @@ class ExampleAxes:
 
     @property
     def axes(self) -> tuple[AxisDigit, ...]:
-        """The axes among the digits."""
+        """Returns the axes among the digits."""
         return tuple(digit for digit in self.digits if isinstance(digit, AxisDigit))
 
     @property
     def is_leading(self) -> bool:
-        """Whether each row, by the leading axis, is of one example."""
+        """Returns whether each row along the leading axis belongs to one example."""
         return self.axes == (AxisDigit(0),)
 
     def permuted(self, along: Sequence[AxisDigit]) -> "ExampleAxes":
-        """With each of its axes at another place."""
+        """Returns the same examples with each axis at another place."""
         new = iter(along)
         digits = tuple(next(new) if isinstance(d, AxisDigit) else d for d in self.digits)
         return dataclasses.replace(self, digits=digits)
 
     def placed(self, along: Sequence[AxisDigit]) -> "ExampleAxes | None":
-        """With its examples along other axes; None where turns are between those before."""
+        """Returns the same examples along other axes, or `None` if turns separate the old."""
         first = self.digits.index(self.axes[0])
         if self.digits[first : first + len(self.axes)] != self.axes:
             return None
@@ -64,11 +64,11 @@ class ExampleAxes:
 
 
 LEADING_AXIS = ExampleAxes((AxisDigit(0),))
-"""Of an argument: a row for each example."""
+"""The axes of an argument: one row for each example."""
 
 
 def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
-    """Of one of the slices along the leading axis that a loop gets, each in its turn."""
+    """Returns the axes of a slice along the leading axis, as each turn of a scan gets one."""
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
@@ -83,7 +83,7 @@ def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
 
 
 def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
-    """Of the results of all turns of a loop, along a new leading axis."""
+    """Returns the axes of the results of all turns, stacked along a new leading axis."""
     digits = (
         dataclasses.replace(digit, axis=digit.axis + 1)
         if isinstance(digit, AxisDigit)
@@ -98,7 +98,7 @@ def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
 def split_devices(
     rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
 ) -> ExampleAxes | None:
-    """Of the part of one device of those that share the axes of a `jax.P`."""
+    """Returns the axes of one device's part, for an array with this `jax.P`."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
         if isinstance(digit, AxisDigit) and (over := _sharing_axes(spec, digit)):
@@ -112,7 +112,7 @@ def split_devices(
 def join_devices(
     rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
 ) -> ExampleAxes | None:
-    """Of the whole of which each device has a part, as `split` the other way round."""
+    """Returns the axes of the whole array, whose parts the devices have; inverts a split."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
         over = _sharing_axes(spec, digit) if isinstance(digit, AxisDigit) else ()
@@ -123,10 +123,10 @@ def join_devices(
 
 
 def _sharing_axes(spec: Sequence[Hashable], digit: AxisDigit) -> tuple[Hashable, ...]:
-    """The axes of a mesh that an axis of an array is split over."""
+    """Returns the mesh axes that an axis of an array is split over."""
     return mesh_axes(spec[digit.axis]) if digit.axis < len(spec) else ()
 
 
 def mesh_axes(axes: Hashable) -> tuple[Hashable, ...]:
-    """The axes of a mesh that are named, one of them, several or none."""
+    """Returns the named mesh axes: one, several or none."""
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)

@@ -1,4 +1,4 @@
-"""Finds which results of a step may be shown, and which depend on private data or on secrets."""
+"""Finds which results of a step may be shown, and which depend on private data or secrets."""
 
 import dataclasses
 import functools
@@ -47,20 +47,20 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class InformationFlow:
-    """Lists what a step shows; printing it gives a table of the private and secret results.
+    """Lists everything a step shows; printing it gives a table of private and secret results.
 
     Attributes:
       shown: every array that the function returns or passes to Python.
-      closed_over: types of the arrays, of 100 numbers or more, that the function has from outside
-        and not as arguments; they were taken for public.
-      joined: the operations, with their lines, that made a row of a batch of several examples
-        before it was clipped, or may have: what one example does is then bounded by no clip.
-      redrawn: the lines that draw noise by a key that is not known to be another than all that
-        noise is drawn by elsewhere, as `update` does twice from one state, in each turn of a loop,
-        or on each device of a `jax.shard_map`: the difference of two such releases has none.
+      closed_over: types of the arrays, of 100 numbers or more, that the function closes over
+        instead of taking them as arguments. They are treated as public.
+      joined: the operations, with their lines, that combined several examples in one row before the
+        clip, or may have. No clip then bounds the contribution of one example.
+      redrawn: the lines that may draw noise by a key that draws noise elsewhere. Examples are two
+        calls of `update` with one state, each turn of a loop, or each device of a `jax.shard_map`.
+        The difference of two such releases has no noise.
       uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
-        release whose `update` the function does not surely call: no ledger has them then, and they
-        are private.
+        release whose `update` the function may not call. No ledger then has them, and they are
+        private.
     """
 
     shown: tuple[Shown, ...]
@@ -219,7 +219,7 @@ def information_flow(
 
 
 def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[Label]:
-    """Returns the label of each leaf of an argument, with the secrets of noise stages in it."""
+    """Returns the label of each leaf of an argument, including secrets of noise stages."""
     labels = []
     for place, (leaf, fields) in enumerate(
         zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
@@ -237,7 +237,8 @@ def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[L
 def _stage_fields(tree: PyTree) -> list[set[Any]]:
     """Returns, for each leaf, the fields of noise stages' states that contain it.
 
-    A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
+    A noise stage's state is recognized by its imprint, even where flax.nnx has made a dictionary of
+    it.
     """
     paths = [
         [getattr(k, "name", getattr(k, "key", k)) for k in path]
@@ -248,7 +249,7 @@ def _stage_fields(tree: PyTree) -> list[set[Any]]:
 
 
 def _check_pure(args: PyTree) -> None:
-    """Raises where arguments are objects of flax.nnx, whose values a function may write to."""
+    """Raises if arguments are flax.nnx objects, whose values a function may write to."""
 
     def is_object(x: object) -> bool:
         return not nnx_kinds(x).isdisjoint({"Pytree", "Variable"})

@@ -1,4 +1,4 @@
-"""Following labels through a traced program, equation by equation."""
+"""Follows labels through a traced program, equation by equation."""
 
 import contextlib
 import dataclasses
@@ -35,35 +35,35 @@ from dpoptax._jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, 
 from dpoptax._marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
 from dpoptax._pricing.checks import is_hashable
 
-# Operations that return what they get.
+# Operations that return their operands.
 _IDENTITY_PRIMITIVES = {
     *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
     *("pvary", "random_clone", "reshard", "sharding_constraint"),
 }
-# What goes into a clip, and comes out of it.
+# Data that a clip expects at its entry and at its exit.
 _EXPECTED_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
 _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# What runs a program once, whenever it runs.
+# Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
 _FollowTurn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
 LARGE_CONSTANT = 100
-"""Numbers from which an array that a function closes over is worth a word: it may be data."""
+"""Closed-over arrays of at least this size are reported, since they may be data."""
 
 
 class LabelFollower:
     """Follows labels from the operands of a program to its results.
 
     Attributes:
-      seen: what is shown other than as a result, by name and line.
+      seen: values shown other than as a result, by name and line.
       closed_over: types of large arrays among the constants, each once, in order.
-      joined: operations that joined examples in front of a clip, with their lines, likewise.
-      redrawn: the lines where noise may be drawn that another line drew, likewise.
+      joined: operations that combined examples before a clip, with their lines, likewise.
+      redrawn: lines where noise may be drawn again that another line drew, likewise.
     """
 
     def __init__(self, constants: Mapping[Var, bytes]) -> None:
-        """Begins with the bits of what the program closes over, where these are few."""
+        """Starts with the bits of the small arrays that the program closes over."""
         self._constants = constants
         self.seen: dict[tuple[str, str], Label] = {}
         self.closed_over: dict[str, None] = {}
@@ -73,38 +73,37 @@ class LabelFollower:
         self.number = self._derivations.number
         self._draws = NoiseDraws(self._derivations)
         self._selections = RowSelections(self._derivations)
-        # Of a release what has keys of its own: the points of a jax.vmap, by its axis, and devices,
-        # by the axes of their mesh.
+        # For each release, the axes along which keys differ: axes of a jax.vmap, and mesh axes.
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
-        # The operation that is followed, behind those around it and the branches that these took.
+        # The equation being followed, after its enclosing ones and the branches they took.
         self._within: list[JaxprEqn | Jaxpr | str] = []
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, label: Label) -> None:
-        """That something is shown other than as a result."""
+        """Records that a value is shown other than as a result."""
         self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
 
     def final_content(self, label: Label) -> Content:
-        """What a value tells of, once all is followed: what no stage counted is private."""
+        """Returns a value's content after all is followed; uncounted selections are private."""
         counted = self._selections.are_counted(label.selections)
         return label.holds if counted else label.holds | Content.PRIVATE
 
     @property
     def uncounted(self) -> dict[str, None]:
-        """The lines that select rows for a release that is not surely counted, each once."""
+        """Returns the lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
     def follow(
         self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
     ) -> tuple[list[Label], list[Label]]:
-        """The labels of a program's results, and of its arguments after it.
+        """Returns the labels of a program's results, and of its arguments afterwards.
 
-        The latter are other ones than before where the arguments are references, and written to.
+        Labels of arguments change if the arguments are references and the program writes to them.
 
         Args:
           jaxpr: the program.
           given: the labels of its arguments.
-          around: that of what decides whether it runs.
+          around: the label of the values that decide whether it runs.
         """
         labels = {
             var: Label(number=self.number("constant", self._constants.get(var, var)))
@@ -143,7 +142,7 @@ class LabelFollower:
     def _step(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
-        """The labels of an equation's results, and of its operands after it."""
+        """Returns the labels of an equation's results, and of its operands afterwards."""
         name = eqn.primitive.name
         if name == "name":
             return [self._marked(eqn, read[0])], read
@@ -166,16 +165,16 @@ class LabelFollower:
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
             self.note(name, self._line(), join_labels((around, *read)))
         results = self._applied(eqn, read)
-        # Also of references, into which each turn of a loop may have written rows of its own.
+        # References lose their rows too: each turn of a loop may have written other rows.
         together = dataclasses.replace(join_labels(read), rows=None, number=None)
-        for each in inner:  # what is called otherwise may read all, tell all, and run many times
+        for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
             with self._inside(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
     def _folded(self, read: list[Label]) -> Label:
-        """That of a key that was made of a key and a number."""
+        """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
         return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_ENTRIES)
@@ -201,7 +200,7 @@ class LabelFollower:
             self._keys[clip] = apart
             self._selections.draw(clip, label.number)
             again = self._draws.repeats(label.number, here, single=not mapped)
-        elif name == RELEASE and label.has_data:  # many with the noise of one
+        elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
         elif name == SELECTED:
             selection = self._selections.select(clip, self._optional(), self._line())
@@ -214,19 +213,19 @@ class LabelFollower:
         return after
 
     def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
-        """A result of an operation, with a number if it has none."""
+        """Returns the label of a result, with a number if it has none."""
         if label.has_data or label.number is not None:
             return label
         of = self._here() if Content.RELEASED in label.holds else self._run(eqn, read)
         return dataclasses.replace(label, number=self.number(of, place))
 
     def _run(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
-        """The same for runs that make the same of what is public, where all noise is another."""
+        """Returns an identity of a run, equal for runs with equal public inputs and fresh noise."""
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computed(eqn, numbers) or self._here()
 
     def _optional(self) -> ProgramPath:
-        """The loops, branches and unknown calls around it: what need not run, or not once."""
+        """Returns the enclosing loops, branches and unknown calls, which may not run once."""
         return tuple(
             id(each)
             for each in self._within[:-1]
@@ -238,11 +237,11 @@ class LabelFollower:
         return tuple(map(id, self._within))
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
-        """The labels of the results of an operation on all that it reads."""
+        """Returns the labels of the results of an operation without a known program."""
         numbers = [label.number for label in read]
         together = join_labels(read)
         together = dataclasses.replace(together, varying=varying_axes(eqn, together.varying))
-        if not eqn.outvars:  # as of a callback that returns nothing
+        if not eqn.outvars:  # such as a callback without results
             return []
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
@@ -260,9 +259,9 @@ class LabelFollower:
         return [found] * len(eqn.outvars)
 
     def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
-        """What an operation computes: equal for equal results; None where nothing says so."""
+        """Returns an identity of a computation, equal for equal results, or `None`."""
         name, parameters = eqn.primitive.name, sorted(eqn.params.items())
-        if name == "random_split":  # behind the axes of keys
+        if name == "random_split":  # the key's own axes come before the new one
             parameters.append(("axes", len(type_of(eqn.invars[0]).shape)))
         what = name, tuple(parameters), tuple(numbers)
         drawn = eqn.effects or name == "rng_uniform"
@@ -285,7 +284,7 @@ class LabelFollower:
         return [condition_label(each, decides) for each in results], [decides, *written]
 
     def _chosen(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
-        """That of what one of the branches of a choice made."""
+        """Returns the label of a value computed by one of several branches."""
         found, numbers = join_labels(labels), [label.number for label in labels]
         if found.has_data or found.number is not None or None in numbers:
             return found
@@ -299,7 +298,7 @@ class LabelFollower:
         turns, last = self._repeats(eqn, read), first + number
 
         def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
-            """The labels behind a turn: of its results, and of what the loop reads."""
+            """Returns the labels after a turn: of its results, and of the operands of the loop."""
             carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
                 turns.enter(label, example_axes.slice_scan, i, other=other)
@@ -326,7 +325,7 @@ class LabelFollower:
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
         def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
-            """The labels behind a turn: of its results, and of what the loop reads."""
+            """Returns the labels after a turn: of its results, and of the operands of the loop."""
             tested, used, carry = now[:first], now[first:last], now[last:]
             carry = turns.next_turn(carry) if other else carry
             (decides,), _ = self.follow(test, [*tested, *carry], around)
@@ -341,11 +340,11 @@ class LabelFollower:
     def _turns(
         self, turn: _FollowTurn, read: list[Label], *, several: bool
     ) -> tuple[list[Label], list[Label]]:
-        """What holds behind any turn of a loop: with what one makes, it makes no more.
+        """Returns labels that hold after any turn: one more turn leaves them unchanged.
 
-        What it carries has to be known before it can be told whether two turns draw one noise. So
-        turns are followed without that at first. Where there are `several`, another is followed
-        with the last one, with other names for what turns change.
+        Whether two turns draw the same noise depends on the carried values. So turns are first
+        followed without recording draws, until the labels are stable. If there are `several` turns,
+        two are then followed, with different names for the values that turns change.
         """
         with self._draws.suspended() as judged:
             now, (results, after) = read, turn(read, False)
@@ -396,7 +395,10 @@ class LabelFollower:
         return LoopLabels(eqn, read, name, self._derivations, self._run(eqn, read))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
-        """The program of an operation; one for each, as places in loops go by what stands there."""
+        """Returns the program of a hijax operation, always the same object for one equation.
+
+        Places in loops are identified by the objects on the way.
+        """
         operation = eqn.params["_prim"]
 
         def program(*operands: jax.Array) -> Any:
@@ -408,7 +410,7 @@ class LabelFollower:
         return self._expansions[id(eqn)]
 
     def _line(self) -> str:
-        """That of the operation, or of the call of a function that does not know its own."""
+        """Returns the line of the equation, or of the enclosing call if it has none."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
         return next(filter(None, map(source_line, around)), "") or source_line(
             around[0], inner=True
@@ -418,7 +420,7 @@ class LabelFollower:
 def _written_labels(
     atoms: Sequence[Var | Literal], before: Sequence[Label], after: Sequence[Label]
 ) -> list[Label]:
-    """The labels of operands after a program that got parts of them."""
+    """Returns the labels of operands after a program that got parts of them."""
     return [
         join_labels(each) if is_reference(atom) else each[0]
         for atom, each in zip(atoms, zip(before, after, strict=True), strict=True)
@@ -426,7 +428,7 @@ def _written_labels(
 
 
 def _join_references(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
-    """The labels of operands of which several may be one reference."""
+    """Returns the labels of operands, of which several may be one reference."""
     return [
         join_labels(each for other, each in zip(atoms, labels, strict=True) if other is atom)
         if is_reference(atom)
@@ -436,5 +438,5 @@ def _join_references(atoms: Sequence[Var | Literal], labels: Sequence[Label]) ->
 
 
 def is_reference(atom: Var | Literal) -> bool:
-    """Whether it is a `jax.Ref`."""
+    """Returns whether a value is a `jax.Ref`."""
     return hasattr(atom.aval, "inner_aval")

@@ -1,4 +1,4 @@
-"""What a value may tell of, and what marks in a program make of that."""
+"""Describes the data that a value may depend on, and how marks in a program change it."""
 
 import dataclasses
 import enum
@@ -13,13 +13,13 @@ from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 
 
 class Content(enum.Flag):
-    """What a value may tell of."""
+    """Lists the kinds of data that a value may depend on."""
 
     NOTHING = 0
     RELEASED = enum.auto()
-    SECRET = enum.auto()  # a noise key, or noise that was drawn
-    EXAMPLES = enum.auto()  # private data on their way through a clip
-    CLIPPED = enum.auto()  # what one example moves by a bounded amount
+    SECRET = enum.auto()  # a noise key, or drawn noise
+    EXAMPLES = enum.auto()  # private data on the way through a clip
+    CLIPPED = enum.auto()  # one example changes it by a bounded amount
     PRIVATE = enum.auto()
 
 
@@ -28,17 +28,17 @@ PRIVATE_CONTENT = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """What is known of a value.
+    """Holds everything that is known about a value.
 
     Attributes:
-      holds: what it may tell of.
-      rows: where the examples are in private data; None: nowhere, each entry may be of several.
-        Within a clip it is in their `drawn` what rows are clipped there, and by which one.
-      joined: the operation that made it of several, and its line.
-      number: of what holds no data: equal for equal values; None where nothing is known.
-      entries: how its entries are to each other, of what holds no data.
-      apart: the axes of a mesh along which each device may have another.
-      selections: those that it tells of.
+      holds: the kinds of data that it may depend on.
+      rows: where the examples are in private data; `None` if an entry may depend on several. Within
+        a clip, its `drawn` names the clip and the rows that are clipped.
+      joined: the operation that combined examples, and its line.
+      number: for values without data, equal for equal values; `None` if nothing is known.
+      entries: for values without data, how the entries relate to each other.
+      varying: the mesh axes along which devices may have different values.
+      selections: the row selections that it depends on.
     """
 
     holds: Content = Content.NOTHING
@@ -51,7 +51,7 @@ class Label:
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds private data, clipped or not."""
+        """Returns whether the value depends on private data, clipped or not."""
         return bool(self.holds & PRIVATE_CONTENT)
 
 
@@ -59,7 +59,7 @@ EMPTY_LABEL = Label()
 
 
 def join_labels(labels: Iterable[Label]) -> Label:
-    """Of a value that may be any of these."""
+    """Returns the label of a value that may be any of these."""
     labels = tuple(labels)
     holds = functools.reduce(operator.or_, (each.holds for each in labels), Content.NOTHING)
     apart = frozenset[Hashable]().union(*(each.varying for each in labels))
@@ -81,7 +81,7 @@ def join_labels(labels: Iterable[Label]) -> Label:
 
 
 def condition_label(label: Label, by: Label) -> Label:
-    """Of a value that is there if another says so."""
+    """Returns the label of a value that exists only if another value says so."""
     both = join_labels((label, by))
     if both.has_data:
         return both if by.holds else dataclasses.replace(label, varying=both.varying)
@@ -91,7 +91,7 @@ def condition_label(label: Label, by: Label) -> Label:
 
 
 def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
-    """Behind a mark, of a clip whose marks have the same `clip`."""
+    """Returns the label after a mark; marks of one clip share `clip`."""
     holds, rows = label.holds, None
     if name == EXAMPLES:
         apart = (
@@ -124,7 +124,7 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
 
 
 def shown_kind(holds: Content, in_stage: bool = False) -> str:
-    """Returns the kind of a shown value: a secret is private except in a noise stage's state."""
+    """Returns the kind of a shown value; a secret is private except in a noise stage's state."""
     if holds & PRIVATE_CONTENT:
         return "private"
     if Content.SECRET in holds:

@@ -1,4 +1,4 @@
-"""What is known of values where a program runs several times: in turns of a loop, or on devices."""
+"""Passes labels into and out of programs that run repeatedly: in loops, or on devices."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
@@ -11,10 +11,10 @@ from dpoptax._information_flow.example_axes import ExampleAxes, LoopTurn, mesh_a
 from dpoptax._information_flow.labels import Label, join_labels
 
 AxesMove = Callable[[ExampleAxes, LoopTurn], ExampleAxes | None]
-"""What becomes of rows on the way into a turn, or out of it."""
+"""Maps example axes on the way into a turn of a loop, or out of it."""
 
 
-# What makes of all devices' values one that is the same on each.
+# Collectives whose results are equal on all devices.
 _UNIFORM_COLLECTIVES = {
     *("psum", "psum_invariant", "pmax", "pmin"),
     *("all_gather", "all_gather_invariant", "all_gather_reduced"),
@@ -22,10 +22,10 @@ _UNIFORM_COLLECTIVES = {
 
 
 class LoopLabels:
-    """Labels on their way into the turns of one program, from turn to turn, and out of them.
+    """Maps the labels of one loop: into a turn, from turn to turn, and out of the loop.
 
-    A number stands for equal values within a turn, and rows for examples chosen there: outside,
-    and in another turn, the same would be others.
+    A number represents equal values within a turn, and example axes represent the examples of that
+    turn. Outside of it, and in another turn, they would represent others.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LoopLabels:
         self._drawn = {(), *(label.rows.drawn for label in read if label.rows)}
 
     def enter(self, label: Label, moving: AxesMove, place: int, *, other: bool = False) -> Label:
-        """Of what one turn gets, or an `other` one, of a value from outside."""
+        """Returns the label inside of one turn, or of a `other` one, of a value from outside."""
         if label.has_data:
             return self._with_rows(label, label.rows and moving(label.rows, self._turn))
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
@@ -51,7 +51,7 @@ class LoopLabels:
         return dataclasses.replace(label, number=parts[other])
 
     def leave(self, label: Label, moving: AxesMove, place: int) -> Label:
-        """Of a value outside, of what all turns made."""
+        """Returns the label, outside of the loop, of the stacked results of all turns."""
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
             return self._with_rows(label, moved if self._lasts(moved) else None)
@@ -59,7 +59,7 @@ class LoopLabels:
         return dataclasses.replace(label, number=number, entries=UNKNOWN_ENTRIES)
 
     def carry(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> list[Label]:
-        """Of what a turn gets from the one before, or from outside, in a loop of so many."""
+        """Returns the labels of a turn's carry, from outside or from the previous turn."""
         self._keep(before, after, turns)
         found = []
         for place, (old, new) in enumerate(zip(self._one(before), self._one(after), strict=True)):
@@ -72,7 +72,7 @@ class LoopLabels:
         return found
 
     def _keep(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
-        """What a turn made of what it got."""
+        """Records the result that a turn computes from each carried value."""
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
             carried, later, last = (
                 self._numbered(name, place) for name in ("carried", "carried on", "last")
@@ -86,15 +86,15 @@ class LoopLabels:
                 self._first[place] = old.number
 
     def next_turn(self, carry: Sequence[Label]) -> list[Label]:
-        """Of what another turn gets from the one before it: what no turn changes is the same."""
+        """Returns the labels of the carry in another turn; unchanged values stay equal."""
         return self._renamed(carry, "carried", "carried on")
 
     def _one(self, carry: Sequence[Label]) -> list[Label]:
-        """Of what that turn got, as of any."""
+        """Returns the labels of the carry with the numbers of the first followed turn."""
         return self._renamed(carry, "carried on", "carried")
 
     def last_turn(self, carry: Sequence[Label]) -> list[Label]:
-        """Of what the last turn leaves."""
+        """Returns the labels of the carry after the last turn."""
         return self._renamed(carry, "carried", "last")
 
     def _renamed(self, carry: Sequence[Label], old: str, new: str) -> list[Label]:
@@ -109,7 +109,7 @@ class LoopLabels:
         return self._derivations.number(self._run, *what)
 
     def _lasts(self, rows: ExampleAxes | None) -> bool:
-        """Whether rows mean the same in all turns."""
+        """Returns whether example axes mean the same in all turns."""
         if rows is None or rows.drawn not in self._drawn:
             return False
         return not any(isinstance(d, LoopTurn) and d.loop == self._turn.loop for d in rows.digits)
@@ -120,13 +120,16 @@ class LoopLabels:
 
 
 def manual_axes(eqn: JaxprEqn) -> frozenset[Hashable]:
-    """The axes of a mesh that a `jax.shard_map` is over."""
+    """Returns the mesh axes that a `jax.shard_map` maps over."""
     axes: frozenset[Hashable] = eqn.params["newly_manual_axes"]
     return axes
 
 
 def varying_axes(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashable]:
-    """The axes of a mesh along which devices may have other results; `before`, other operands."""
+    """Returns the mesh axes along which devices may have different results.
+
+    `before` holds those of the operands.
+    """
     over = mesh_axes(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
     if eqn.primitive.name == "axis_index":
         return before.union(over)

@@ -1,4 +1,4 @@
-"""What people are shown of a traced program: the type of a value, and the line that computed it."""
+"""Describes values of a traced program for people: types, and the lines that computed them."""
 
 import pathlib
 from typing import Any
@@ -9,18 +9,18 @@ from jax.extend.source_info_util import summarize
 
 from dpoptax._jaxprs import subprograms
 
-# What a user's own line is not in.
+# Lines in these folders are not a user's own.
 _LIBRARY_FOLDERS = str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(optax.__file__).parent)
 _FRAME_LIMIT = 100
 
 
 def type_text(atom: Any) -> str:
-    """Its shape and dtype, in short."""
+    """Returns shape and dtype of an array as a short text."""
     return atom.aval.str_short()
 
 
 def source_of_result(jaxpr: Jaxpr, atom: Var | Literal) -> str:
-    """The line that computed a result, in the function that the step called for it."""
+    """Returns the line that computed a result, in the function that the step called."""
     for eqn in jaxpr.eqns:
         for index, out in enumerate(eqn.outvars):
             if atom is out:
@@ -32,7 +32,7 @@ def source_of_result(jaxpr: Jaxpr, atom: Var | Literal) -> str:
 
 
 def source_line(eqn: JaxprEqn, *, inner: bool = False) -> str:
-    """File, line and function that an operation is from, the user's own unless the `inner`most."""
+    """Returns file, line and function of an equation: the user's own, unless `inner`."""
     lines = reversed(summarize(eqn.source_info, _FRAME_LIMIT).splitlines())
     found = (each for each in lines if inner or not each.startswith(_LIBRARY_FOLDERS))
     return pathlib.PurePath(next(found, "")).name

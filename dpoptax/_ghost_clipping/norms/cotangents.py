@@ -1,12 +1,12 @@
-"""Per-example gradients by a value that is made of parameters, on their way back to these.
+"""Holds per-example gradients by a derived value while they are pulled back to a parameter.
 
-A gradient by such a value is held as outer products times a fixed array, and as fixed arrays
-times few numbers of each example:
+A gradient by such a value is held as outer products times a fixed array, and as fixed arrays times
+a few numbers of each example:
 
     scale ⊙ Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k.
 
-Scaling, sums along axes and products with matrices keep this form. Fixed arrays come of the
-parameters alone. They and the weights have the value's axes, of size 1 where they do not vary.
+Scaling, sums along axes and products with matrices keep this form. Fixed arrays depend on the
+parameters only. They and the weights have the value's axes, of size 1 where they do not vary.
 """
 
 import dataclasses
@@ -25,11 +25,14 @@ from dpoptax._xla import materialize
 
 
 class NotFactoredError(Exception):
-    """A gradient is not of this form."""
+    """Signals that a gradient does not have this form."""
 
 
 def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A fixed array over a power of two, so that its largest entry is about 1, and the exponent."""
+    """Returns a fixed array divided by a power of two, and the exponent.
+
+    The largest entry of the quotient is about 1.
+    """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     found = bounds.binary_exponent(largest)
     found = jnp.where(found < -126, 0, found)  # zero is divided by 1
@@ -37,7 +40,7 @@ def normalize_fixed(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
-    """An array whose axis i is axis source[i] of `x`, or new; those left out are of size 1."""
+    """Returns an array whose axis i is axis source[i] of `x`, or new; others must have size 1."""
     kept = [i for i in source if i is not None]
     dropped = [i for i in range(x.ndim) if i not in kept]
     return x.transpose(*kept, *dropped).reshape([1 if i is None else x.shape[i] for i in source])
@@ -45,19 +48,19 @@ def permute_axes(x: jax.Array, source: Sequence[int | None]) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedTerm:
-    """`basis` ⊙ `weights`, the weights (B, …) of each example; a basis of None is 1."""
+    """Represents `basis` ⊙ `weights`; `weights` is (B, …), and a basis of `None` is 1."""
 
     basis: jax.Array | None
     weights: jax.Array
 
     @property
     def thin(self) -> tuple[int, ...]:
-        """The axes of the weights of one example."""
+        """Returns the shape of one example's weights."""
         return self.weights.shape[1:]
 
     @property
     def fixed_along(self) -> list[int]:
-        """The axes along which the weights do not vary."""
+        """Returns the axes along which the weights do not vary."""
         return [i for i, n in enumerate(self.thin) if n == 1]
 
     def times(self, y: jax.Array) -> "FixedTerm":
@@ -66,7 +69,7 @@ class FixedTerm:
         return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
 
     def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "FixedTerm":
-        """Its sum over axes, which are then of size 1, as of a value of that shape."""
+        """Returns its sum over axes, which then have size 1; `shape` is the value's."""
         axes = set(axes)
         fixed = [i for i in axes if self.thin[i] == 1]
         rest = [i + 1 for i in axes if self.thin[i] != 1]
@@ -86,15 +89,15 @@ class FixedTerm:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OuterProducts:
-    """`scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of None is 1.
+    """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of `None` is 1.
 
     Attributes:
       segment: the factors.
       layout: how they read the value.
-      shape: the value's.
+      shape: the value's shape.
       scale: a fixed array.
-      mixed: whether factors went through a matrix: their magnitudes are then anything.
-      known: contractions with fixed arrays, by their objects, which are kept along.
+      mixed: whether a factor was multiplied by a matrix, which can give it any magnitude.
+      known: contractions with fixed arrays, by object id. The arrays are kept, so ids stay unique.
     """
 
     segment: Segment
@@ -110,14 +113,14 @@ class OuterProducts:
         )
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
-        """Its sum over axes, which are then of size 1."""
+        """Returns its sum over axes, which then have size 1."""
         value = bounds.ldexp(*self.inner_product(None, axes))
         return FixedTerm(None, jax.vmap(self.uncut)(value))
 
     def inner_product(
         self, basis: jax.Array | None, axes: Iterable[int]
     ) -> tuple[jax.Array, jax.Array]:
-        """Σ over axes of basis ⊙ self, cut by the layout, (B, K, R, C), and the exponent of 2."""
+        """Returns Σ over axes of basis ⊙ self as (B, K, R, C), and an exponent of 2."""
         sums = self.sides(axes)
         if self.mixed:
             raise NotFactoredError
@@ -139,13 +142,13 @@ class OuterProducts:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
             self.known[key] = inside, self._contract(x, along)
         value = functools.reduce(operator.mul, outside, self.known[key][1])
-        for side in (0, 1, 2):  # one after the other: shorter chains of roundings
+        for side in (0, 1, 2):  # one axis after the other, for shorter chains of roundings
             if sums[side] and value.shape[side + 1] != 1:
                 value = materialize(jnp.sum(value, side + 1, keepdims=True))
         return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
-        """Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows' axis, (B, K, 1, C), or the columns'."""
+        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, C), or the columns."""
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:
@@ -155,11 +158,11 @@ class OuterProducts:
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
             mixed = contract("krc,bktr->bktc", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
-        # (B, K, C), or with the sides exchanged (B, K, R).
+        # (B, K, C), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
     def transposed(self, source: Sequence[int]) -> "OuterProducts":
-        """For a value whose axis i is axis source[i] of this one."""
+        """Returns the gradient by a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
         to = [source.index(i) for i in range(len(source))]
@@ -171,7 +174,7 @@ class OuterProducts:
         )
 
     def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterProducts":
-        """For the left (0) or right (1) operand of the product of two matrices, by the other."""
+        """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
             raise NotFactoredError
@@ -180,7 +183,7 @@ class OuterProducts:
         if len(layout.rows) != 1 or len(layout.columns) != 1:
             raise NotFactoredError
         matrix = matrix if scale is None else materialize(matrix * scale)
-        # The axis that is contracted is 1 of the left operand, 0 of the right.
+        # The contracted axis is 1 of the left operand and 0 of the right one.
         mapped = contract(
             "dc,bktc->bktd" if axis == 0 else "rd,bktr->bktd",
             matrix,
@@ -199,7 +202,7 @@ class OuterProducts:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """A fixed array as (K, R, C), each of size 1 where it does not vary along it."""
+        """Returns a fixed array as (K, R, C), each of size 1 where it does not vary."""
         split = self._split(x.shape)
         for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
@@ -211,7 +214,7 @@ class OuterProducts:
         return x.transpose(order).reshape(sizes)
 
     def uncut(self, x: jax.Array) -> jax.Array:
-        """What `cut` makes (K, R, C) of."""
+        """Returns the array that `cut` makes (K, R, C) of."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
@@ -229,7 +232,10 @@ class OuterProducts:
         return split
 
     def sides(self, axes: Iterable[int]) -> list[bool]:
-        """Whether batch, rows and columns are within the value's `axes`; none may be in part."""
+        """Returns whether batch, rows and columns lie within the value's `axes`.
+
+        Raises a `NotFactoredError` if one of them does only in part.
+        """
         groups = self._groups()
         within = {i for axis in axes for i in groups[axis]}
         found = []
@@ -243,7 +249,7 @@ class OuterProducts:
         return found
 
     def _groups(self) -> list[list[int]]:
-        """The axes of the layout's split that each axis of the value is cut into."""
+        """Returns, for each axis of the value, its axes in the layout's split."""
         left = list(range(len(self.layout.split)))
         groups = []
         for n in self.shape:

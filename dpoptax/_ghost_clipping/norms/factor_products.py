@@ -1,12 +1,13 @@
-"""Per-example gradients held as products: bounds of their norms, unformed.
+"""Bounds the norms of per-example gradients that are held as factors.
 
-The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k], over segments s: the
-uses of one parameter, and the gradient points. Its squared norm is
+The gradient of example i is G_i[k] = Σ_s rows_s[i, k]ᵀ columns_s[i, k]. The segments s are the uses
+of one parameter at all gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-in T²(R + C) operations where forming it takes T R C. Integers stand for one-hot factors. Entries
-are of at most about 1: they come divided by powers of two (`_clip.bounds`).
+which takes T²(R + C) operations, where forming the gradient takes T R C. Integers represent one-hot
+factors. Entries are at most about 1, since factors come divided by powers of two
+(`dpoptax._clip.bounds`).
 """
 
 import math
@@ -21,47 +22,50 @@ from dpoptax._clip.bounds import ROOT_ROUNDINGS, GradientSize, gamma, upper_squa
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._tree import float32_at_least, widen
 
-# What underflow can take off a norm, for each term of the sums that it is made of.
+# Loss of a norm by underflow, at most, for each term of the sums that it consists of.
 UNDERFLOW_LOSS = 2.0**-50
 
 
 class Segment(NamedTuple):
-    """Factors of one use: `rows` (B, K, T, R), `columns` (B, K, T, C); integers (B, K, T)."""
+    """Holds the factors of one use: `rows` (B, K, T, R) and `columns` (B, K, T, C).
+
+    One of them may be one-hot, held as integers (B, K, T).
+    """
 
     rows: jax.Array
     columns: jax.Array
 
     @property
     def swapped(self) -> "Segment":
-        """The factors of the transposed gradient."""
+        """Returns the factors of the transposed gradient."""
         return Segment(self.columns, self.rows)
 
     def rounded(self, dtype: DTypeLike) -> "Segment":
-        """The factors in a dtype, but for one-hot ones."""
+        """Returns the factors in a dtype, except one-hot ones."""
         return Segment(*(x if is_one_hot(x) else round_to_dtype(x, dtype) for x in self))
 
 
 def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """An array in a narrower dtype, rounded for all who read it.
+    """Returns an array in a narrower dtype, rounded once for all readers.
 
-    Conversions there and back alone are left out by XLA on GPU, for those readers that it joins
-    them with.
+    XLA on GPU drops conversions there and back in kernels that it fuses with a reader. It keeps
+    `reduce_precision`.
     """
     kind = jnp.finfo(dtype)
     return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
 
 
 def is_one_hot(factor: jax.Array) -> bool:
-    """Whether a factor is one-hot, held as integers."""
+    """Returns whether a factor is one-hot, held as integers."""
     return jnp.issubdtype(factor.dtype, jnp.integer)
 
 
 def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """An einsum at the full precision of its operands, whatever the platform's default is.
+    """Computes an einsum at the full precision of its operands on every platform.
 
-    All that a bound rests on is contracted here: by default TPUs multiply float32 in bfloat16, and
-    GPUs may in TF32. The second operand keeps its order of axes, as einsum has it on the left; with
-    the larger one first, it and the result are copied.
+    Everything that a bound rests on is contracted here: by default TPUs multiply float32 in
+    bfloat16, and GPUs may use TF32. Pass the larger operand second. It keeps its order of axes, as
+    einsum has it on the left; otherwise XLA copies it and the result.
     """
     return jnp.einsum(
         axes, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=float32_at_least(a, b)
@@ -71,14 +75,16 @@ def contract(axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def choose_method(
     batch: int, positions: int, rows: int, columns: int, *, segments: int, fixed: int = 0
 ) -> str:
-    """The cheapest way to the norm of products with `positions` = Σ_s T_s, for dense factors.
+    """Chooses the cheapest way to the norm of products with `positions` = Σ_s T_s.
 
-    Beside products there may be terms of `fixed` arrays, of which the parameters give one a point.
-    Inner products need each with all products, which takes as much as the sum. What is formed is
-    the gradient by the parameter then, at one point after the other, and it is kept.
+    The factors are dense. There may be `fixed` further terms, one for each point: arrays that
+    depend on the parameters. Inner products then need each array with all products, which costs as
+    much as the sum. If the gradient by the parameter is formed, this happens point by point, and it
+    is kept.
 
-    Returns "outer" (one position: the product of two norms), "gram", "form" (form the gradients,
-    contract again for the sum) or "keep" (form them and keep them for the sum).
+    Returns:
+      "outer" (one position: the product of two norms), "gram" (inner products), "form" (form the
+      gradients, and contract again for the sum) or "keep" (form them, and keep them for the sum).
     """
     if positions == 1 and segments == 1:
         return "outer"
@@ -99,7 +105,7 @@ def choose_method(
 
 
 def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
-    """The gradients themselves, (B, K, R, C) in float32."""
+    """Returns the gradients themselves, (B, K, R, C) in float32."""
     total = None
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
@@ -114,9 +120,9 @@ def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> ja
 
 
 def _join_segments(segments: list[Segment]) -> list[Segment]:
-    """The segments as one, along T, where that takes fewer passes over memory than their sum."""
+    """Joins the segments along T if this takes fewer passes over memory than adding products."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
-    # Two passes over the factors, against three over a gradient for each that is added.
+    # Two passes over the factors, against three over a gradient for each added product.
     fewer = (
         2 * _count_positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
     )
@@ -134,9 +140,9 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
 
 
 def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> GradientSize:
-    """Upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
+    """Returns upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
-    Of one position S is the norm. By inner products the error lies in the square: it is at most
+    For one position, S is the norm. For inner products, the error lies in the square: it is at most
     η S², with η for the longest chain of roundings.
     """
     if method == "outer":
@@ -159,9 +165,9 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
 
 
 def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> GradientSize:
-    """The same, from the gradient Ĝ as `form` gives it, where the sum contracts factors again.
+    """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
 
-    ‖G‖ ≤ ‖Ĝ‖ + ηS, and so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
+    ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
     """
     square = upper_square(multiply_factors(segments, sizes))
     absolute = absolute_size(segments, sizes)
@@ -172,7 +178,7 @@ def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> Grad
 
 
 def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
-    """An upper bound of S, (B,), from the factors."""
+    """Returns an upper bound of S, (B,), from the factors."""
     return _bound_absolute_size(
         segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes
     )
@@ -181,11 +187,11 @@ def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.A
 def _bound_absolute_size(
     segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
 ) -> jax.Array:
-    """An upper bound of S: Σ_s Σ_t ‖row_t‖‖column_t‖, root of the sum of squares over K."""
+    """Returns an upper bound of Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
     groups, rows, columns = sizes
     positions = _count_positions(segments)
-    # Norms are roots: half the roundings of their squares.
+    # Norms are roots, so they have half the relative error of their squares.
     summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
     lost = UNDERFLOW_LOSS * positions * math.sqrt(groups * rows * columns)
@@ -193,18 +199,18 @@ def _bound_absolute_size(
 
 
 def _count_positions(segments: list[Segment]) -> int:
-    """The number of positions of all segments, at least 1."""
+    """Returns the number of positions of all segments, at least 1."""
     return max(1, sum(s.rows.shape[2] for s in segments))
 
 
 def _inner_product_length(segments: list[Segment]) -> int:
-    """The longest sums in inner products of rows and of columns; one-hot ones are exact."""
+    """Returns the longest sums in inner products of rows and columns; one-hot ones are exact."""
     sides = zip(*segments, strict=True)
     return sum(max(0 if is_one_hot(x) else x.shape[-1] for x in side) for side in sides)
 
 
 def _vector_norms(factor: jax.Array) -> jax.Array:
-    """The norms of a factor's vectors, (B, K, T)."""
+    """Returns the norms of a factor's vectors, (B, K, T)."""
     if is_one_hot(factor):
         return jnp.ones(factor.shape, jnp.float32)
     square = jnp.sum(jnp.square(widen(factor)), axis=-1)
@@ -216,15 +222,17 @@ def _diagonal_root(inner: jax.Array) -> jax.Array:
 
 
 def sum_by_axes(x: jax.Array) -> jax.Array:
-    """Sums over all axes but the first, one after the other: shorter chains of roundings."""
-    with jax.named_scope("sum_by_axes"):  # tests/hlo_test.py looks for it in compiled programs
+    """Sums over all axes except the first, one by one, for shorter chains of roundings."""
+    with jax.named_scope(
+        "sum_by_axes"
+    ):  # tests/hlo_test.py searches compiled programs for this scope
         for _ in range(x.ndim - 1):
             x = lax.optimization_barrier(jnp.sum(x, axis=-1))
     return x
 
 
 def _position_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """All inner products of positions, (B, K, T, T')."""
+    """Returns all inner products of positions, (B, K, T, T')."""
     if is_one_hot(a) and is_one_hot(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if is_one_hot(b):

@@ -1,9 +1,9 @@
-"""Products of factors that go through a public linear map: each side by itself, before any norm.
+"""Applies a public linear map to the factors of gradients, before any norm is taken.
 
     T(Σ_t rows_t ⊗ columns_t) = Σ_t (U rows_t) ⊗ (V columns_t)
 
-for a scale or a matrix on each side. What comes out is stored, and is what is measured, clipped
-and summed: the bound speaks of the mapped gradients as they are held, however they were rounded.
+for a scale or a matrix on each side. The mapped factors are stored and then measured, clipped and
+summed. The bound is for the mapped gradients as they are stored, however they were rounded.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaleStep:
-    """A scale of the map, as (K, R, C): the entries of it that each is, one of R and C being 1."""
+    """Scales a factor: `entries` picks from the map's scale, as (K, R, C) with R or C of size 1."""
 
     index: int
     entries: np.ndarray
@@ -37,7 +37,7 @@ class ScaleStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MatrixStep:
-    """The matrix on a side of the map, for a side of the products, in the order of its entries."""
+    """Multiplies a factor by a matrix of the map, whose entries are permuted by `order`."""
 
     uses_map_rows: bool
     acts_on_rows: bool
@@ -46,27 +46,27 @@ class MatrixStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SideMap:
-    """How a map goes on the sides of a product.
+    """Applies a linear map to the factors of a product.
 
     Attributes:
-      steps: what is done, one after the other.
+      steps: the scalings and matrix products, in order.
     """
 
     steps: tuple[ScaleStep | MatrixStep, ...]
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether entries of rows are mixed, which one-hot ones do not allow."""
+        """Returns whether entries of rows are mixed, which one-hot rows do not allow."""
         return any(isinstance(step, MatrixStep) and step.acts_on_rows for step in self.steps)
 
     def __call__(
         self, factor: Factor, segments: list[Segment]
     ) -> tuple[list[Segment], jax.Array, jax.Array]:
-        """The mapped factors over powers of two of each example, so that no entry is above 2.
+        """Returns the mapped factors, divided by powers of two of each example.
 
         Returns:
-          The factors, stored; the exponent (B,) of what both sides together were divided by; and
-          whether they are finite, (B,): what is not is zero.
+          The factors, stored, with entries of at most 2; the exponent (B,) of the divisor of both
+          sides together; and whether they are finite, (B,). Factors that are not finite are zero.
         """
         exponent = jnp.zeros((), jnp.int32)
         for step in self.steps:
@@ -77,7 +77,7 @@ class SideMap:
                 assert not isinstance(factor, Diagonal)
                 matrix = factor.rows if step.uses_map_rows else factor.columns
                 assert matrix is not None
-                # V goes from the right: the columns of g see its transpose.
+                # V multiplies from the right: the columns of g see its transpose.
                 matrix = matrix if step.uses_map_rows else matrix.T
                 fixed = matrix[step.order[:, None], step.order]
             fixed, found = normalize_fixed(fixed)
@@ -91,7 +91,7 @@ class SideMap:
 
 
 def _apply_step(step: ScaleStep | MatrixStep, segment: Segment, fixed: jax.Array) -> Segment:
-    """One step on the rows of a segment; of one-hot ones, the scale goes on the columns."""
+    """Applies one step to the rows of a segment; scales of one-hot rows go to the columns."""
     rows, columns = segment
     if isinstance(step, MatrixStep):
         return Segment(contract("dr,bktr->bktd", fixed, rows.astype(jnp.float32)), columns)
@@ -109,7 +109,10 @@ def _apply_step(step: ScaleStep | MatrixStep, segment: Segment, fixed: jax.Array
 def _divide_segments(
     segments: list[Segment], exponent: jax.Array
 ) -> tuple[list[Segment], jax.Array, jax.Array]:
-    """What `Mapping` returns. One-hot factors stay; the other side is divided in their place."""
+    """Divides the factors by powers of two, as `SideMap` returns them.
+
+    One-hot factors stay as they are, and the other side is divided instead.
+    """
 
     def top(side: tuple[jax.Array, ...]) -> jax.Array:
         ones = jnp.ones(side[0].shape[:1], jnp.float32)
@@ -132,13 +135,13 @@ def _divide_segments(
 def make_side_map(
     factor: Factor, view: View, layout: FactorLayout, shape: tuple[int, ...]
 ) -> SideMap | None:
-    """How a parameter's map goes on the sides of products of it, or None where it mixes them.
+    """Returns how a parameter's map acts on the factors, or `None` if it mixes both sides.
 
     Args:
-      factor: the parameter's.
-      view: its entries that the product is of, cut by `layout`.
+      factor: the parameter's part of the map.
+      view: the entries that the product covers, cut by `layout`.
       layout: batch, rows and columns.
-      shape: the parameter's.
+      shape: the parameter's shape.
     """
     sides = [_side_positions(view, axes) for axes in layout.sides]
     if isinstance(factor, Diagonal):
@@ -166,7 +169,7 @@ def make_side_map(
 
 
 def _side_positions(view: View, axes: tuple[int, ...]) -> np.ndarray:
-    """The places in the flattened parameter along a side, less the view's offset."""
+    """Returns positions in the flattened parameter along a side, without the view's offset."""
     positions = np.zeros((), np.int64)
     for axis in axes:
         for size, stride in view.axes[axis]:

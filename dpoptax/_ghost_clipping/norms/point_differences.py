@@ -1,12 +1,13 @@
-"""Gradients by a value that is made of parameters, pulled back at several points and added up.
+"""Pulls back gradients at several points and adds them.
 
-The chain rule has the parameters of its point: each point's gradients go back by themselves, and
-outer products and terms of all of them add up. Where weights are large and cancel, or data are the
-same at all points, they are written with the first point's factors and differences to these,
+The chain rule uses the parameters of each point, so the gradients of each point are pulled back
+separately. Then the outer products and fixed terms of all points are added. If the weights are
+large and cancel, or the data are equal at all points, they are written with the first point's
+factors and differences to these,
 
     Σ_j r_j ⊗ c_j = r_0 ⊗ Σ_j c_j + Σ_j (r_j − r_0) ⊗ c_j,
 
-and terms, V_j ⊙ w_j, alike.
+and likewise fixed terms V_j ⊙ w_j.
 """
 
 import dataclasses
@@ -40,12 +41,12 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True)
 class PullBackCounts:
-    """How many outer products and terms gradients by a value become, pulled back to a parameter.
+    """Counts the outer products and fixed terms that pulling back gives.
 
     Attributes:
-      segments: the outer products, of all points together.
-      positions: those of each.
-      terms: of all points together.
+      segments: the outer products of all points together.
+      positions: the positions of each.
+      terms: the fixed terms of all points together.
     """
 
     segments: int
@@ -56,17 +57,19 @@ class PullBackCounts:
 def pull_back_points(
     use: Use, leaf: int, segments: list[Segment], fixed: list[ParameterArrays], *, differences: bool
 ) -> tuple[list[OuterProducts], list[FixedTerm]]:
-    """The gradients of a use by a parameter, from its factors at each point, weights in these.
+    """Returns the gradients of a use by a parameter, from its factors at each point.
+
+    The factors include the weights.
 
     Args:
-      use: of a value that is made of the parameter.
+      use: a use of a value computed from the parameter.
       leaf: the parameter.
       segments: the factors at each point.
-      fixed: what is made of the parameters of each.
+      fixed: the arrays computed from the parameters of each point.
       differences: whether to write them with differences to the first point.
 
     Raises:
-      NotFactoredError: gradients are not of this form.
+      NotFactoredError: gradients do not have this form.
     """
     if not use.operand_varies:
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
@@ -90,10 +93,10 @@ def pull_back_points(
 def count_parts(
     use: Use, parameters: Sequence[ShapedArray], points: int
 ) -> list[tuple[int, FactorLayout, PullBackCounts]]:
-    """What `pull_back_all` gives by each of the parameters, with the layout of its products.
+    """Counts the parts that `pull_back_points` gives by each parameter, with their layouts.
 
     Raises:
-      NotFactoredError: it does not, by one of them.
+      NotFactoredError: the gradient by one of them does not have this form.
     """
     leaves = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parameters]
     groups, *sides = use.layout.sizes
@@ -116,7 +119,7 @@ def count_parts(
 
 
 def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]:
-    """The sum of outer products as those of the first factors and of differences to these."""
+    """Returns a sum of outer products as one of the first rows and one for each difference."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
         scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
@@ -131,14 +134,14 @@ def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
     scale = jnp.broadcast_to(bounds.power_of_two(unit), (1,) * len(first.shape))
-    # Stored: sums of products may be rounded in one of several ways.
+    # Stored, since XLA may round sums of products differently each time.
     return [
         OuterProducts(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)
     ]
 
 
 def _term_differences(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
-    """The sum of terms as one of the first basis and those of differences to it."""
+    """Returns a sum of fixed terms as one of the first basis and one for each difference."""
     first = points[0]
     found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]
     if first.basis is not None:

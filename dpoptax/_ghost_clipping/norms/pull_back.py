@@ -1,8 +1,8 @@
-"""Pulls per-example gradients by a value back to a parameter that it is made of, unformed.
+"""Pulls per-example gradients by a derived value back to its parameter, without forming them.
 
-The chain rule, one operation after the other, on gradients that are held as few factors
-(`cotangents`). An operation that does not keep the form is not pulled through, and the parameter's
-per-example gradients are formed instead.
+The chain rule is applied operation by operation to gradients in the form of `cotangents`. If an
+operation does not keep this form, pulling back stops, and the parameter's per-example gradients are
+formed instead.
 """
 
 import dataclasses
@@ -18,21 +18,21 @@ from dpoptax._ghost_clipping.trace.program import DerivedValue, Parameter, Resul
 from dpoptax._jaxprs import bind
 from dpoptax._xla import materialize
 
-# Operations on each entry alone, beside those that have a rule of their own.
+# Operations on each entry separately, in addition to those with their own rule.
 _ENTRYWISE_PRIMITIVES = frozenset(
     {
         "abs", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic",
         "max", "min", "pow", "rsqrt", "select_n", "sin", "sqrt", "tanh",
     }
 )  # fmt: skip
-# Where a value is used twice, time after time, its gradients double each time: formed ones do not.
+# If values are used twice again and again, the parts double each time; formed gradients do not.
 _PART_LIMIT = 32
 _OPERAND_SIGNS = {"add": (1, 1), "add_any": (1, 1), "copy": (1,), "neg": (-1,), "sub": (1, -1)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactoredCotangent:
-    """The gradients by a value of a shape: a sum of outer products and terms."""
+    """Holds the gradients by a value: a sum of outer products and fixed terms."""
 
     shape: tuple[int, ...]
     outers: list[OuterProducts]
@@ -43,7 +43,7 @@ class FactoredCotangent:
         return FactoredCotangent(self.shape, outers, terms)
 
     def total(self, axes: Sequence[int]) -> "FactoredCotangent":
-        """Their sum over axes, which are then of size 1."""
+        """Returns their sum over axes, which then have size 1."""
         axes = [i for i in axes if self.shape[i] != 1]
         if not axes:
             return self
@@ -52,7 +52,7 @@ class FactoredCotangent:
         return FactoredCotangent(shape, [], found + [t.total(axes, self.shape) for t in self.terms])
 
     def permuted(self, source: Sequence[int | None]) -> "FactoredCotangent":
-        """By a value whose axis i is axis source[i] of this one, or new and of size 1."""
+        """Returns the gradient by a value whose axis i is axis source[i], or new and of size 1."""
         every = list(range(len(self.shape)))
         if list(source) == every:
             return self
@@ -65,14 +65,14 @@ class FactoredCotangent:
 
 
 class ParameterArrays:
-    """What is made of the parameters alone, at one point: each computed once."""
+    """Computes arrays that depend on the parameters only, at one point, each once."""
 
     def __init__(self, leaves: list[jax.Array]) -> None:
         self.evaluate = ParameterEvaluator(leaves)
         self.known: dict[tuple[DerivedValue, int], jax.Array] = {}
 
     def value(self, value: DerivedValue, rank: int) -> jax.Array:
-        """A value, of size 1 along axes that it is repeated along."""
+        """Returns a value, with size 1 along axes along which it is repeated."""
         if (value, rank) not in self.known:
             found, origin = self.evaluate(value), value.origin
             if isinstance(origin, Result):
@@ -83,7 +83,7 @@ class ParameterArrays:
                     for axis, size in zip(into, operands[0].aval.shape, strict=True):
                         shape[axis] = size
                     found = self.evaluate(operands[0]).reshape(shape)
-            # A scalar goes with any shape.
+            # A scalar broadcasts to any shape.
             self.known[value, rank] = materialize(
                 found.reshape((1,) * rank) if not found.ndim else found
             )
@@ -93,15 +93,17 @@ class ParameterArrays:
 def pull_back(
     value: DerivedValue, leaf: int, outer: OuterProducts, fixed: ParameterArrays
 ) -> FactoredCotangent:
-    """The gradients by a parameter, from those by a value that is made of it.
+    """Returns the gradients by a parameter, from those by a value computed from it.
 
     Raises:
-      NotFactoredError: there is an operation between that does not keep the form.
+      NotFactoredError: an operation between them does not keep the form.
     """
     return _PullBack(leaf, fixed)(value, FactoredCotangent(value.aval.shape, [outer], []))
 
 
 class _PullBack:
+    """Visits the values between a used value and a parameter, from the use to the parameter."""
+
     def __init__(self, leaf: int, fixed: ParameterArrays) -> None:
         self.leaf, self.fixed = leaf, fixed
         self.arrived: dict[DerivedValue, FactoredCotangent] = {}
@@ -114,7 +116,7 @@ class _PullBack:
         return self.arrived[order[0]]
 
     def order(self, top: DerivedValue) -> list[DerivedValue]:
-        """The values on the way, each behind those that it is made of; first the parameter."""
+        """Returns these values, each after its operands; the parameter comes first."""
         order: list[DerivedValue] = []
         seen: set[DerivedValue] = set()
         stack = [(top, False)]
@@ -135,7 +137,7 @@ class _PullBack:
         return order
 
     def accumulate(self, operand: DerivedValue, g: FactoredCotangent) -> None:
-        """Adds gradients of the shape of a result to those by an operand that went into it."""
+        """Adds gradients to those of an operand that was broadcast to the result's shape."""
         if self.leaf not in operand.leaves:
             return
         shape = operand.aval.shape
@@ -151,7 +153,7 @@ class _PullBack:
         self.arrived[operand] = g
 
     def step(self, value: DerivedValue, g: FactoredCotangent) -> None:
-        """The rule of the operation that gave a value."""
+        """Applies the rule of the operation that computed a value."""
         assert isinstance(value.origin, Result)
         eqn, operands = value.origin.application.eqn, value.origin.application.operands
         name, rank = eqn.primitive.name, len(g.shape)
@@ -210,7 +212,7 @@ class _PullBack:
             left = iter(range(len(g.shape)))
             source = [None if i in eqn.params["axes"] else next(left) for i in range(rank)]
             g = g.permuted(source)
-            # Repeated along what was summed over.
+            # The gradient is repeated along the axes of the sum.
             self.accumulate(operand, FactoredCotangent(shape, g.outers, g.terms))
             return
         elif name == "transpose":
@@ -227,7 +229,7 @@ class _PullBack:
     def multiply(
         self, eqn: JaxprEqn, operands: tuple[DerivedValue, ...], g: FactoredCotangent
     ) -> None:
-        """A product of two matrices, back: one side of outer products goes through the other."""
+        """Pulls back through a matrix product: one factor is multiplied by the other matrix."""
         ranks = [len(v.aval.shape) for v in operands]
         if eqn.params["dimension_numbers"] != (((1,), (0,)), ((), ())) or ranks != [2, 2]:
             raise NotFactoredError
@@ -242,7 +244,7 @@ class _PullBack:
     def apply_vjp(
         self, eqn: JaxprEqn, operands: tuple[DerivedValue, ...], g: FactoredCotangent
     ) -> None:
-        """Any operation, where the gradients are a number of each example times fixed arrays."""
+        """Pulls back through any operation, if the gradients are scalars times fixed arrays."""
         thin = all(n == 1 for t in g.terms for n in t.thin)
         if g.outers or not thin or len(eqn.outvars) != 1:
             raise NotFactoredError
@@ -262,7 +264,7 @@ class _PullBack:
 def _function_of_operand(
     eqn: JaxprEqn, operands: Sequence[jax.Array], i: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """An operation as a function of the operand of that number."""
+    """Returns an operation as a function of its operand i."""
     return lambda x: bind(eqn, [*operands[:i], x, *operands[i + 1 :]])[0]
 
 

@@ -1,10 +1,9 @@
-"""Per-example gradients of one parameter: products of factors, and fixed arrays times weights.
+"""Bounds the norms of gradients that have fixed terms in addition to outer products.
 
     G = Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k
 
-The terms are what gradients that were pulled back have beside products (`pulling`). All that a
-norm and a sum read are the factors, bases and weights as they are held here, however they were
-computed: G is what they make, and what is clipped.
+Norm and sum only read the factors, bases and weights as they are stored here, however they were
+computed. G is defined by these stored numbers, and this G is clipped.
 """
 
 import dataclasses
@@ -31,15 +30,16 @@ from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._xla import materialize
 
-# Scaled factors whose largest entry is below this, before they are divided by it, are zero.
+# Scaled factors whose largest entry is smaller, before division by it, are treated as zero.
 _UNDERFLOW_THRESHOLD = 2.0**-40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
-    """A term: `basis`, and `weights` (B, …) of each example, axes (K, R, C) or 1 each.
+    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, C), each full or 1.
 
-    `inner` is the inner product of basis and products along the axes where weights are of size 1.
+    `inner` is the inner product of basis and outer products along the axes where weights have size
+    1.
     """
 
     basis: jax.Array
@@ -49,11 +49,11 @@ class MeasuredTerm:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FactoredGradients:
-    """The gradients of a parameter, of entries of at most about 1.
+    """Holds the gradients of a parameter, with entries of at most about 1.
 
     Attributes:
       segments: the factors.
-      terms: what is beside their products.
+      terms: the fixed terms that are added to their products.
     """
 
     segments: list[Segment]
@@ -61,7 +61,7 @@ class FactoredGradients:
 
 
 def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], list[FixedTerm]]:
-    """Outer products in one layout, and terms."""
+    """Returns a cotangent as outer products in one layout, and fixed terms."""
     shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
     if outers:
         if any(x.layout != outers[0].layout for x in outers):
@@ -69,7 +69,7 @@ def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], 
         return outers, _merge_terms(terms)
     if any(t.thin != shape for t in terms):
         raise NotFactoredError
-    # A number of each example for each entry: one position.
+    # One number of each example for each entry: a single position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
     total = materialize(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
@@ -78,7 +78,7 @@ def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], 
 
 
 def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
-    """The factors times a fixed array (K, R, C), of which R or C is 1, in one of them."""
+    """Multiplies one factor by a fixed array (K, R, C), of which R or C is 1."""
     rows, columns = segment
     if scale.shape[1] == 1:
         return Segment(rows, columns * scale)
@@ -86,7 +86,7 @@ def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
 
 
 def check_parts(outers: list[OuterProducts], terms: list[FixedTerm]) -> None:
-    """Raises a NotFactoredError for what `assemble` cannot hold."""
+    """Raises a `NotFactoredError` for parts that `assemble_gradients` cannot hold."""
     for outer in outers:
         if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
             raise NotFactoredError
@@ -95,7 +95,7 @@ def check_parts(outers: list[OuterProducts], terms: list[FixedTerm]) -> None:
 
 
 def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
-    """The terms, those of one basis added up."""
+    """Adds up the fixed terms that share a basis."""
     found: dict[tuple[int, tuple[int, ...]], FixedTerm] = {}
     for term in terms:
         key = (id(term.basis), term.thin)
@@ -108,22 +108,22 @@ def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
 def assemble_gradients(
     outers: list[OuterProducts], terms: list[FixedTerm], dtype: DTypeLike | None
 ) -> tuple[FactoredGradients, jax.Array, jax.Array]:
-    """Holds gradients over a power of two of each example's own.
+    """Divides gradients by a power of two of each example and stores them.
 
     Returns:
-      The gradients, the exponent (B,) of what they were divided by, and whether they are finite,
-      (B,): what is not is zero.
+      The gradients, the exponent (B,) of the divisor, and whether they are finite, (B,). Gradients
+      that are not finite are zero.
     """
     cut = outers[0].cut
     parts = [_scale_outer(x) for x in outers]
     bases = [normalize_fixed(cut(_basis_array(t, len(outers[0].shape)))) for t in terms]
-    # Sums over many numbers, which two readers would each compute anew.
+    # Stored: these are long sums, which two readers would each compute again.
     weights = materialize([jax.vmap(cut)(t.weights) for t in terms])
     tops = [bounds.largest_entry(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.binary_exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
     largest = functools.reduce(jnp.maximum, exponents)
-    # A gradient that is zero is divided by 1: no power of two here is near the end of its range.
+    # A zero gradient is divided by 1, so no exponent below is near the end of its range.
     divisor = jnp.where(largest < -(2**12), 0, largest)
     sound = [jnp.all(jnp.isfinite(basis)) for basis, _ in bases]
     finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
@@ -156,12 +156,20 @@ def assemble_gradients(
 
 
 class _ScaledOuter(NamedTuple):
-    """Outer products with their scale in one factor.
+    """Holds outer products whose scale has gone into one factor.
 
-    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken
-    times the product of these; `exponent` is that of its largest entries, about. `nothing` says
-    which examples' columns were taken for zero, `changed` whether the rows are other than they
-    came.
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken times
+    the product of the new ones.
+
+    Attributes:
+      segment: the new factors.
+      scale: the scale, normalized.
+      unit: the exponent of the scale.
+      taken: the exponent of the divisor, (B,).
+      exponent: that of the largest entries of the gradient, approximately.
+      finite: whether the factors are finite.
+      nothing: the examples whose columns were treated as zero.
+      changed: whether the rows differ from the rows before.
     """
 
     segment: Segment
@@ -174,14 +182,14 @@ class _ScaledOuter(NamedTuple):
     changed: bool
 
     def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
-        """What was computed from the factors before, as of these over 2^divisor."""
+        """Rescales numbers computed from the factors before to the new factors over 2^divisor."""
         exponent = bounds.broadcast_examples(self.unit - divisor, x)
         keep = bounds.broadcast_examples(keep & ~self.nothing, x)
-        # Infinite where it overflows: it is part of a norm, which may not become smaller.
+        # Overflow gives infinity: the numbers are part of a norm, which may not become smaller.
         return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
 
     def rows(self, keep: jax.Array) -> jax.Array:
-        """Those of the factors, zero where not `keep`; as they came they are finite."""
+        """Returns the rows, zero where not `keep`; unchanged rows are already finite."""
         if not self.changed:
             return self.segment.rows
         return materialize(
@@ -204,7 +212,7 @@ def _scale_outer(outer: OuterProducts) -> _ScaledOuter:
         taken = jnp.maximum(bounds.binary_exponent(top), -126)
         rows = bounds.divide_by_power(rows, taken)
     top = bounds.largest_entry(columns)
-    # Else what is lost where scaled entries underflow would be divided up to matter.
+    # Otherwise the division would scale up the error of entries that underflowed.
     nothing = top < (_UNDERFLOW_THRESHOLD if outer.scale is not None and not outer.mixed else 0.0)
     columns = jnp.where(nothing.reshape(-1, 1, 1, 1), 0, columns)
     top = jnp.where(nothing, 0, top)
@@ -220,13 +228,14 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
 
 
 def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> GradientSize:
-    """Upper bounds of ‖G‖² and S, (B,), of gradients with terms.
+    """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
-    S is that of the products and Σ_k ‖basis_k ⊙ weights_k‖. ‖G‖² has, beside that of the products,
+    S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
+    ‖G‖² has
 
-        2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩,
+        2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩.
 
-    of which each summand errs by at most γ times the product of the sizes of its two sides.
+    Each summand errs by at most γ times the product of the sizes of its two sides.
     """
     segments, terms, count = factored.segments, factored.terms, len(factored.terms)
     more, crossed = _term_sizes(terms, sizes)
@@ -242,7 +251,7 @@ def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> G
 def _term_sizes(
     terms: list[MeasuredTerm], sizes: tuple[int, int, int]
 ) -> tuple[jax.Array, jax.Array]:
-    """An upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and what terms add to ‖G‖².
+    """Returns an upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and the share of terms in ‖G‖².
 
     The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.
     """
@@ -263,7 +272,7 @@ def _term_sizes(
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis
             missing = math.prod(sizes[axis] for axis in axes if fixed.shape[axis] == 1)
-            for axis in axes:  # one after the other: shorter chains of roundings
+            for axis in axes:  # one axis after the other, for shorter chains of roundings
                 fixed = materialize(jnp.sum(fixed, axis, keepdims=True))
             product = float(missing) * fixed * a.weights * b.weights
             add(crossed, product if i == j else 2.0 * product)

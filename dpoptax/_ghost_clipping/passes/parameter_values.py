@@ -1,4 +1,4 @@
-"""Evaluates values made of parameters at given parameters."""
+"""Evaluates derived values, such as a normalized kernel, at given parameters."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ from dpoptax._jaxprs import bind
 
 
 class ParameterEvaluator:
-    """The values of derived quantities at some parameters, each computed once.
+    """Computes derived values at some parameters, each once.
 
-    All steps of their scans are stacked in front.
+    Values inside of scans have all steps stacked in front.
     """
 
     def __init__(self, leaves: list[jax.Array]) -> None:
@@ -29,7 +29,7 @@ class ParameterEvaluator:
         self.results: dict[Operation, tuple[jax.Array, ...]] = {}
 
     def __call__(self, derived: DerivedValue) -> jax.Array:
-        """Iterative, since programs nest deeper than Python's stack allows."""
+        """Returns a value; iterative, since programs nest deeper than Python's stack allows."""
         stack = [derived]
         while stack:
             top = stack[-1]
@@ -40,7 +40,7 @@ class ParameterEvaluator:
         return self.values[derived]
 
     def compute(self, derived: DerivedValue) -> list[DerivedValue]:
-        """Computes one value, or says which others it waits for."""
+        """Computes one value, or returns the values that must be computed before it."""
         match derived.origin:
             case Parameter(leaf):
                 self.values[derived] = self.leaves[leaf]
@@ -68,7 +68,7 @@ def _constant_array(value: Any, aval: ShapedArray) -> jax.Array:
 
 
 def _apply_operation(application: Operation, operands: list[jax.Array]) -> tuple[jax.Array, ...]:
-    """The results of an operation, for all steps of the scans around it at once."""
+    """Returns the results of an operation for all steps of the enclosing scans at once."""
 
     def one_step(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return bind(application.eqn, operands)

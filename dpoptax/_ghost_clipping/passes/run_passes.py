@@ -1,8 +1,8 @@
-"""Runs a read program: one pass forward and one backward give every use's operand and cotangent.
+"""Runs a read program: one forward and one backward pass record operands and cotangents.
 
-A zero is added to the output of each use, and for opaque parameters to the parameter itself,
-once per example; the derivatives by those zeros are the cotangents, respectively the per-example
-gradients. No other gradient is formed.
+A zero is added to the output of each use, once per example, and for opaque parameters to the
+parameter itself. The derivatives by these zeros are the cotangents of the uses, and the per-example
+gradients of the opaque parameters. No other gradient is formed.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen
 from dpoptax._xla import materialize
 
-# The values of derived quantities where a block runs, each clean or carrying the perturbations.
+# The derived values that a block reads, each clean or with the shifts of opaque parameters.
 Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
 # Arrays by the index of their use, or of their parameter.
 ByIndex: TypeAlias = dict[int, jax.Array]
@@ -39,7 +39,11 @@ WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passes:
-    """What the passes at all points gave, with the derivative along the tangent if there is one."""
+    """Holds the operands, cotangents and gradients of all gradient points.
+
+    `tangent` holds the direction of a Hessian-vector product and the derivatives of operands,
+    cotangents and gradients along it.
+    """
 
     points: GradientPoints
     leaves: list[list[jax.Array]]
@@ -52,7 +56,7 @@ class Passes:
 def run_passes(
     program: Program, points: GradientPoints, batch: list[jax.Array], size: int
 ) -> tuple[Passes, list[jax.Array]]:
-    """Runs a program forward and backward at all points; also gives the results at the first."""
+    """Runs a program forward and backward at all points; also returns the first point's results."""
     leaves = [jax.tree.leaves(point) for point in points.points]
     tangent = None
     outs = []
@@ -77,17 +81,17 @@ def run_passes(
 def run_pass(
     program: Program, leaves: list[jax.Array], batch: list[jax.Array], size: int
 ) -> PassResult:
-    """Losses, cotangents and operands of a batch of `size` examples at one point.
+    """Runs a program forward and backward on a batch of `size` examples at one point.
 
     Args:
-      program: what `read_program` returned.
+      program: the value that `read_program` returned.
       leaves: the parameters, flattened.
       batch: the flattened examples (and keys), each with a leading batch axis.
       size: the number of examples.
 
     Returns:
-      `(results, operands, cotangents, gradients)`: the flat results of the loss per example;
-      by use, the data operand and the cotangent of the output per example; by opaque
+      `(results, operands, cotangents, gradients)`: the flat results of the loss per example; for
+      each use, the data operand and the cotangent of the output per example; for each opaque
       parameter, its per-example gradient through the opaque uses.
     """
 
@@ -115,6 +119,8 @@ def run_pass(
 
 
 class _Interpreter:
+    """Runs the steps of a block and records the data operand of each use."""
+
     def __init__(self, perturbations: ByIndex, known: Environment) -> None:
         self.perturbations = perturbations
         self.known = known
@@ -209,7 +215,11 @@ def _make_environment(
 
 
 def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[WeightedPair]:
-    """Operands, cotangents and weights whose products sum to the gradient of a use."""
+    """Returns operands, cotangents and weights whose products add up to the gradient of a use.
+
+    With `differences`, operands of further points are written as differences to the first point's.
+    Weights that are large and cancel then multiply small numbers.
+    """
     weights, u = passes.points.weights, use.index
     pairs = pairs_by_point(use, passes)
     operands, cotangents = [o for o, _, _ in pairs], [c for _, c, _ in pairs]
@@ -218,7 +228,9 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
         total = weigh(cotangents[0], weights[0])
         for cotangent, weight in zip(cotangents[1:], weights[1:], strict=True):
             total += weigh(cotangent, weight)
-        total = materialize(total)  # sums of products may be rounded in one of several ways
+        total = materialize(
+            total
+        )  # stored, since XLA may round sums of products differently each time
         first = widen(operands[0]) if use.operand_varies else operands[0]
         others = pairs[1:] if use.operand_varies else []
         pairs = [(operands[0], total, 1.0), *((widen(o) - first, c, w) for o, c, w in others)]
@@ -232,7 +244,7 @@ def weighted_pairs(use: Use, passes: Passes, differences: bool) -> list[Weighted
 
 
 def pairs_by_point(use: Use, passes: Passes) -> list[WeightedPair]:
-    """The operand, cotangent and weight of a use at each point: none of them are added up."""
+    """Returns the operand, cotangent and weight of a use at each point, without adding any."""
     operands = [o[use.index] for o in passes.operands]
     cotangents = [c[use.index] for c in passes.cotangents]
     return list(zip(operands, cotangents, passes.points.weights, strict=True))

@@ -1,4 +1,4 @@
-"""Per-example gradients that are formed, as that is cheaper or as no product stands for them."""
+"""Forms per-example gradients, where this is cheaper or no product represents them."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from dpoptax._xla import opaque_integers
 def form_gradients(
     program: Program, plan: Plan, passes: Passes, factor_dtype: DTypeLike | None
 ) -> dict[int, jax.Array]:
-    """Per-example gradients (B, ...) of the parameters that are formed, in float32."""
+    """Returns the per-example gradients (B, ...) of the formed parameters, in float32."""
     total: dict[int, jax.Array] = {}
 
     def add(leaf: int, value: jax.Array) -> None:
@@ -52,7 +52,7 @@ def form_gradients(
 def bundle_gradients(
     formed: dict[int, jax.Array], groups: list[int]
 ) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
-    """Formed gradients as few arrays (B, entries), the small ones of a clip group together."""
+    """Joins small formed gradients of one clip group to one array (B, entries)."""
     bundles: dict[tuple[int, int | None], list[int]] = {}
     for leaf, gradient in formed.items():
         small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
@@ -63,7 +63,7 @@ def bundle_gradients(
 
 
 def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) -> jax.Array:
-    """Per-example gradients of the value used, (B, ...) in float32, stacked like the value."""
+    """Returns per-example gradients by a used value, (B, ...) in float32, with its stacked axes."""
     layout = use.layout
     segments = [
         Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight)))
@@ -77,7 +77,7 @@ def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) 
 
 
 def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
-    """Gradients of the parameters that a value was computed from, by the chain rule per example."""
+    """Returns gradients by the parameters behind a used value, by the chain rule per example."""
     leaves = sorted(use.value.leaves)
 
     def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
@@ -115,7 +115,7 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
 
 
 def unbundle_vector(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """The parts of a vector in which arrays of the shapes of `like` were put side by side."""
+    """Splits a vector into arrays of the shapes of `like`."""
     ends = np.cumsum([x.size for x in like])
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
     part = partial(lax.dynamic_slice, allow_negative_indices=False)

@@ -1,10 +1,12 @@
-"""The clipped sum by book-keeping: no per-example gradients where a program can be read.
+"""Computes the clipped sum by ghost clipping, without per-example gradients where possible.
 
-One pass forward and one backward give, for each use of a parameter, the data operand and the
-cotangent of its output. From them come bounds of the per-example norms, then the factors of the
-clip, and one weighted contraction a parameter gives the clipped sum. Source: Bu et al.,
-"Differentially Private Optimization on Large Model at Small Cost", 2023; the joint norm over
-several gradient points, the bounds, and the reading of arbitrary programs, are this library's.
+One forward and one backward pass give, for each use of a parameter, the data operand and the
+cotangent of its output. These give bounds of the per-example norms, and the norms give the
+coefficients of the clip. One weighted contraction for each parameter then gives the clipped sum.
+
+Source: Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023. The
+joint norm over several gradient points, the bounds of rounding, and the reading of arbitrary
+programs are new here.
 """
 
 import dataclasses
@@ -39,11 +41,11 @@ from dpoptax._xla import unstack
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientSums:
-    """Sums of gradients, in few arrays: many small ones take long to compile.
+    """Holds sums of gradients in few arrays, since many small arrays take long to compile.
 
     Attributes:
-      by_leaf: those of the parameters of products.
-      vectors: for each of `bundles`, its parameters' side by side.
+      by_leaf: the sums of parameters whose gradients are products.
+      vectors: for each of `bundles`, the sums of its parameters in one vector.
     """
 
     by_leaf: dict[int, jax.Array]
@@ -51,7 +53,7 @@ class GradientSums:
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
-        """The sums as a tree like the parameters, in float32 at least."""
+        """Returns the sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
         total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
@@ -62,12 +64,12 @@ class GradientSums:
         return jax.tree.unflatten(structure, total)
 
 
-# Sums of clipped gradients, and of what the geometry puts beside each.
+# Sums of clipped gradients, and of the geometry's statistic if it has one.
 ClippedTotal: TypeAlias = tuple[GradientSums, jax.Array | None]
 
-# Statistics are whole multiples, up to 2⁸ times, of one number: float32 holds the sums of so many.
+# Statistics are multiples of one number, up to 2⁸ times it: float32 holds such sums exactly.
 _STATISTIC_EXAMPLES = 2**16
-# Weights whose absolute sum is this many times their sum multiply differences, not gradients.
+# Weights multiply differences of gradients if the sum of |w_j| exceeds this many times |Σ w_j|.
 _CANCELLATION_RATIO = 3.0
 
 
@@ -83,12 +85,24 @@ def ghost_clipped_sum(
     whole: WholeBatch | None = None,
     factor_dtype: DTypeLike | None = None,
 ) -> tuple[ClippedTotal, PyTree]:
-    """The clipped sum of one microbatch: what `per_example_sum` returns, by book-keeping.
+    """Computes the clipped sum of one micro-batch, as `per_example_sum` does.
 
-    Returns (sum, aux): Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i)), which adds up over microbatches and
-    which `join_sums` gives its shape, and the auxiliary outputs at the first point, None without
-    `has_aux`. `whole` is the batch of all microbatches and devices, `None` where this is it.
-    Factors are rounded to `factor_dtype` where it is not None.
+        Σ_i mask_i clip(Σ_j w_j ∇ℓ(x_j; ξ_i))
+
+    Args:
+      loss_fn: the loss of one example.
+      clip: the geometry.
+      points: the gradient points x_j and their weights w_j.
+      batch: the examples ξ_i, leaves (B, …).
+      mask: (B,), True for examples and False for padding.
+      keys: one key for each example, or `None`.
+      has_aux: whether the loss returns (loss, aux).
+      whole: the batch of all micro-batches and devices, `None` if it is this one.
+      factor_dtype: the dtype that factors are rounded to, `None` for no rounding.
+
+    Returns:
+      The sum, which adds up over micro-batches and which `join_sums` shapes like the parameters,
+      and the auxiliary outputs at the first point, `None` without `has_aux`.
     """
     params = points.points[0]
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
@@ -122,13 +136,13 @@ def ghost_clipped_sum(
 
 
 def join_sums(clip: Clip, params: PyTree, total: ClippedTotal) -> PyTree:
-    """A clipped sum shaped like the parameters, in float32 at least, or as the geometry encodes."""
+    """Returns a sum shaped like the parameters, in float32 at least, or as the clip encodes."""
     sums, beside = total
     return clip.join(sums.tree(params), beside)
 
 
 def _weights_cancel(weights: tuple[float | jax.Array, ...]) -> bool | np.bool | jax.Array:
-    """Whether the weights are large and cancel, such as DiSK's at a small gamma."""
+    """Returns whether the weights are large and cancel, such as DiSK's at a small gamma."""
     if len(weights) == 1:
         return False
     xp: Any = np if all(isinstance(w, float) for w in weights) else jnp
@@ -145,7 +159,7 @@ def _clip_and_sum(
     mask: jax.Array,
     whole: WholeBatch,
 ) -> ClippedTotal:
-    """The sum of clipped gradients, and the sum of the geometry's statistic."""
+    """Returns the sum of clipped gradients, and the sum of the geometry's statistic."""
 
     def statistic(norms: jax.Array, used: jax.Array) -> jax.Array | None:
         value = clip.statistic(norms, reference)
@@ -186,7 +200,7 @@ def _clip_and_sum(
 
 
 def measure_product(product: Product, piece: FactoredGradients) -> GradientSize:
-    """The size of a product's gradients."""
+    """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     sizes = product.layout.sizes
     if piece.terms:
         return measure_terms(piece, sizes)
@@ -196,7 +210,7 @@ def measure_product(product: Product, piece: FactoredGradients) -> GradientSize:
 
 
 def _zero_sums(params: PyTree, plan: Plan, pieces: ScaledGradients) -> GradientSums:
-    """What sums of gradients start from."""
+    """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
     by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
     vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
@@ -212,9 +226,9 @@ def _sum_weighted_gradients(
     bound: float,
     examples: int,
 ) -> GradientSums:
-    """start + Σ_i weights[piece][i] G_i, of which no summand has a norm above `bound`.
+    """Returns start + Σ_i weights[piece][i] G_i, whose summands have norms of at most `bound`.
 
-    They are a part of so many `examples`, which say how it is summed.
+    `examples` is the size of the whole batch, which decides how blocks are formed.
     """
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     (piece_weights,) = unstack(weights)
@@ -222,7 +236,7 @@ def _sum_weighted_gradients(
         part = sum_weighted_products(
             piece, weight, product.layout.sizes, bound=bound, examples=examples
         )
-        view = dataclasses.replace(product.view, scale=1.0)  # the scale is in the factors
+        view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
@@ -234,7 +248,7 @@ def _sum_weighted_gradients(
 
 
 def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBatch) -> float:
-    """τ of `sum_pieces` over all parts of a batch, and of adding these up."""
+    """Returns τ of the clipped sum over all parts of a batch."""
     found = [
         product_rounding(piece, product.layout.sizes, whole.examples)
         for product, piece in zip(plan.products, pieces.products, strict=True)
@@ -243,5 +257,5 @@ def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBat
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:
-    """What a sum of gradients of a parameter starts from."""
+    """Returns the initial value of the sum of a parameter's gradients."""
     return jnp.zeros(leaf.shape, float32_at_least(leaf))

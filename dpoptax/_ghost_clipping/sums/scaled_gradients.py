@@ -1,4 +1,8 @@
-"""Per-example gradients over powers of two, as products of factors or formed, and their sums."""
+"""Divides per-example gradients by powers of two, as factors or formed.
+
+Each example has its own powers of two, so that its largest entries are about 1 and squares neither
+overflow nor underflow.
+"""
 
 import dataclasses
 import functools
@@ -30,19 +34,19 @@ from dpoptax._xla import materialize, unstack
 
 # A use, its operand, and its cotangent times the weight.
 UseOperands: TypeAlias = tuple[PlannedUse, jax.Array, jax.Array]
-# The exponents of 2 that the two sides of a piece are divided by, (B,) each.
+# The exponents of the powers of two that divide operands and cotangents, (B,) each.
 SideExponents: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledGradients:
-    """Per-example gradients over powers of two: products first, then formed ones.
+    """Holds per-example gradients divided by powers of two: products first, then formed ones.
 
     Attributes:
-      products: the factors of each, of which no entry is above 2, and what is beside them.
-      formed: (B, entries) each, the parameters of a bundle side by side.
-      sizes: those of `formed`.
-      scales: what all were divided by; `None` where there are none.
+      products: the factors and fixed terms of each product; no entry is above 2.
+      formed: (B, entries) each, the gradients of a bundle of parameters side by side.
+      sizes: the sizes of `formed`.
+      scales: the divisors of all; `None` without gradients.
       bundles: the parameters in each of `formed`.
     """
 
@@ -62,12 +66,14 @@ def scale_gradients(
     differences: bool,
     factor_dtype: DTypeLike | None,
 ) -> ScaledGradients:
-    """The per-example gradients Σ_j w_j G_j (+ the tangent's part), by parameter.
+    """Returns the per-example gradients Σ_j w_j G_j (plus the tangent's part), by parameter.
 
     With `differences`, products at several points are written with the first point's operand and
-    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j: weights that are large and
-    cancel then multiply small numbers. It takes more passes over memory. `factor_dtype` is what
-    factors are rounded to, `None` for no rounding: from then on they are what is clipped.
+    differences to it, X_0ᵀ Σ_j w_j D_j + Σ_j w_j (X_j − X_0)ᵀ D_j. Weights that are large and
+    cancel then multiply small numbers, at the cost of more passes over memory.
+
+    `factor_dtype` is the dtype that factors are rounded to, `None` for no rounding. The rounded
+    factors are then the gradients that are clipped.
     """
     linear_map = passes.points.linear_map
     maps = [None] * len(program.parameters) if linear_map is None else linear_map.factors
@@ -117,7 +123,7 @@ def scale_gradients(
 
 
 def collect_operands(product: Product, passes: Passes, differences: bool) -> list[UseOperands]:
-    """What a product is of, use by use and point by point, as it is."""
+    """Returns operands and weighted cotangents of a product, for each use and point."""
     return [
         (member, operand, weigh(cotangent, weight, member.view.scale))
         for member in product.members
@@ -130,7 +136,10 @@ def collect_operands(product: Product, passes: Passes, differences: bool) -> lis
 
 
 def _largest_entries(factors: list[UseOperands]) -> tuple[jax.Array, bool, jax.Array]:
-    """The largest entries of operands, whether parameters change them, and of cotangents."""
+    """Returns the largest entries of operands and cotangents, and whether operands vary.
+
+    Operands vary if parameters change them.
+    """
     cotangent_tops = [bounds.largest_entry(cotangent) for _, _, cotangent in factors]
     ones = jnp.ones_like(cotangent_tops[0])
     operand_tops = [
@@ -147,10 +156,10 @@ def _largest_entries(factors: list[UseOperands]) -> tuple[jax.Array, bool, jax.A
 def _make_product_scales(
     tops: list[tuple[jax.Array, bool, jax.Array]],
 ) -> tuple[Scales, list[SideExponents]]:
-    """The scales of all pieces, and the two sides of each.
+    """Returns the scales of all gradients, and the exponents of the two sides of each.
 
-    Operands that no parameter changes have scales made apart from all others: where `jax.vmap` maps
-    a step over many parameters, these stay as they are, and so do the operands divided by them.
+    Operands that no parameter changes get their scales in a separate call. If `jax.vmap` maps a
+    step over many parameters, these operands and their quotients then stay unmapped.
     """
     one = jnp.ones_like(tops[0][0])
     data_exponents, data = bounds.make_scales(
@@ -163,7 +172,7 @@ def _make_product_scales(
         data.exponent + others.exponent,
         jnp.concatenate([data.finite, others.finite], axis=1),
     )
-    # The sides of pieces one after the other.
+    # The exponents of all products, one side after the other.
     fixed, changing = unstack(
         *(x.reshape(x.shape[0] * x.shape[1], one.size) for x in (data_exponents, other_exponents))
     )
@@ -180,11 +189,12 @@ def _scale_segment(
     cotangent: jax.Array,
     sides: SideExponents,
 ) -> Segment:
-    """The factors of one use, each side over a power of two of the example's own."""
+    """Returns the factors of one use, each divided by a power of two of the example."""
     operand_tops, cotangent_tops = sides
     if _has_magnitude(member.use, operand):
         operand = bounds.divide_by_power(operand, operand_tops)
-        # XLA would compute it for the norm, and once more for the sum: two arrays of its size.
+        # Stored: XLA would compute it for the norm and again for the sum, as two arrays of this
+        # size.
         operand = materialize(operand) if operand.size > COSTS.stored_entries else operand
     else:
         cotangent_tops = cotangent_tops + operand_tops
@@ -198,7 +208,7 @@ def _pull_back_uses(
     fixed: list[ParameterArrays],
     differences: bool,
 ) -> tuple[list[OuterProducts], list[FixedTerm]]:
-    """The gradients of a parameter that is not itself what is used, at all points."""
+    """Returns the gradients by a parameter behind used values, at all points."""
     outers: list[OuterProducts] = []
     terms: list[FixedTerm] = []
     for member in product.members:
@@ -215,12 +225,12 @@ def _pull_back_uses(
 
 
 def _has_magnitude(use: Use, operand: jax.Array) -> bool:
-    """Whether an operand's magnitude goes into its factor: one-hot ones and a shift's are as is."""
+    """Returns whether an operand's magnitude enters its factor; not if it is one-hot or unused."""
     return use.rule.reads_data and not jnp.issubdtype(operand.dtype, jnp.integer)
 
 
 def make_segment(member: PlannedUse, operand: jax.Array, cotangent: jax.Array) -> Segment:
-    """The factors of one use, in the layout of its product."""
+    """Returns the factors of one use, in the layout of its product."""
     segment = Segment(*jax.vmap(member.use.factors)(operand, cotangent))
     segment = segment if member.cut is None else member.cut(segment)
     return segment.swapped if member.swapped else segment

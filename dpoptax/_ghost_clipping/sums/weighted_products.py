@@ -1,7 +1,7 @@
-"""Weighted sums of gradients held as products, and what one example changes in their rounding.
+"""Sums gradients held as factors, with a weight for each example, and bounds the rounding.
 
-What each example's factors are weighted with goes into one of them, and the sum is one contraction
-over examples and positions. A sum is taken in parts: each dense segment, and one-hot ones.
+The weight of an example multiplies one of its factors. The sum is then one contraction over
+examples and positions for each dense segment, and an integer sum for one-hot segments.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from dpoptax._tree import widen
 
 
 def sum_error(segments: list[Segment]) -> float:
-    """How far one example's summand is from its coefficient times G, relative to S, before sums."""
+    """Returns the error of one weighted summand relative to S, before any sum over examples."""
     return 2.0**-16 if any(map(_is_narrow_segment, segments)) else 2.0**-23
 
 
@@ -31,16 +31,16 @@ def _is_narrow_segment(segment: Segment) -> bool:
 
 
 class SumParts(NamedTuple):
-    """What a sum of gradients is added up of: each dense segment alone, one-hot ones together.
+    """Splits a sum of gradients: each dense segment by itself, one-hot ones together.
 
     Attributes:
       dense: segments without one-hot factors.
-      row_lookups: those whose rows are one-hot.
-      column_lookups: those whose columns are, swapped.
-      number: of parts, with the terms that stand beside the segments.
-      ratio: M: f S ≤ M C.
-      longest: the products that an example adds to an entry of a dense segment, at most.
-      block: how many examples are summed in one piece.
+      row_lookups: segments with one-hot rows.
+      column_lookups: segments with one-hot columns, swapped.
+      number: the number of parts, including fixed terms.
+      ratio: M, such that f S ≤ M C.
+      longest: the most products that an example adds to one entry of a dense segment.
+      block: the number of examples that are summed in one piece.
     """
 
     dense: list[Segment]
@@ -53,12 +53,12 @@ class SumParts(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """What an example's summand in a part is at most, relative to C. Parts may cancel."""
+        """Returns the largest summand of an example in a part, relative to C. Parts may cancel."""
         return 1.0 if self.number == 1 else self.ratio
 
 
 def split_sum(factored: FactoredGradients, sizes: tuple[int, int, int], examples: int) -> SumParts:
-    """The parts of a sum over so many examples."""
+    """Splits the sum over `examples` into parts."""
     segments = factored.segments
     row_lookups = [s for s in segments if is_one_hot(s.rows)]
     column_lookups = [s.swapped for s in segments if is_one_hot(s.columns)]
@@ -71,7 +71,7 @@ def split_sum(factored: FactoredGradients, sizes: tuple[int, int, int], examples
 
 
 def absolute_ratio(factored: FactoredGradients) -> float:
-    """M: what a clipped gradient is the sum of is at most so many times its bound."""
+    """Returns M: the parts of a clipped gradient are together at most M times its bound."""
     positions = sum(segment.rows.shape[2] for segment in factored.segments)
     return largest_ratio(positions + len(factored.terms))
 
@@ -84,10 +84,11 @@ def sum_weighted_products(
     bound: float,
     examples: int,
 ) -> jax.Array:
-    """Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+    """Returns Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
 
-    No weights[i] G_i has a norm above `bound`, and what they are the sum of is none above M times
-    it. What one of the `examples`, of which these are a part, changes in the rounding: `rounding`.
+    No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
+    `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
+    rounding.
     """
     cut = split_sum(factored, sizes, examples)
     found = [_sum_weighted_segment(segment, weights, cut.block) for segment in cut.dense]
@@ -106,7 +107,7 @@ def sum_weighted_products(
 def product_rounding(
     factored: FactoredGradients, sizes: tuple[int, int, int], examples: int
 ) -> block_sums.Rounding:
-    """What one example changes in the rounding of `weighted_sum`."""
+    """Returns how much one example changes the rounding of `sum_weighted_products`."""
     cut = split_sum(factored, sizes, examples)
     found = [
         block_sums.lookup_rounding(
@@ -124,7 +125,7 @@ def product_rounding(
         rounding = block_sums.block_rounding(
             examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
         )
-    # Of the parts, what an example adds is M C together, so that the largest counts. Terms are one
+    # All parts of an example are M C together, so the largest part counts. Fixed terms count once
     # more, for the product of their sums with the fixed arrays.
     joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
     joined += max(each.joined for each in [rounding, *found])
@@ -134,7 +135,7 @@ def product_rounding(
 
 
 def _weigh_values(value: jax.Array, weight: jax.Array) -> jax.Array:
-    """Values (B, …) times the weight of their example, (B,)."""
+    """Returns values (B, …) times the weight of their example, (B,)."""
     return widen(value) * broadcast_examples(weight, value)
 
 
@@ -146,7 +147,7 @@ def _sum_one_hot(
     examples: int,
     bound: float,
 ) -> jax.Array:
-    """Those whose rows are one-hot."""
+    """Returns the sum of segments whose rows are one-hot."""
 
     def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         return block_sums.sum_lookups(
@@ -168,7 +169,7 @@ def _sum_one_hot(
 
 def _sum_weighted_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
-    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller of the two is copied
+    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
         rows = _weigh_values(rows, weights)
     else:
         columns = _weigh_values(columns, weights)
@@ -180,22 +181,23 @@ def _sum_weighted_segment(segment: Segment, weights: jax.Array, block: int) -> j
 
 
 def _terms_per_entry(segment: Segment) -> int:
-    """The products that an example adds to an entry: in bfloat16 there are two at a position."""
+    """Returns how many products an example adds to an entry; bfloat16 has two per position."""
     return max(1, segment.rows.shape[2]) * (2 if _is_narrow_segment(segment) else 1)
 
 
 def _merge_examples(factor: jax.Array) -> jax.Array:
-    """(B, K, T, ...) to (1, K, B T, ...)."""
+    """Reshapes a factor (B, K, T, ...) to (1, K, B T, ...)."""
     batch, groups, positions = factor.shape[:3]
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
 
 def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """rowsᵀ columns, (K, R, C), in the narrower dtype of the two; the other holds coefficients.
+    """Returns rowsᵀ columns, (K, R, C), computed in the narrower dtype of the two factors.
 
-    In bfloat16 the coefficients would round, and push a contribution past the clip bound: what
-    holds them goes in two parts, which keep 16 bits of the mantissa.
+    The other factor includes the coefficients. In bfloat16 these would round, and could push a
+    contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high
+    and low, which keep 16 bits of the mantissa.
     """
 
     def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:

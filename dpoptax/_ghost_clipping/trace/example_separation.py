@@ -1,9 +1,9 @@
 """Checks that a loss keeps examples separate when it is mapped over a batch.
 
-The contribution of an example must be a function of that example alone. `jax.vmap` guarantees it
-for all operations except a few, which define their own batching. These may appear in the loss, or
-in the derivative given by the author of a `jax.custom_vjp` or `jax.custom_jvp`. No program shows
-the latter before it is differentiated, so the check differentiates.
+The contribution of an example must depend on that example only. `jax.vmap` guarantees it for all
+operations except a few, which define their own batching. These may appear in the loss, or in the
+derivative given by the author of a `jax.custom_vjp` or `jax.custom_jvp`. No program shows the
+latter before it is differentiated, so the check differentiates.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,14 +55,14 @@ def _check_program(
 ) -> None:
     if axes := sorted(named_axes(program.effects)):
         raise TypeError(
-            f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): {_CONSEQUENCE}. "
-            "Let it read its own example alone; statistics of a batch, as of batch normalisation, "
-            "have no per-example gradient"
+            f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): "
+            f"{_CONSEQUENCE}. It may only read its example; statistics of a batch, as of batch "
+            "normalization, have no per-example gradient"
         )
     if touches_reference(program.effects):
         raise TypeError(
-            f"loss_fn reads or writes a jax.Ref from outside of it: {_CONSEQUENCE}. Return what is to be "
-            "kept, with has_aux=True"
+            f"loss_fn reads or writes a jax.Ref from outside of it: {_CONSEQUENCE}. Return the "
+            "values to keep, with has_aux=True"
         )
     _check_jaxpr(program.jaxpr, private, active, derivatives)
 
@@ -144,8 +144,8 @@ def _check_hijax(eqn: JaxprEqn) -> None:
     if not kind.__module__.startswith(_JAX_MODULE):
         raise TypeError(
             f"loss_fn has an operation of jax.experimental.hijax, {kind.__name__}, whose rules for "
-            f"vmap and derivatives are in no program and may mix examples: {_CONSEQUENCE}. Write it with "
-            "jax.custom_vjp, and leave the options jax_custom_vjp3 and jax_remat3 off"
+            f"vmap and derivatives are in no program and may mix examples: {_CONSEQUENCE}. Write "
+            "it with jax.custom_vjp, and leave the options jax_custom_vjp3 and jax_remat3 off"
         )
 
 
@@ -178,9 +178,9 @@ def _check_operation(eqn: JaxprEqn) -> None:
         )
     if name == "custom_vmap_call":
         raise TypeError(
-            f"loss_fn has an operation with a vmap rule of its own (jax.custom_batching): {_CONSEQUENCE}. "
-            "Write it without, or take the gradients of single examples by a loop and give them to "
-            "dpoptax.extend.clip_per_example"
+            "loss_fn has an operation with a vmap rule of its own (jax.custom_batching): "
+            f"{_CONSEQUENCE}. Write it without, or take the gradients of single examples by a loop "
+            "and give them to dpoptax.extend.clip_per_example"
         )
     outside = "callback" in name or "vmap_method" in eqn.params
     if outside and eqn.outvars and eqn.params.get("vmap_method") not in _SEQUENTIAL_METHODS:

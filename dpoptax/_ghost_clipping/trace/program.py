@@ -57,7 +57,7 @@ Origin: TypeAlias = Parameter | Constant | Result | ScanSlices
 class DerivedValue:
     """Describes a value computed from parameters and constants only, by its `origin`.
 
-    Inside the body of a scan over a stack of parameters, it stands for all steps at once. Its array
+    Inside the body of a scan over a stack of parameters, it represents all steps at once. Its array
     then has one leading axis for each scan in `scans`, outermost first.
 
     Attributes:
@@ -103,8 +103,7 @@ class Use:
       value: the derived value.
       output: the type of the result for one example.
       loops: (length, stacked) of each enclosing scan. `stacked` says whether the value has a slice
-        for
-        each step.
+        for each step.
       operand_varies: whether the data operand may change with the parameters, and the gradient
         reads it.
     """
@@ -226,13 +225,11 @@ class Program:
       opaque: the parameters that meet data in other operations, with these. Automatic
         differentiation gives their per-example gradients.
       elementwise: the opaque parameters that are only added to, multiplied with or concatenated
-        with
-        data of at least their size, such as biases and scales. Nothing is cheaper than their
+        with data of at least their size, such as biases and scales. Nothing is cheaper than their
         per-example gradients.
       result_tree: the structure of (loss, aux).
       vanishing: the parameters whose gradients are zero for every example. An example is a value
-        minus
-        its own mean over axes of size one.
+        minus its own mean over axes of size one.
       zeros: descriptions of these values.
     """
 

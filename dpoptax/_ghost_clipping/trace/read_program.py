@@ -43,7 +43,7 @@ from dpoptax._tree import PyTree
 # (scan, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
-# Here a parameter's gradient is no larger than a part of the output of each example.
+# Here the gradient of a parameter has at most the size of a part of the output.
 _ELEMENTWISE_PRIMITIVES = {"add", "sub", "mul", "div", "concatenate"}
 _CONTRACTION_RULES: dict[str, type[Dot | Convolution]] = {
     "dot_general": Dot,
@@ -135,7 +135,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.scans = 0
-        self.references = False  # whether the program reads or writes a jax.Ref of its own
+        self.references = False  # whether the program reads or writes a jax.Ref that it made
 
     def read(
         self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], loops: Loops
@@ -261,8 +261,7 @@ class _UseFinder:
         return step
 
     def find_use(self, step: Step) -> Step:
-        """Returns the step with its use if a rule covers it; otherwise marks its parameters opaque.
-        """
+        """Returns the step with its use, or marks its parameters opaque."""
         eqn, operands = step.eqn, step.operands
         flowing = [i for i, v in enumerate(operands) if isinstance(v, DerivedValue) and v.leaves]
         if not flowing:

@@ -127,8 +127,7 @@ class View:
         return pieces
 
     def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Adds `values`, shaped like the view, into zeros of `shape`: the transpose of reading it.
-        """
+        """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
         atoms = self.atoms(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
         if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):

@@ -157,7 +157,7 @@ def find_vanishing(
 
     Args:
       block: the steps of a loss.
-      active: where its gradient flows, judged by the operations alone.
+      active: where its gradient flows, judged by the operations only.
       results: the results of the block that it flows from.
 
     Returns:
@@ -203,9 +203,10 @@ def describe_vanishing(program: Program, params: PyTree) -> str:
     names = [paths[leaf] or "the parameter" for leaf in sorted(program.vanishing)]
     return (
         "loss_fn subtracts from a value its own mean over axes of size one, which is zero for "
-        f"every example ({_join_names(program.zeros)}). These parameters get gradients of exactly zero "
-        f"and receive only noise: {_join_names(names)}. Batch normalization does this, since loss_fn "
-        "sees one example at a time. Use GroupNorm or LayerNorm, or freeze the running averages."
+        f"every example ({_join_names(program.zeros)}). These parameters get gradients of exactly "
+        f"zero and receive only noise: {_join_names(names)}. Batch normalization does this, since "
+        "loss_fn sees one example at a time. Use GroupNorm or LayerNorm, or freeze the "
+        "running averages."
     )
 
 
