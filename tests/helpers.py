@@ -78,7 +78,7 @@ def no_room():
     def coefficients(*args, rounding, **kwargs):
         return exact(*args, rounding=0.0, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield
 
 
@@ -96,5 +96,5 @@ def cancellations():
             jax.debug.callback(see, size)
         return exact(clip, scales, sizes, *args, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen

@@ -108,13 +108,13 @@ def test_what_is_low_in_steps_rounds_in_each_entry_that_an_example_adds_to():
 )
 def test_steps_are_of_what_a_gradient_is_clipped_to(clip, monkeypatch):
     """Not of what rows and gradient, or count and gradient, are together."""
-    found, sum_pieces = [], ghost_clipped_sum.sum_pieces
+    found, sum_pieces = [], ghost_clipped_sum._sum_weighted_gradients
 
     def seen(*args, bound, **options):
         found.append(bound)
         return sum_pieces(*args, bound=bound, **options)
 
-    monkeypatch.setattr(ghost_clipped_sum, "sum_pieces", seen)
+    monkeypatch.setattr(ghost_clipped_sum, "_sum_weighted_gradients", seen)
     points = dpoptax.GradientPoints((jnp.zeros(2),), (1.0,), reference=jnp.float32(1.0))
     grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum(w * x), clip)
     jax.eval_shape(lambda x: grad_fn(points, x).sum, jax.ShapeDtypeStruct((4, 2), jnp.float32))
