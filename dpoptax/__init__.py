@@ -25,7 +25,7 @@ from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
 from dpoptax._clipped_grad.dropped_examples import dropped_examples as dropped_examples
 from dpoptax._clipped_grad.microbatch_tuning import tune_microbatch_size as tune_microbatch_size
 from dpoptax._ghost_clipping.explain import explain as explain
-from dpoptax._information_flow.flow import information_flow as information_flow
+from dpoptax._information_flow.information_flow import information_flow as information_flow
 from dpoptax._methods.disk import disk as disk
 from dpoptax._methods.doppler import doppler as doppler
 from dpoptax._methods.lp_adam import lp_adam as lp_adam

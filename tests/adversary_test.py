@@ -95,8 +95,8 @@ def test_a_longer_search_of_models(program, clip):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", ["regression", "batched", "standardised"])
 def test_every_way_to_a_norm(program, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
-    assert plan._products.choose is factor_products.choose
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    assert plan._products.choose_method is factor_products.choose_method
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -136,7 +136,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
@@ -180,7 +180,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     """Upwards with the example and downwards without, beside others whose terms all but cancel."""
     if not room:
         request.getfixturevalue("no_room")
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     exact, clip, (size, positions) = factor_products.contract, dpoptax.l2_clip(1.0), (16, 8)
 
     def contract_off_by(sign, axes, a, b):
@@ -362,9 +362,9 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
 def test_terms_are_at_most_so_many_times_the_bound(clip):
     """f S <= M C: what the rounding of the sum over examples is relative to."""
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
-    _, scales = bounds.scales([jnp.ones((1, 4))])
-    size = bounds.Size(norms[0] ** 2, absolute[0])
-    factors, *_ = bounds.coefficients(
+    _, scales = bounds.make_scales([jnp.ones((1, 4))])
+    size = bounds.GradientSize(norms[0] ** 2, absolute[0])
+    factors, *_ = bounds.clip_coefficients(
         clip,
         scales,
         [size],
@@ -524,7 +524,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
     ],
 )
 def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -535,7 +535,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
     assert found > 1
 
@@ -544,7 +544,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
 def test_a_longer_search_at_several_points(program, points, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
 
@@ -554,7 +554,7 @@ def test_a_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
 @pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
 def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
 
@@ -563,7 +563,7 @@ def test_a_longer_search_at_several_points_with_gradients_formed(program, points
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
 def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
@@ -589,7 +589,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
     """Whatever the platform's default: TPUs and GPUs round operands where nothing is said."""
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -601,7 +601,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
 
 def test_a_sum_over_positions_is_stored_before_it_is_measured():
     """Else norm and sum may each have one of their own, and where terms cancel, any other."""
-    shift = entry_rules.Shift(rules.Layout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
+    shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
     names = [eqn.primitive.name for eqn in helpers.equations(jaxpr.jaxpr)]
@@ -611,7 +611,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
     """XLA on GPU leaves out conversions there and back: a norm of other numbers than the sum."""
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -636,7 +636,7 @@ def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatc
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
     monkeypatch.setattr(factor_products, "contract", rounded)
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 

@@ -8,9 +8,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
-    "_tree", "_xla", "_marks", "_serialization", "_pricing", "_random", "_linear_map", "_points",
-    "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise", "filters",
-    "_methods", "contrib", "accounting", "tables", "users", "_information_flow", "auditing",
+    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
+    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "filters", "_methods", "contrib", "accounting", "tables", "users", "_information_flow", "auditing",
     "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles", "training.sharing",
     "training.cache_folder", "training.config_files", "training.data", "training",
@@ -18,6 +18,17 @@ ORDER = (
     "training.loop", "training.search", "training.audit",
     "cli",
 )  # fmt: skip
+# Within `_ghost_clipping`, likewise.
+GHOST_CLIPPING_ORDER = (
+    "cost_model",
+    "trace",
+    "passes",
+    "norms",
+    "plan",
+    "sums",
+    "explain",
+    "second_moments",
+)
 # What is above the public names uses these and nothing private.
 PUBLIC_ONLY = ("training", "cli")
 # These folders of the repository are not installed. They may import all of dpoptax.
@@ -108,6 +119,19 @@ def test_every_module_has_its_place():
 
 def test_no_import_runs_back_up():
     assert arrows_up(modules()) == []
+
+
+def test_ghost_clipping_reads_in_one_direction():
+    folder = "_ghost_clipping."
+    ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
+    back = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.startswith(folder)
+        and b.startswith(folder)
+        and ranks[a.split(".")[1]] < ranks[b.split(".")[1]]
+    ]
+    assert back == []
 
 
 def uninstalled(sources):

@@ -202,10 +202,10 @@ def test_the_worst_example_of_a_search_shows_a_bound_that_is_none(monkeypatch):
     """Terms that cancel in the norm, and not in the sum, which is another contraction."""
 
     def unproven(segments, sizes):
-        square = bounds.upper_square(factor_products.form(segments, sizes))
+        square = bounds.upper_square(factor_products.multiply_factors(segments, sizes))
         return square, jnp.sqrt(square)
 
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: "form")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "form")
     monkeypatch.setattr(factor_products, "measure_formed", unproven)
     # So many steps that the move does not hang on how one program or the other rounds.
     game, ratio = _searched(starts=14, steps=40)

@@ -73,19 +73,19 @@ def no_room():
     Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
     rounding of the sum: tests/sums_test.py.
     """
-    exact = bounds.coefficients
+    exact = bounds.clip_coefficients
 
     def coefficients(*args, rounding, **kwargs):
         return exact(*args, rounding=0.0, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield
 
 
 @contextlib.contextmanager
 def cancellations():
     """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
-    seen, exact = [], bounds.coefficients
+    seen, exact = [], bounds.clip_coefficients
 
     def see(size):
         square, absolute = map(np.asarray, size)
@@ -96,5 +96,5 @@ def cancellations():
             jax.debug.callback(see, size)
         return exact(clip, scales, sizes, *args, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen

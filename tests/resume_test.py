@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._clip.block_sums import Whole, tau
+from dpoptax._clip.block_sums import WholeBatch, tau
 from dpoptax.cli.main import main
 from dpoptax.training import cache_folder, loop
 from dpoptax.training.config import load_config
@@ -202,7 +202,7 @@ def test_what_sums_are_computed_with_is_recorded(undisturbed):
     assert (rows, recorded["devices"]) == (summary["padded_size"], 8)
     assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
     # What the record need not tell apart, and what it has to.
-    assert tau(Whole(rows)) == tau(Whole(rows, 8)) < tau(Whole(rows, 64))
+    assert tau(WholeBatch(rows)) == tau(WholeBatch(rows, 8)) < tau(WholeBatch(rows, 64))
 
 
 def test_in_fixed_point_the_order_of_sums_is_recorded_too():

@@ -29,7 +29,8 @@ from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
-from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
+from dpoptax.training.search.price import Sweep
+from dpoptax.training.search.sweep import dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)

@@ -25,7 +25,8 @@ from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.compare import Comparison, compare
-from dpoptax.training.search.sweep import Sweep, run_sweep
+from dpoptax.training.search.price import Sweep
+from dpoptax.training.search.sweep import run_sweep
 from tests.fine_tuning_test import config_for
 from tests.published_texts import write_glue, write_published_model
 from tests.resume_test import StoppedError, outcome, run
