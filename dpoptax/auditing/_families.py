@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import dp_accounting
 
-from dpoptax._pricing import accountants
-from dpoptax._pricing.checks import check_delta, relation_named
+from dpoptax._pricing.checks import check_delta
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
-from dpoptax.accounting._spent import spent_event
-from dpoptax.accounting._trade_offs import profile
+from dpoptax.accounting import Guarantee
+from dpoptax.accounting._spent import read_ledgers, spent_event
 
 if TYPE_CHECKING:
     from dpoptax._tree import PyTree
@@ -130,13 +129,16 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     >>> claimed_family(state, sampler).trade_off(1.0)([0.1, 0.5]).round(2)
     array([0.78, 0.31])
     """
-    relation = relation_named(sampler.neighbouring_relation)
-    spent_event(opt_state, sampler, same_batches=same_batches)
+    readings = read_ledgers(opt_state)
+    spent_event(readings, sampler, same_batches=same_batches)  # raises before the first trial
+
+    def with_noise(less: float) -> Guarantee:
+        event = spent_event(readings, sampler, same_batches=same_batches, noise=1 / less)
+        return Guarantee(event, sampler.neighboring_relation)
 
     @functools.cache
     def priced(less: float) -> TradeOff:
-        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
-        return approximate_trade_off(*profile(event, sampler.neighbouring_relation))
+        return with_noise(less).trade_off
 
     def trade_off(less: float) -> TradeOff:
         # Priced where it is asked for, which takes a second for many steps.
@@ -144,9 +146,6 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
         return TradeOff(name, lambda *rates: priced(less).curve(*rates))
 
     def epsilon(less: float, delta: float) -> float:
-        if not less:
-            return 0.0
-        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
-        return accountants.epsilon_of(event, delta, "pld", relation)
+        return with_noise(less).epsilon(delta) if less else 0.0
 
     return Family("the claimed mechanism, with other noise", trade_off, epsilon, 1e-2, 16.0)
