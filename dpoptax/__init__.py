@@ -6,8 +6,7 @@ shows a whole loop.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpoptax._clip.accumulate import accumulate as accumulate
 from dpoptax._clip.clip import Clip as Clip
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from dpoptax import sampling as sampling
     from dpoptax import tables as tables
     from dpoptax import users as users
+    from dpoptax._privacy_plan import PrivacyPlan as PrivacyPlan
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,9 @@ _LAZY = (
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> Any:
+        if name == "PrivacyPlan":
+            return importlib.import_module("dpoptax._privacy_plan").PrivacyPlan
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         raise AttributeError(
@@ -77,4 +79,4 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "PrivacyPlan"})
