@@ -7,8 +7,7 @@ shows a whole loop.
 
 import importlib
 import importlib.metadata
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpoptax import filters as filters
 from dpoptax import matrix as matrix
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from dpoptax import extend as extend
     from dpoptax import tables as tables
     from dpoptax import users as users
+    from dpoptax._privacy_plan import PrivacyPlan as PrivacyPlan
 
 __version__ = importlib.metadata.version("dpoptax")
 
@@ -66,7 +66,9 @@ _LAZY = (
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> Any:
+        if name == "PrivacyPlan":
+            return importlib.import_module("dpoptax._privacy_plan").PrivacyPlan
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         shelves = ("contrib", "extend") if not name.startswith("_") else ()
@@ -78,5 +80,5 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 
 def __dir__() -> list[str]:
-    private = {"ModuleType", "TYPE_CHECKING", "importlib"}
-    return sorted({*globals(), *_LAZY} - private)
+    imported = {"Any", "TYPE_CHECKING", "importlib"}
+    return sorted({*globals(), *_LAZY, "PrivacyPlan"} - imported)

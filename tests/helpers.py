@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from dpoptax import accounting
 from dpoptax._clip import bounds
 
 
@@ -45,6 +46,11 @@ def mlp_batch(seed, size, sizes=(5, 4, 3)):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(size, sizes[0]))
     return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
+
+
+def event_epsilon(event, delta, **options):
+    """ε of an event of dp_accounting at a δ."""
+    return accounting.Guarantee(event, **options).epsilon(delta)
 
 
 def global_norm(tree):

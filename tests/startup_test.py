@@ -163,7 +163,7 @@ class TestSummary:
         plan = make_plan(config, dataset.train_size)
         plan.bounds(evaluated_steps(config, 12))
         monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounted anew"))
-        monkeypatch.setattr("dpoptax.accounting.epsilon_curve", None)
+        monkeypatch.setattr("dpoptax.accounting.planned_guarantee", None)
         history = loop.train(config, dataset, plan).history
         assert [entry["step"] for entry in history] == list(range(13))
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from dpoptax import accounting
 from dpoptax.accounting import selection
 from dpoptax.cli.main import main
 from dpoptax.matrix import BandedToeplitz
@@ -32,6 +31,7 @@ from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.price import Sweep
 from dpoptax.training.search.sweep import dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
+from tests.helpers import event_epsilon
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)
 CONFIGS = {"tiny": TINY}
@@ -98,8 +98,8 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     record = records_of(workdir, results.trials[0])
     plan = trials.make_plan(TINY, 1151)
     event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
-    composed = accounting.event_epsilon(event, 1e-5, accountant="rdp")
-    held_out = accounting.event_epsilon(
+    composed = event_epsilon(event, 1e-5, accountant="rdp")
+    held_out = event_epsilon(
         dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(price.score_stddev), 4),
         1e-5,
         accountant="rdp",
@@ -161,11 +161,11 @@ def test_each_step_of_a_schedule_is_priced_with_its_noise_where_steps_can_be(tmp
         plan.sampler.dp_event(3 * plan.noise_multiplier, first),
         plan.sampler.dp_event(plan.noise_multiplier, last),
     ]
-    both = accounting.event_epsilon(
+    both = event_epsilon(
         dpa.ComposedDpEvent(2 * events),
         1e-5,
         accountant="rdp",
-        neighbouring_relation=plan.sampler.neighbouring_relation,
+        neighboring_relation=plan.sampler.neighboring_relation,
     )
     assert price.epsilon == pytest.approx(both, rel=1e-9)
 

@@ -109,7 +109,9 @@ def test_few_false_positives_are_not_taken_for_none(mu, alpha):
     """1 − α is 1 in float64 below 1e-16, where a claim of little noise is far below 1."""
     exact = special.ndtr(-special.ndtri(alpha) - mu)
     np.testing.assert_allclose(gaussian_trade_off(mu)(alpha), exact, rtol=1e-12)
-    claimed = accounting.trade_off(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1)
+    claimed = accounting.planned_guarantee(
+        noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
+    ).trade_off
     assert claimed(alpha) <= exact * (1 + 1e-9)
     assert claimed(0.0) <= 1.0
 

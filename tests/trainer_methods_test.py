@@ -195,7 +195,7 @@ def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
 
 def test_groups_smaller_than_the_batch_are_refused():
     config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
-    with pytest.raises(ValueError, match=r"batch_size=64 is above the 47 records of a group"):
+    with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
         make_plan(config, 1438)
 
 

@@ -35,7 +35,7 @@ SUMMARY_FIELDS = {
     "noise_multiplier",
     "steps",
     "sampling",
-    "neighbouring_relation",
+    "neighboring_relation",
     "test_accuracy",
     "params_sha256",
     "config",
@@ -349,7 +349,7 @@ def test_cnn_runs():
 
 def test_fixed_size_sampling_is_accounted_as_such():
     poisson, fixed = (make_plan(tiny(sampling=name), 1438) for name in ("poisson", "fixed_size"))
-    assert fixed.sampler.neighbouring_relation == "replace-one"
+    assert fixed.sampler.neighboring_relation == "replace-one"
     assert fixed.noise_multiplier > poisson.noise_multiplier
     assert 0.99 * TINY.epsilon < fixed.epsilon(4) <= TINY.epsilon
 

@@ -96,7 +96,7 @@ class PrivacyPlan:
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
 
-        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
         if self.delta is None or self.noise_multiplier == 0:
             return dict.fromkeys(steps)
@@ -138,6 +138,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         config.batch_size,
         seed=seeds.of_batches(seed, config.generator),
         multiple_of=config.microbatch_size or 1,
+        unit=config.unit,
         **_turns(config, dataset_size),
     )
     if not config.method.private:
@@ -279,10 +280,18 @@ def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: A
 
 @once(maxsize=256)
 def _curve(
-    *, noise_multiplier: float, schedule: Schedule | None, **release: Any
+    *,
+    noise_multiplier: float,
+    schedule: Schedule | None,
+    steps: tuple[int, ...],
+    delta: float,
+    **release: Any,
 ) -> tuple[float, ...]:
     noise = _noise(noise_multiplier, schedule)
-    return tuple(dpoptax.accounting.epsilon_curve(noise_multiplier=noise, **release).tolist())
+    planned = dpoptax.accounting.planned_guarantee(
+        noise_multiplier=noise, steps=max(steps, default=0), delta=delta, **release
+    )
+    return tuple(planned.epsilon_curve(steps, delta).tolist())
 
 
 def _noise(noise_multiplier: float, schedule: Schedule | None) -> float | dict[int, float]:
