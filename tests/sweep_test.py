@@ -533,7 +533,7 @@ def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
     assert method["name"] == "mine"
     assert [run["config"]["dataset"] for run in method["runs"]] == ["sensors"] * 2
-    assert {run["config"]["method"]["class"] for run in method["runs"]} == {"<run_path>.Mine"}
+    assert {run["config"]["method"]["class"] for run in method["runs"]} == {"own.Mine"}
 
 
 def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):

@@ -4,10 +4,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from dpoptax.training.bars import SHORT, Bar
@@ -20,6 +18,7 @@ from dpoptax.training.run.advancing import Record, State, Surroundings
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints, Interim
+from dpoptax.training.run.outputs import RunResult
 from dpoptax.training.run.phases import Phases, say
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.resolved import resolve
@@ -27,30 +26,6 @@ from dpoptax.training.run.setup import Ready, set_up
 
 _AHEAD = 0.25
 """Seconds of steps that are under way at once: each holds its batch, and none counts as done."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    Attributes:
-        summary: What summary.json holds.
-        history: The records of metrics.jsonl; the first is from before any step.
-        params: The final parameters, or their average if the config asks for one.
-        recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
-            each, if the config asks for a record.
-        generated: Each source of the test split with the text that was generated for it and its
-            references, if the config asks for beams.
-        noise_stddev: Standard deviation of the noise in each coordinate of a release; 0 if not
-            private, NaN where there is no one number.
-    """
-
-    summary: Record
-    history: list[Record]
-    params: Any
-    recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    generated: list[Record] = dataclasses.field(default_factory=list)
-    noise_stddev: float = 0.0
 
 
 def train_and_evaluate(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import optax
@@ -9,13 +10,6 @@ import optax
 import dpoptax
 from dpoptax.matrix import Strategy
 from dpoptax.training.config_files import LOADED
-from dpoptax.training.methods.source import source_sha256
-
-SOURCE = "source_sha256"
-"""Under which `Method.to_dict` has what a class of a config file is made of."""
-
-_CONFIG_FILE = "<run_path>"
-"""The module that records name for all classes of config files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,23 +102,18 @@ class Method:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and parameters as plain values, and the class where it is not dpoptax's own.
+        """Returns name and fields as plain values, with the class where it is not dpoptax's own.
 
-        Classes of config files, wherever these are, are told by their source.
+        A class is identified by its module and qualified name. The module of a config file is the
+        file's name without its suffix. Edits of the class's code are not noticed.
         """
         kind: type = type(self)
-        of_file = kind.__module__ in LOADED
-        module = _CONFIG_FILE if of_file else kind.__module__
-        own = module.partition(".")[0] == "dpoptax"
+        module = kind.__module__
+        if module in LOADED:
+            module = Path(LOADED[module].path).stem
+        own = kind.__module__.partition(".")[0] == "dpoptax"
         known = {} if own else {"class": f"{module}.{kind.__qualname__}"}
-        if of_file:
-            known[SOURCE] = source_sha256(kind)
         return {"name": self.name, **known, **dataclasses.asdict(self)}
-
-
-def as_recorded(method: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What `Method.to_dict` returned, without a source where a record of before has none."""
-    return {name: value for name, value in method.items() if name != SOURCE or SOURCE in record}
 
 
 def scheduled(

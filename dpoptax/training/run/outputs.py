@@ -1,17 +1,41 @@
-"""The files of a run, but for its checkpoints and the summary, which comes last."""
+"""Defines the result of a run and writes its files, except checkpoints and summary."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+import numpy as np
 
 import dpoptax
 from dpoptax.training.run import recording, records
 
-if TYPE_CHECKING:
-    from dpoptax.training.loop import RunResult
-
 Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Result of a finished run.
+
+    Attributes:
+        summary: Content of summary.json.
+        history: Records of metrics.jsonl. The first one was made before any step.
+        params: Final parameters, or their average if the config asks for one.
+        recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
+            each, if the config asks for a record.
+        generated: Each source of the test split with the generated text and its references, if the
+            config asks for beams.
+        noise_stddev: Standard deviation of the noise in each coordinate of a release. 0 if the run
+            is not private, NaN if the coordinates differ.
+    """
+
+    summary: Record
+    history: list[Record]
+    params: Any
+    recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    generated: list[Record] = dataclasses.field(default_factory=list)
+    noise_stddev: float = 0.0
 
 
 @contextlib.contextmanager
@@ -45,8 +69,8 @@ def metrics_file(path: Path | None, shown: int = 0) -> Iterator[Callable[[Record
         yield observe
 
 
-def write(result: "RunResult", workdir: Path) -> None:
-    """Everything that a finished run leaves next to its metrics, but for the summary."""
+def write(result: RunResult, workdir: Path) -> None:
+    """Writes all files of a finished run except its metrics and the summary."""
     # With matplotlib, which the first step need not wait for.
     from dpoptax.training.run import plots
 

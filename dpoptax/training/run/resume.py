@@ -15,7 +15,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset, Split
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import Run
@@ -102,7 +101,6 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
             "the same data; give the old one, or another workdir for a new run"
         )
     new = _identity(run)
-    new["method"] = as_recorded(new["method"], record["run"]["method"])
     # A field that the record has not came later: its default is what was done before.
     defaults = records.plain(TrainConfig().to_dict())
     old = {name: defaults[name] for name in new if name in defaults} | record["run"]

@@ -39,8 +39,8 @@ class Comparison:
     workdir: Path
     """Directory for results.json, table.md, comparison.png and the runs' records in runs/. A run
     that the same code finished with the same settings is not trained again: the same command goes
-    on where it was stopped, and one with more configs trains those alone. After a change of a
-    method in a module of its own outside the package, whose code is not seen, give another. Other
+    on where it was stopped, and one with more configs trains those alone. After a change of the
+    code of a method outside the package, which is not noticed, give another directory. Other
     examples under the name of a data set are refused by data.json, which is for its owner alone."""
     seeds: int = 5
     """Number of repetitions, with the seeds 0, 1, 2, ... for every config, so that a comparison can

@@ -18,7 +18,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -244,15 +243,12 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         for name, value in dataclasses.asdict(sweep).items()
         if name not in ("workdir", "processes", "seed")
     }
-    identity = records.plain(
-        {
-            "sweep": given,
-            "configs": {name: config.to_dict() for name, config in configs.items()},
-        }
-    )
+    # The seeds of the configs do not count: each trial has its own.
+    described = {name: {**config.to_dict(), "seed": None} for name, config in configs.items()}
+    identity = records.plain({"sweep": given, "configs": described})
     path = sweep.workdir / "sweep.json"
     begun = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    same = begun is not None and _as_begun(identity, begun) == {n: begun[n] for n in identity}
+    same = begun is not None and identity == {name: begun[name] for name in identity}
     if begun is not None and not (same and sweep.seed in (None, begun["seed"])):
         raise ConfigError(
             f"{path} is of a sweep over other settings: its trials have been released already, and "
@@ -270,25 +266,6 @@ def _begun(configs: dict[str, TrainConfig], sweep: Sweep) -> tuple[dict[str, Any
         "data": begun.get("data"),
     }
     return {**identity, **found}, sweep
-
-
-def _as_begun(identity: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """Returns the identity as the version that began a sweep would have written it.
-
-    The seeds of the configs do not count: each trial has a seed of its own.
-    """
-    before = begun["configs"]
-    configs = {
-        name: {
-            **config,
-            "method": as_recorded(config["method"], before[name]["method"]),
-            "seed": before[name]["seed"],
-        }
-        if name in before
-        else config
-        for name, config in identity["configs"].items()
-    }
-    return {**identity, "configs": configs}
 
 
 def _drawn(

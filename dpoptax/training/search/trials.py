@@ -30,7 +30,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset, Wanted
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
@@ -91,17 +90,8 @@ class Runner:
             self._pool = None
 
     def path(self, trial: Trial) -> Path:
-        """The file of a trial's record; its parameters lie next to it as .msgpack.
-
-        A record of before has no source of its method in its name, where one is known now.
-        """
-        config = trial.config.to_dict()
-        path = self._named(config, trial)
-        before = self._named({**config, "method": as_recorded(config["method"], {})}, trial)
-        return before if before.is_file() and not path.is_file() else path
-
-    def _named(self, config: dict[str, Any], trial: Trial) -> Path:
-        identity = [config, trial.held_out, trial.keep_params, self._made_by]
+        """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
+        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self._made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
 
