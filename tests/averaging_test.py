@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run.averaging import average_params, averaged
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.evaluation import Evaluation
@@ -71,7 +71,7 @@ def test_a_run_keeps_and_evaluates_the_average():
     config = tiny(steps=2, parameter_ema=0.15, eval_every=2, **GIVEN)
     result = run(config)
     dataset = load_dataset("digits")
-    model = models.build_model(config, 10, dataset.kind)
+    model = config.build_model(10)
     init_key, _ = jax.random.split(jax.random.key(config.seed))
     image = jax.tree.map(lambda x: x[0], dataset.train)["inputs"]
     start = models.init_variables(model, image, init_key).params

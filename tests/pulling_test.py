@@ -11,7 +11,8 @@ from dpoptax._bookkeeping import products, several
 from dpoptax._bookkeeping.cotangents import Outer, Term
 from dpoptax._bookkeeping.factored import assemble, measure_terms
 from dpoptax._bookkeeping.rules import Layout
-from dpoptax.training.models.networks import VisionTransformer, WideResNet
+from dpoptax.training.models import VisionTransformer
+from experiments.models.networks import WideResNet
 from tests.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network

@@ -15,12 +15,11 @@ import pytest
 
 from dpoptax._clips.sums import Whole, tau
 from dpoptax.cli.main import main
-from dpoptax.training import cache_folder, loop
+from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config
 from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run import checkpoints as checkpoints_module
 from dpoptax.training.run import resume, setup
 from dpoptax.training.run.chain import build_chain
@@ -182,7 +181,7 @@ def test_in_fixed_point_the_order_of_sums_is_recorded_too():
     found = []
     for fixed_point in (False, True):
         config = dataclasses.replace(CONFIG, method=DPSGD(), fixed_point=fixed_point)
-        planned = resolve(config, make_plan(config, 1438), num_classes=10, kind="images")
+        planned = resolve(config, make_plan(config, 1438), num_classes=10)
         found.append([resume.arithmetic(planned, where) for where in places])
     (rounded, rounded_by_two), (exact, exact_by_two) = found
     assert rounded == rounded_by_two
@@ -455,7 +454,7 @@ def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undistur
 def _state_like():
     """Parameters and optimizer state of the runs here, before any step."""
     dataset = dataset_module.load_dataset(CONFIG.dataset)
-    model = models.build_model(CONFIG, dataset.num_classes)
+    model = CONFIG.build_model(dataset.num_classes)
     inputs = dataset.train["inputs"][0]
     params, _ = models.init_variables(model, inputs, jax.random.key(0))
     tx = build_chain(CONFIG, CONFIG.noise_multiplier, Keys.of(jax.random.key(0))).optimizer

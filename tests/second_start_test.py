@@ -82,7 +82,7 @@ def test_keys_take_all_bits_of_a_seed():
     def key_of(seed):
         config = dataclasses.replace(CONFIG, seed=seed)
         plan = privacy.make_plan(config, 1438)
-        run = resolve(config, plan, num_classes=10, kind="images")
+        run = resolve(config, plan, num_classes=10)
         keys = jax.random.key_data(run.init_key), jax.random.key_data(run.chain.keys.noise)
         return np.concatenate(keys).tobytes()
 
@@ -98,9 +98,7 @@ def test_what_is_compiled_to_begin_a_run_holds_no_key():
     params = {"w": jax.numpy.ones((4, 3))}
     plan = privacy.make_plan(CONFIG, 1438)
     of_seed = [
-        resolve(
-            CONFIG, plan, num_classes=10, kind="images", keys=Keys.of(jax.random.key(seed))
-        ).chain
+        resolve(CONFIG, plan, num_classes=10, keys=Keys.of(jax.random.key(seed))).chain
         for seed in (1, 2)
     ]
     before = chain._compiled_begin.cache_info().misses

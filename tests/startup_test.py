@@ -15,11 +15,10 @@ import dpoptax
 from dpoptax import auditing, sampling
 from dpoptax.cli import compilation_cache
 from dpoptax.cli.main import main
-from dpoptax.training import loop
+from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import evaluation, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
@@ -129,9 +128,9 @@ def test_errors_come_in_the_order_of_the_run(tmp_path, changes, message):
 
 
 def test_initial_parameters_of_one_program_are_those_of_each_operation():
-    model = models.build_model(dataclasses.replace(CONFIG, model="cnn"), 10)
+    model = dataclasses.replace(CONFIG, model="cnn").build_model(10)
     inputs, key = np.ones((8, 8, 1), np.float32), jax.random.key(3)
-    one = models.start_variables(CONFIG, model, inputs, key)
+    one = CONFIG.initial_variables(model, inputs, key)
     eager = models.init_variables(model, inputs, key)
     for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(eager), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-6)
@@ -310,10 +309,10 @@ class TestCompilationCache:
 def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
     calls, compiled = [], evaluation._compiled
     monkeypatch.setattr(evaluation, "_compiled", lambda *key: calls.append(key) or compiled(*key))
-    model = models.build_model(CONFIG, 3)
+    model = CONFIG.build_model(3)
     inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
-    params, frozen = models.start_variables(CONFIG, model, inputs[0], jax.random.key(0))
+    params, frozen = CONFIG.initial_variables(model, inputs[0], jax.random.key(0))
     evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
     evaluate.compile(params, "test")
     first = evaluate(params, "test")

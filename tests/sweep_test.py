@@ -498,7 +498,7 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import Dataset, register_dataset
 from dpoptax.training.methods import Method
 from dpoptax.training.models import register_model
-from dpoptax.training.models.models import MLP
+from dpoptax.training.models import MLP
 
 @register_dataset
 def sensors():

@@ -14,14 +14,13 @@ from flax import serialization
 
 from dpoptax import accounting
 from dpoptax.training import bars as training_bars
-from dpoptax.training import loop
+from dpoptax.training import loop, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run import step
 from dpoptax.training.run.advancing import State
 from dpoptax.training.run.plots import scientific

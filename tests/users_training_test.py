@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from dpoptax.cli.main import main
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
 from dpoptax.training.data import streaming
 from dpoptax.training.data.owners import read_owners
-from dpoptax.training.data.tokens import Tokens
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, Disk, NonPrivate
-from dpoptax.training.models import models
 from dpoptax.training.run import devices, seeds
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.planning import plan_run, text
@@ -26,6 +25,8 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.search.compare import Comparison, compare
 from dpoptax.training.search.sweep import Sweep, run_sweep
+from experiments.data.published_data import load_published
+from experiments.data.tokens import Tokens
 from tests.fine_tuning_test import config_for
 from tests.published_texts import write_glue, write_published_model
 from tests.resume_test import StoppedError, outcome, run
@@ -91,9 +92,9 @@ def test_a_step_is_that_of_users_means_each_clipped_once(digits, method, no_room
     )
     plan = make_plan(config, digits.units("user"))
     result = train(config, digits, plan)
-    model = resolve(config, plan, num_classes=10, kind="images")
+    model = resolve(config, plan, num_classes=10)
     inputs = jnp.zeros((8, 8, 1))
-    params, _ = models.start_variables(config, model.model, inputs, model.init_key)
+    params, _ = config.initial_variables(model.model, inputs, model.init_key)
     loss, total = models.example_loss(model.model), jax.tree.map(jnp.zeros_like, params)
     drawn = digits.users(4, seed=plan.sampler.seed).sample(plan.sampler, 0)
     gradient = jax.jit(jax.grad(loss))
@@ -145,7 +146,7 @@ def test_records_of_users_are_read_from_arrays_and_sources_alike():
 def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
     plan = make_plan(config, digits.num_users)
-    run = resolve(config, plan, num_classes=10, kind=digits.kind)
+    run = resolve(config, plan, num_classes=10)
     drawn, _ = Feed(run, digits, devices.Devices())(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7
     own, other = (digits.users(4, seed=s).sample(plan.sampler, 0).records for s in (seed, seed + 1))
@@ -213,16 +214,16 @@ def test_texts_are_trained_on_by_user(texts, tmp_path):
 
 def test_a_column_of_texts_says_whose_they_are(texts, tmp_path):
     write = texts[1]
-    dataset = data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
+    dataset = load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
     assert dataset.owners.tolist() == TEXTS_OF
     assert dataset.units("user") == 7
     other = tmp_path / "owners.txt"
     other.write_text("\n".join(TEXTS_OF))
     with pytest.raises(ConfigError, match="says itself whose its examples are"):
-        data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12), owners=other)
+        load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12), owners=other)
     write([*TEXTS_OF[:-1], " "])
     with pytest.raises(ConfigError, match="line 21 has no user"):
-        data.load_dataset("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
+        load_published("sst2", tmp_path, Tokens(tmp_path / "roberta", 12))
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,16 @@ _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
 
 _COMMANDS = {
     "train": """\
-  train CONFIG --workdir DIR [--fetch] [--FIELD VALUE ...]
+  train CONFIG --workdir DIR [--FIELD VALUE ...]
         one run; CONFIG is a Python file with get_config(), or FILE:NAME for
-        one of the runs of its get_configs(); any field can be overridden;
-        --fetch gets published data that --data-dir lacks, as for all commands
-        that read data""",
+        one of the runs of its get_configs(); any field can be overridden""",
     "plan": """\
   plan CONFIG [--FIELD VALUE ...]
         noise, ε, what attacks can do, memory and FLOPs of that run, without
         training; a table where CONFIGs name several runs""",
     "compare": """\
   compare CONFIG... --workdir DIR [--seeds N] [--epsilon E]
-          [--learning-rates R...] [--set FIELD=VALUE...] [--records FILE]
+          [--learning-rates R...] [--set FIELD=VALUE...]
         several configs at one ε: a table and a figure""",
     "sweep": """\
   sweep CONFIG... --workdir DIR

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 import dpoptax
 from dpoptax import auditing, sampling
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import seeds
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.phases import say
@@ -124,7 +124,6 @@ def audit_config(
         config,
         make_plan(config, dataset.units(config.unit)),
         num_classes=dataset.num_classes,
-        kind=dataset.kind,
         keys=Keys.fixed(config.generator),
     )
     plan, chain = run.plan, run.chain
@@ -299,7 +298,7 @@ def _model(run: Run, dataset: Dataset) -> auditing.Game:
     )
     inputs = jax.tree.map(lambda x: x[0], examples["inputs"])
     init_key, keys = seeds.keys(run.plan.seed, config.generator)
-    params, frozen = models.start_variables(config, model, inputs, init_key)
+    params, frozen = config.initial_variables(model, inputs, init_key)
     loss = config.method.loss(models.example_loss(model, frozen))
     grad_fn = dpoptax.clipped_grad(loss, chain.clip, microbatch_size=config.microbatch_size)
     with_ids = examples, jnp.arange(dataset.train_size)

@@ -12,7 +12,6 @@ from dpoptax.training.bars import SHORT, Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.models import models
 from dpoptax.training.run import devices, outputs, recording, records, resume
 from dpoptax.training.run.advancing import Record, State, Surroundings
 from dpoptax.training.run.averaging import averaged
@@ -35,9 +34,8 @@ def train_and_evaluate(
 
     The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
     summary.json, params.msgpack and training.png; with `config.record` also recording.npz and
-    spectrum.png, with `config.beams` generated.jsonl. A run that was stopped, by whatever, goes on
-    from its last checkpoint when called again, and ends as it would have without the stop, bit for
-    bit.
+    spectrum.png. A run that was stopped goes on from its last checkpoint when called again. It
+    ends as it would have without the stop, bit for bit.
 
     Args:
         config: The run.
@@ -84,7 +82,7 @@ def _train_in(
             "remove these files if they do not matter"
         )
     # A typing error is told before the noise is worked out, which may take long.
-    models.build_model(config, dataset.num_classes, dataset.kind)
+    config.build_model(dataset.num_classes)
     check_names(config)
     seeded = resume.with_seed_of(config, begun)
     if begun is not None and begun.get("seed_given"):
@@ -92,7 +90,7 @@ def _train_in(
     with phases("accounting"):
         plan = make_plan(seeded, dataset.units(config.unit))
     with phases("init"):
-        run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+        run = resolve(config, plan, num_classes=dataset.num_classes)
     earlier = resume.shown_records(metrics_path) if config.method.private else {}
     shown = max(earlier, default=0)
     if begun is not None:
@@ -146,7 +144,7 @@ def train(
     """
     around = Surroundings(place, phases or Phases(), checkpoints, observe, progress)
     with around.phases("init"):
-        run = resolve(config, plan, num_classes=dataset.num_classes, kind=dataset.kind)
+        run = resolve(config, plan, num_classes=dataset.num_classes)
     return _result(set_up(run, dataset, around))
 
 
@@ -204,13 +202,6 @@ def _result(ready: Ready) -> RunResult:
     run = course.run
     config, phases = run.config, course.around.phases
     final = averaged(state.params, state.opt_state)
-    scored: Record = {}
-    generated: list[Record] = []
-    with phases("generation"):
-        if ready.generate is not None:
-            scored, generated = ready.generate(
-                final, course.frozen, progress=course.around.progress
-            )
     with phases("accounting"):
         promised = run.guarantee(state.opt_state)
     with phases("files"):
@@ -225,7 +216,6 @@ def _result(ready: Ready) -> RunResult:
         "test_loss": newest["test_loss"],
         "test_accuracy": newest["test_accuracy"],
         **{name: newest[name] for name in ("test_perplexity",) if name in newest},
-        **scored,
         "num_params": optax.tree.size(state.params),
         "params_sha256": sha256,
         "train_seconds": newest["seconds"],
@@ -237,4 +227,4 @@ def _result(ready: Ready) -> RunResult:
     }
     recorded = recording.recorded(state.opt_state)
     history = list(state.history)
-    return RunResult(summary, history, final, recorded, generated, run.chain.stddev)
+    return RunResult(summary, history, final, recorded, run.chain.stddev)

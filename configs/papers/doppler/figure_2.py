@@ -9,11 +9,12 @@ spectra. Privacy is not stated for this figure, so that ε = 8 is assumed. The s
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Without and with the first-order filter of Table 2."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     base = dataclasses.replace(base, model="resnet_50", steps=4000, batch_size=500, record=1000)

@@ -9,19 +9,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from dpoptax.training import models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
-from dpoptax.training.data.tokens import NO_LABEL
-from dpoptax.training.models import models
+from dpoptax.training.data.dataset import NO_LABEL
 
 Evaluate = Callable[..., "Totals"]
 """Compiled: `evaluate(params, split, frozen)`."""
 
 
 class Totals(NamedTuple):
-    """Sums over all labels: one of an image or a sentence, many of a row to generate."""
+    """Sums over all labels: one of an example, or one of each of its tokens."""
 
     loss: Any
     correct: Any
@@ -41,11 +40,9 @@ def evaluate_split(
 
     def evaluate(params: models.Params, split: Any, frozen: models.Params) -> Totals:
         def one(example: Any) -> Totals:
-            logits = models.apply(model, models.Variables(params, frozen), example["inputs"])
-            labels = example["labels"]
-            used = labels >= 0
-            loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
-            correct = used & (jnp.argmax(logits, axis=-1) == labels)
+            variables = models.Variables(params, frozen)
+            loss, logits, used = models.token_losses(model, variables, example)
+            correct = used & (jnp.argmax(logits, axis=-1) == example["labels"])
             return Totals(jnp.sum(jnp.where(used, loss, 0.0)), jnp.sum(correct), jnp.sum(used))
 
         return jax.tree.map(jnp.sum, jax.lax.map(one, split, batch_size=chunk))
@@ -60,7 +57,7 @@ def _compiled(model: nn.Module, chunk: int, leaves: Any, structure: Any) -> Eval
 
 
 class Evaluation:
-    """Loss (nats per label), accuracy, and for generation perplexity, on a split.
+    """Loss (nats per label), accuracy and, for labels of tokens, perplexity on a split.
 
     Args:
         config: The run; its microbatches are those of the evaluation too.

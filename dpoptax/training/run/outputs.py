@@ -24,8 +24,6 @@ class RunResult:
         params: Final parameters, or their average if the config asks for one.
         recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
             each, if the config asks for a record.
-        generated: Each source of the test split with the generated text and its references, if the
-            config asks for beams.
         noise_stddev: Standard deviation of the noise in each coordinate of a release. 0 if the run
             is not private, NaN if the coordinates differ.
     """
@@ -34,7 +32,6 @@ class RunResult:
     history: list[Record]
     params: Any
     recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    generated: list[Record] = dataclasses.field(default_factory=list)
     noise_stddev: float = 0.0
 
 
@@ -81,5 +78,3 @@ def write(result: RunResult, workdir: Path) -> None:
         if len(result.recorded["released"]) > 1:
             recorded = dpoptax.spectrum.load(workdir / "recording.npz")
             dpoptax.spectrum.plot(recorded, workdir / "spectrum.png")
-    if result.generated:
-        records.write_lines(workdir / "generated.jsonl", result.generated)

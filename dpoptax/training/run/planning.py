@@ -16,13 +16,7 @@ from dpoptax.training.run import records
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.run.resolved import Run, resolve
-from dpoptax.training.run.shapes import (
-    Shapes,
-    published_shapes,
-    shapes_of,
-    step_arguments,
-    with_features,
-)
+from dpoptax.training.run.shapes import step_arguments
 from dpoptax.training.run.step import build_step
 
 _SAME = 0.01
@@ -92,10 +86,10 @@ def plan_run(
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
     """
-    shapes = _shapes(config)
+    shapes = config.data().shapes(config.unit)
     size = shapes.units
     plan = make_plan(config, size)
-    run = resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    run = resolve(config, plan, num_classes=shapes.num_classes)
     arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments
 
@@ -139,7 +133,7 @@ def text(name: str, cost: RunCost) -> str:
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
     lines = [
-        ("method", f"{config.method.name}, {optimizer}, {config.model} on {_inputs(config)}"),
+        ("method", f"{config.method.name}, {optimizer}, {config.model} on {config.data().title}"),
         ("steps", f"{cost.steps:,} of {config.steps:,}, {epochs:.4g} epochs"),
         ("batch", f"{config.batch_size:,} expected of {cost.dataset_size:,}{_users(config)}"),
     ]
@@ -227,15 +221,6 @@ def table(
     return "\n".join(lines), refused
 
 
-def _shapes(config: TrainConfig) -> Shapes:
-    """Those of the data where they are there or need no files; else the published ones."""
-    if config.data_dir is None and (published := published_shapes(config)) is not None:
-        return published
-    # Without features: a plan waits for none of them.
-    dataset = dataclasses.replace(config.data(), features=None).load()
-    return with_features(shapes_of(dataset, config.unit), config)
-
-
 def _users(config: TrainConfig) -> str:
     if config.unit == "example":
         return ""
@@ -250,10 +235,6 @@ def _clip_norm(config: TrainConfig) -> str:
         return norm
     which = "first" if relative[0] > relative[-1] else "last"
     return f"{norm}, {max(relative):.4g} times that in the {which} of {len(relative)} phases"
-
-
-def _inputs(config: TrainConfig) -> str:
-    return config.dataset if config.features == "none" else f"{config.features} of {config.dataset}"
 
 
 def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:

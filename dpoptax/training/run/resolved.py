@@ -9,8 +9,6 @@ import jax
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Kind
-from dpoptax.training.models import models
 from dpoptax.training.run import seeds
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan
@@ -69,7 +67,6 @@ def resolve(
     plan: PrivacyPlan,
     *,
     num_classes: int,
-    kind: Kind,
     keys: Keys | None = None,
 ) -> Run:
     """The run of a config within its plan.
@@ -77,14 +74,13 @@ def resolve(
     Args:
         config: What was asked for.
         plan: From `make_plan`, of this config.
-        num_classes: Of the data; 0 for generation.
-        kind: What an example is.
+        num_classes: Of the data; 0 for labels of tokens.
         keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
     """
-    model = models.build_model(config, num_classes, kind)
+    model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
     chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
     return Run(config, plan, model, chain, init_key)

@@ -102,7 +102,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
         )
     new = _identity(run)
     # A field that the record has not came later: its default is what was done before.
-    defaults = records.plain(TrainConfig().to_dict())
+    defaults = records.plain(type(config)().to_dict())
     old = {name: defaults[name] for name in new if name in defaults} | record["run"]
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
@@ -195,7 +195,7 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
     found = hashlib.blake2b(key=key, digest_size=16)
     examples = streaming.read(dataset.train, streaming.spread(dataset.train_size))
     whole = dataset.computed_from
-    if run.config.features != "none":
+    if whole:
         examples = examples["labels"]
     elif streaming.in_memory(dataset.train):
         whole = streaming.checksums(cast(Split, dataset.train))
@@ -207,7 +207,7 @@ def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
         found.update(repr((jax.tree_util.keystr(path), values.dtype.str, values.shape)).encode())
         found.update(values.tobytes())
     found.update(repr(owners).encode())
-    if run.config.pretrained is not None:
+    if frozen:
         found.update(repr(run.model).encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
             found.update(jax.tree_util.keystr(path).encode())

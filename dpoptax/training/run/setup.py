@@ -10,12 +10,10 @@ import numpy as np
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import devices, resume
 from dpoptax.training.run.advancing import Course, State, Surroundings
 from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
 from dpoptax.training.run.feeding import Feed
-from dpoptax.training.run.generation import Generation
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import compile_step
 
@@ -28,7 +26,6 @@ class Ready:
         course: What is the same at each step.
         state: Where the run stands.
         feed: The batches.
-        generate: What generates texts at the end; None: nothing does.
         dataset: The data set's name.
         compile_seconds: How long compiling took.
     """
@@ -36,7 +33,6 @@ class Ready:
     course: Course
     state: State
     feed: Feed
-    generate: Generation | None
     dataset: str
     compile_seconds: float
 
@@ -54,7 +50,6 @@ def set_up(run: Run, dataset: Dataset, around: Surroundings) -> Ready:
             "files; leave it out"
         )
     with phases("init"):
-        generate = Generation(config, run.model, dataset) if config.beams else None
         state, frozen = _begun(run, dataset, around.place)
     with phases("data"):
         feed = Feed(run, dataset, around.place)
@@ -69,13 +64,13 @@ def set_up(run: Run, dataset: Dataset, around: Surroundings) -> Ready:
     compile_seconds = time.perf_counter() - compiling
     if not restored:
         course.save(state, wait=True)
-    return Ready(course, state, feed, generate, dataset.name, compile_seconds)
+    return Ready(course, state, feed, dataset.name, compile_seconds)
 
 
 def _begun(run: Run, dataset: Dataset, place: devices.Devices) -> tuple[State, Any]:
     """The state before any step, and what the model computes with and does not train."""
     example = jax.tree.map(lambda x: x[0], streaming.read(dataset.train, np.zeros(1, np.int64)))
-    variables = models.start_variables(run.config, run.model, example["inputs"], run.init_key)
+    variables = run.config.initial_variables(run.model, example["inputs"], run.init_key)
     params, frozen = place.replicate(variables)
     return State(0, params, _first_state(run, params, place)), frozen
 

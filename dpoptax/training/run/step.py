@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpoptax
 from dpoptax.training.data.augmentations import step_key
-from dpoptax.training.models.models import example_loss
+from dpoptax.training.models import example_loss
 from dpoptax.training.run.chain import Chain
 from dpoptax.users import per_user_loss
 

@@ -14,7 +14,7 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.search import lines, settings
+from dpoptax.training.search import settings
 from dpoptax.training.search.results import (
     ComparisonResult,
     GridPoint,
@@ -66,13 +66,10 @@ class Comparison:
     dataset: str | None = None
     """Data set of every config."""
     set: tuple[str, ...] = ()
-    """FIELD=VALUE for any other field of every config, such as features=scattering; fields of their
+    """FIELD=VALUE for any other field of every config, such as sampling=cyclic; fields of their
     methods as method.FIELD=VALUE."""
     trial_seeds: int | None = None
     """Number of seeds, the first ones, that each learning rate is tried on; None: all."""
-    records: Path | None = None
-    """A file of JSON lines, to which every run, trials too, adds its own once its method is done;
-    `python -m experiments image-benchmark` draws them."""
     processes: int = 1
     """Number of runs at a time; several share the cores, so that their seconds do not compare."""
 
@@ -112,16 +109,24 @@ def compare(
 
     seeds = range(comparison.seeds)
     path, versions = comparison.workdir / "results.json", records.versions()
+    code = records.source_sha256()
     methods: list[MethodResult] = []
 
     def results() -> ComparisonResult:
         return ComparisonResult(
-            dataset.name, epsilon, delta, list(seeds), _notes(methods), list(methods), versions
+            dataset.name,
+            epsilon,
+            delta,
+            list(seeds),
+            _notes(methods),
+            list(methods),
+            versions,
+            code,
         )
 
     tried_on = seeds[: comparison.trial_seeds]
     total = sum(len(plan) * (len(plan) > 1) * len(tried_on) + len(seeds) for plan in plans)
-    made_by = records.to_json({"code": records.source_sha256(), **versions})
+    made_by = records.to_json({"code": code, **versions})
     with (
         Runner(
             comparison.workdir / "runs", processes=comparison.processes, made_by=made_by
@@ -131,16 +136,9 @@ def compare(
         for name, label, plan in zip(names, configs, plans, strict=True):
             bar.set_description(name)
             config = configs[label]
-            rate, grid, runs, tried = _one_method(config, plan, seeds, tried_on, runner, bar)
-            methods.append(method_result(name, rate, grid, runs))
+            rate, grid, runs = _one_method(config, plan, seeds, tried_on, runner, bar)
+            methods.append(method_result(name, label, rate, grid, runs))
             records.write_json(path, results())
-            if comparison.records is not None:
-                described = [
-                    lines.line(label, epsilon, run, held_out=held_out)
-                    for found, held_out in ((tried, True), (runs, False))
-                    for run in found
-                ]
-                lines.append(comparison.records, described)
     # With matplotlib, for which no other command need wait.
     from dpoptax.training.search import plots
 
@@ -158,8 +156,8 @@ def _one_method(
     tried_on: range,
     runner: Runner,
     bar: Bar,
-) -> tuple[float, list[GridPoint], list[Record], list[Record]]:
-    """The selected rate, what was tried to select it, the runs with it, and those of the trials."""
+) -> tuple[float, list[GridPoint], list[Record]]:
+    """Returns the selected rate, all rates with their accuracies, and the runs with it."""
 
     def trials(rate: float, seeds: range, held_out: bool) -> list[Trial]:
         return [
@@ -168,18 +166,17 @@ def _one_method(
         ]
 
     grid = [GridPoint(rate, []) for rate in rates]
-    best, tried = grid[0], []
+    best = grid[0]
     if len(rates) > 1:
         wanted = [trial for rate in rates for trial in trials(rate, tried_on, held_out=True)]
-        tried = runner.run(wanted, bar)
-        accuracies = [run["test_accuracy"] for run in tried]
+        accuracies = [run["test_accuracy"] for run in runner.run(wanted, bar)]
         grid = [
             GridPoint(rate, accuracies[index * len(tried_on) :][: len(tried_on)])
             for index, rate in enumerate(rates)
         ]
         best = max(grid, key=lambda point: statistics.fmean(point.validation_accuracies))
     runs = runner.run(trials(best.learning_rate, seeds, held_out=False), bar)
-    return best.learning_rate, grid, runs, tried
+    return best.learning_rate, grid, runs
 
 
 def _on_one_footing(

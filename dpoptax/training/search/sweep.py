@@ -18,7 +18,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
 from dpoptax.training.run.evaluation import Evaluation
@@ -193,8 +192,8 @@ def prepare(
     cost = price(priced, plans, sweep, chosen)
     if dataset.num_classes == 0:
         raise ConfigError(
-            f"dataset={dataset.name!r} is for generation: a text counts with all of its tokens, so "
-            "the accuracy on held-out texts is no score whose sensitivity is known"
+            f"dataset={dataset.name!r} has a label for each token: an example counts with all of "
+            "its tokens, so the sensitivity of the accuracy on held-out examples is not known"
         )
     size = streaming.source_size(dataset.test)
     if sweep.held_out == "private":
@@ -355,9 +354,9 @@ def _publish(
 ) -> dict[str, Any]:
     """Writes best/: parameters and config of the best trial, and its accuracy on the test split."""
     dataset = dataset_of(config, held_out=False)
-    model = models.build_model(config, dataset.num_classes, dataset.kind)
+    model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
-    _, frozen = models.start_variables(config, model, example, jax.random.key(0))
+    _, frozen = config.initial_variables(model, example, jax.random.key(0))
     evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
     metrics = evaluate(serialization.msgpack_restore(params), "test")
     directory = sweep.workdir / "best"

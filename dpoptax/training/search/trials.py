@@ -27,7 +27,7 @@ import jax
 from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset, Wanted
+from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.run import devices, records
@@ -36,7 +36,7 @@ from dpoptax.training.run.privacy import make_plan
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(data: Wanted) -> Dataset:
+def _loaded(data: DatasetSpec) -> Dataset:
     return data.load()
 
 
@@ -166,8 +166,6 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     """Trains a trial, writes its record in one piece, and returns it."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
-    if trial.held_out:  # it has no texts of its own, and their scores select nothing
-        config = dataclasses.replace(config, beams=0)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
     with Interim(path.with_suffix("")) as checkpoints:

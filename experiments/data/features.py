@@ -48,7 +48,7 @@ class FeatureMap(Protocol):
         """The compiled map from images (N, *shape) to features (N, *self.shape(shape))."""
 
 
-def example(
+def example_of(
     wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of an example with features, from those with an image as its `inputs`.
