@@ -1,4 +1,4 @@
-"""What the bound of a clipped sum costs in training: S/n of `dpoptax._clips.bounds`, and τ.
+"""What the bound of a clipped sum costs in training: S/n of `dpoptax._clip.bounds`, and τ.
 
     python -m benchmarks.cancellation [--mnist DIR]
 
@@ -24,13 +24,13 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._bookkeeping import clipped_sum
-from dpoptax._bookkeeping.passes import run_passes
-from dpoptax._bookkeeping.pieces import make_pieces, rounding_of
-from dpoptax._bookkeeping.plan import make_plan
-from dpoptax._bookkeeping.product_sums import ratio_of
-from dpoptax._bookkeeping.reading import read_program
-from dpoptax._clips.sums import Whole
+from dpoptax._clip.block_sums import Whole
+from dpoptax._ghost_clipping.passes.gradient_passes import run_passes
+from dpoptax._ghost_clipping.plan import make_plan
+from dpoptax._ghost_clipping.sums import ghost_clipped_sum
+from dpoptax._ghost_clipping.sums.pieces import make_pieces, rounding_of
+from dpoptax._ghost_clipping.sums.weighted_products import ratio_of
+from dpoptax._ghost_clipping.trace.read_program import read_program
 
 STEPS = (0, 50, 300)
 
@@ -111,7 +111,8 @@ def sizes(problem, points, batch):
     groups = dpoptax.l2_clip(1.0).groups(params)
     pieces = make_pieces(program, plan, passes, groups, differences=True, factor_dtype=None)
     measured = [
-        clipped_sum.measure(*pair) for pair in zip(plan.products, pieces.products, strict=True)
+        ghost_clipped_sum.measure(*pair)
+        for pair in zip(plan.products, pieces.products, strict=True)
     ]
     ratios = [ratio_of(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))

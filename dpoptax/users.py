@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dpoptax._clips.trained_rows import TrainedRows
-from dpoptax._privacy.checks import integer
-from dpoptax._trees import PyTree, kind_of
+from dpoptax._pricing.checks import integer
+from dpoptax._tree import PyTree, kind_of
 from dpoptax.sampling import Sampler
+from dpoptax.tables._trained_rows import TrainedRows
 
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 

@@ -14,7 +14,7 @@ from scipy import integrate, optimize, stats
 
 import dpoptax
 from dpoptax import accounting, matrix
-from dpoptax._privacy import events, one_step, pricing, renyi
+from dpoptax._pricing import accountants, events, one_release, renyi
 from dpoptax.sampling import (
     FixedSizeSampler,
     PoissonSampler,
@@ -258,13 +258,13 @@ class TestCurve:
 
     def test_few_prices_for_many_counts(self, monkeypatch):
         asked = []
-        priced = pricing.epsilon_of
+        priced = accountants.epsilon_of
 
         def counting(event, *arguments):
             asked.append(event)
             return priced(event, *arguments)
 
-        monkeypatch.setattr(pricing, "epsilon_of", counting)
+        monkeypatch.setattr(accountants, "epsilon_of", counting)
         accounting.epsilon_curve(
             noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301)
         )
@@ -343,7 +343,9 @@ class TestRenyiDivergences:
         event = sampler.dp_event(1.0, 3)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = pricing.rdp_curve(event, np.array([2.0, math.inf]), events.RELATIONS[relation])
+            found = accountants.rdp_curve(
+                event, np.array([2.0, math.inf]), events.RELATIONS[relation]
+            )
         assert np.isfinite(found[0])
         assert found[1] == math.inf
 
@@ -422,14 +424,14 @@ class TestOneStep:
         ],
     )
     def test_it_is_built_once_and_the_price_is_dp_accounting_s(self, event):
-        built = one_step.loss_of.cache_info().misses
+        built = one_release.loss_of.cache_info().misses
         for steps in (3, 20):
             whole = dpa.SelfComposedDpEvent(event, steps)
             found = accounting.event_epsilon(whole, DELTA, accountant="pld")
-            theirs = dpa.pld.PLDAccountant(value_discretization_interval=pricing.DISCRETIZATION)
+            theirs = dpa.pld.PLDAccountant(value_discretization_interval=accountants.DISCRETIZATION)
             # But for the rounding of transforms, which they leave out.
             assert 0 <= found / theirs.compose(whole).get_epsilon(DELTA) - 1 < 1e-8
-        assert one_step.loss_of.cache_info().misses == built + 1
+        assert one_release.loss_of.cache_info().misses == built + 1
 
     @pytest.mark.parametrize(
         ("event", "expected"),
@@ -550,7 +552,7 @@ class TestTruncation:
         orders = np.array([1.5, 2.0, 4.0, 8.0])
         for name, other in pairs.items():
             relation = events.RELATIONS[name]
-            curve = pricing.rdp_curve(event, orders, relation)
+            curve = accountants.rdp_curve(event, orders, relation)
             for p, r in ((adding, other), (other, adding)):
                 for epsilon in (0.1, 1.0, 3.0):
                     shown = np.maximum(p - math.exp(epsilon) * r, 0).sum() * step
@@ -597,13 +599,13 @@ class TestEdges:
         )
 
     def test_tiny_multipliers_stay_cheap(self, monkeypatch):
-        intervals, accountant = [], pricing._PldAccountant
+        intervals, accountant = [], accountants._PldAccountant
 
         def recorded(relation, interval):
             intervals.append(interval)
             return accountant(relation, interval)
 
-        monkeypatch.setattr(pricing, "_PldAccountant", recorded)
+        monkeypatch.setattr(accountants, "_PldAccountant", recorded)
         found = accounting.epsilon(
             noise_multiplier=0.0501, sampling_probability=0.01, steps=1000, delta=DELTA
         )
@@ -847,7 +849,7 @@ class TestEpsilonSpent:
         params = {"w": jnp.zeros(2)}
         state = tx.init(params)
         for _ in range(releases):
-            gradients = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
+            gradients = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
             _, state = tx.update(gradients, state, params)
         return state
 
@@ -924,7 +926,7 @@ class TestEpsilonSpent:
             accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
         unproven = SimpleNamespace(noise_multiplier=1.0, batch_size=100, unproven="no bound known")
         monkeypatch.setattr(
-            "dpoptax._noise.reading.ledgers",
+            "dpoptax._noise.read_ledger.ledgers",
             lambda _: (SimpleNamespace(mechanism=unproven, releases=1),),
         )
         with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
@@ -968,13 +970,13 @@ class TestPricing:
         self, monkeypatch, size, batch, sigma, steps
     ):
         """By one privacy loss, not by the larger one of a cut draw."""
-        built, loss_of = [], one_step.loss_of
+        built, loss_of = [], one_release.loss_of
 
         def recorded(event, relation, interval):
             built.append(event)
             return loss_of(event, relation, interval)
 
-        monkeypatch.setattr(one_step, "loss_of", recorded)
+        monkeypatch.setattr(one_release, "loss_of", recorded)
         sampler = PoissonSampler(size, batch, seed=0)
         accounting.epsilon(noise_multiplier=sigma, sampler=sampler, steps=steps, delta=DELTA)
         assert [type(event) for event in built] == [dpa.PoissonSampledDpEvent]
@@ -982,7 +984,7 @@ class TestPricing:
     def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
         run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.0123}
         sigma = accounting.calibrate_noise_multiplier(epsilon=2.5, **run)
-        monkeypatch.setattr(pricing, "_pld_epsilon", None)
+        monkeypatch.setattr(accountants, "_pld_epsilon", None)
         assert accounting.epsilon(noise_multiplier=sigma, **run) <= 2.5
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import products
-from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
-from dpoptax._bookkeeping.products import Segment
-from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
@@ -111,7 +111,7 @@ def test_equals_per_example_gradients_at_other_points_everywhere(name):
 
 CLIPS = {
     "automatic": dpoptax.automatic_clip(0.3),
-    "psac": dpoptax.psac_clip(0.3),
+    "psac": dpoptax.contrib.psac_clip(0.3),
     "normalized": dpoptax.normalized_clip(0.3),
     "per layer": dpoptax.per_layer_clip(0.3),
     "per named layer": dpoptax.per_layer_clip({"w": 0.1, "b": 0.2, "v": 0.3, "c": 0.4}),
@@ -119,7 +119,7 @@ CLIPS = {
     "of each kind": dpoptax.per_layer_clip(
         {
             "w": dpoptax.automatic_clip(0.3, gamma=0.0),
-            "b": dpoptax.psac_clip(0.2),
+            "b": dpoptax.contrib.psac_clip(0.2),
             "v": dpoptax.normalized_clip(0.3),
             "c": 0.4,
         }
@@ -255,11 +255,13 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
 
     segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
     want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
-    assert len(products._joined(segments)) == 1
-    np.testing.assert_allclose(products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
+    assert len(factor_products._joined(segments)) == 1
+    np.testing.assert_allclose(
+        factor_products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
+    )
     # What is small beside its factors is not worth the copy.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
-    assert products._joined(small) is small
+    assert factor_products._joined(small) is small
 
 
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "transformer")))

@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from dpoptax import accounting
-from dpoptax._privacy import composition
+from dpoptax._pricing import composition
 
 
 def _coin(interval, towards):

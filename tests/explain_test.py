@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping.clipped_sum import bookkept_sum
-from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum
 from tests.helpers import equations
 from tests.networks import NETWORKS
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._privacy import composition, pricing
-from dpoptax._privacy.events import RELATIONS
+from dpoptax._pricing import accountants, composition
+from dpoptax._pricing.events import RELATIONS
 from dpoptax.accounting import _trade_offs
 from dpoptax.accounting._spent import spent_event
 
@@ -25,7 +25,9 @@ def after_steps(sampler, noise_multiplier, steps):
     )
     state = tx.init(jnp.zeros(1))
     for _ in range(steps):
-        _, state = tx.update(dpoptax.assert_clipped(jnp.zeros(1), dpoptax.l2_clip(1.0)), state)
+        _, state = tx.update(
+            dpoptax.extend.trust_clipped(jnp.zeros(1), dpoptax.l2_clip(1.0)), state
+        )
     return state
 
 
@@ -82,13 +84,13 @@ def test_deltas_of_a_profile_are_those_at_which_its_epsilons_are_stated():
         dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(0.8)), 200
     )
     relation = RELATIONS["add-or-remove-one"]
-    epsilons, deltas = pricing.profile_of(event, relation, 1e-3, points=12)
+    epsilons, deltas = accountants.profile_of(event, relation, 1e-3, points=12)
     accountant = dp_accounting.pld.PLDAccountant(relation, 1e-3).compose(event)
     exact = np.array([accountant.get_delta(e) for e in epsilons])
     assert np.all(deltas >= exact * (1 - 1e-6))
     np.testing.assert_allclose(deltas[:-1], exact[:-1], rtol=1e-3, atol=1e-12)
     for epsilon, delta in list(zip(epsilons, deltas, strict=True))[1:-1]:
-        stated = pricing.epsilon_of(event, float(delta), "pld", relation, 1e-3)
+        stated = accountants.epsilon_of(event, float(delta), "pld", relation, 1e-3)
         assert stated == pytest.approx(epsilon, rel=1e-3)
 
 
@@ -97,7 +99,7 @@ def test_small_deltas_have_the_rounding_of_what_composes_them():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1000
     )
-    pair = pricing._pld_accountant(event, 1e-10, RELATIONS["add-or-remove-one"], 1e-3)
+    pair = accountants._pld_accountant(event, 1e-10, RELATIONS["add-or-remove-one"], 1e-3)
     pairs = [(pair._pld, 1), *pair._steps.values()]
     epsilon = composition.epsilon_of(pairs, 1e-3, 1e-20)
     (delta,) = composition.deltas_of(pairs, 1e-3, np.array([epsilon]))

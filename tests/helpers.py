@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from dpoptax._clips import bounds
+from dpoptax._clip import bounds
 
 
 def floats(values, dtype=jnp.float32):

@@ -33,7 +33,7 @@ def chain(noise_multiplier=1.0, batch_size=10, key=0):
 
 
 def clipped():
-    return dpoptax.assert_clipped(PARAMS, CLIP)
+    return dpoptax.extend.trust_clipped(PARAMS, CLIP)
 
 
 def after(tx, steps, state=None):
@@ -271,13 +271,13 @@ STATE = """
 chains = [
     optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=jax.random.key(0)),
-        dpoptax.track_reference(),
+        dpoptax.extend.track_reference(),
         last,
     )
     for last in (
         dpoptax.disk(0.7, 0.5),
-        dpoptax.linear_map(jnp.ones(3)),
-        dpoptax.scale_then_privatize(stddev=0.1),
+        dpoptax.extend.linear_map(jnp.ones(3)),
+        dpoptax.contrib.scale_then_privatize(stddev=0.1),
     )
 ]
 states = [tx.init(jnp.zeros(3)) for tx in chains]

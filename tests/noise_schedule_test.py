@@ -13,7 +13,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._privacy import events, one_step
+from dpoptax._pricing import events, one_release
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset
 from dpoptax.training.errors import ConfigError
@@ -40,7 +40,7 @@ def stage(noise_multiplier=SCHEDULE, batch_size=10, key=KEY, **options):
 
 def clipped():
     sums = {"w": normal(0, (3, 4)), "b": normal(1, 5)}
-    return dpoptax.assert_clipped(sums, CLIP, examples=10)
+    return dpoptax.extend.trust_clipped(sums, CLIP, examples=10)
 
 
 def releases(tx, steps, *, jit=True):
@@ -77,14 +77,14 @@ def test_a_phase_with_more_noise_than_its_grid_is_for_has_its_noise():
     tx = stage({0: 8.0, 1: 1.0}, fixed_point=True)
     state = tx.init(params)
     for sigma in (8.0, 1.0):
-        total = dpoptax.assert_clipped(params, CLIP, examples=10)
+        total = dpoptax.extend.trust_clipped(params, CLIP, examples=10)
         mean, state = jax.jit(tx.update)(total, state)
         assert float(jnp.std(mean)) == pytest.approx(sigma * CLIP.sensitivity / 10, rel=0.02)
 
 
 def test_noise_is_in_the_dtype_of_the_sum():
     with jax.enable_x64(True):
-        total = dpoptax.assert_clipped(jnp.zeros(3, jnp.float32), CLIP, examples=10)
+        total = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float32), CLIP, examples=10)
         tx = stage()
         assert tx.update(total, tx.init(jnp.zeros(3)))[0].dtype == jnp.float32
 
@@ -134,8 +134,8 @@ def test_full_batches_of_many_phases_are_one_gaussian(relation, monkeypatch):
     other = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(2.0))
     whole = [dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(sigma), 3) for sigma in sigmas]
     joined = dpa.GaussianDpEvent(float((3 * sigmas**-2.0).sum() ** -0.5))
-    built, loss_of = [], one_step.loss_of
-    monkeypatch.setattr(one_step, "loss_of", lambda *args: built.append(args) or loss_of(*args))
+    built, loss_of = [], one_release.loss_of
+    monkeypatch.setattr(one_release, "loss_of", lambda *args: built.append(args) or loss_of(*args))
     for beside in ([], [other]):
         built.clear()
         found, want = (
@@ -227,7 +227,9 @@ def test_information_flow_finds_its_releases(fixed_point):
 
 
 def test_a_grid_is_that_of_the_least_multiplier():
-    describe = lambda noise: dpoptax.fixed_point_grid(CLIP, noise_multiplier=noise, batch_size=10)  # noqa: E731
+    def describe(noise):
+        return dpoptax.extend.fixed_point_grid(CLIP, noise_multiplier=noise, batch_size=10)
+
     assert describe({0: 4.0, 2: 2.0}) == describe(2.0) < describe(4.0)
 
 

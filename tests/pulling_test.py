@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 import dpoptax
-from dpoptax._bookkeeping import products, several
-from dpoptax._bookkeeping.cotangents import Outer, Term
-from dpoptax._bookkeeping.factored import assemble, measure_terms
-from dpoptax._bookkeeping.rules import Layout
+from dpoptax._ghost_clipping.norms import factor_products, several_points
+from dpoptax._ghost_clipping.norms.cotangents import Outer, Term
+from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble, measure_terms
+from dpoptax._ghost_clipping.trace.rules import Layout
 from dpoptax.training.models import VisionTransformer
 from experiments.models.networks import WideResNet
 from tests.bookkeeping_test import QUICK, both, close
@@ -77,7 +77,7 @@ _QUICK = ("standardised, with a gain", "merged LoRA", "spectral norm")
 
 
 def _check(name, way, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
     function, count = FUNCTIONS[name]
     loss, params = _loss(function), _params(count)
     rows = dpoptax.explain(loss, params, _DATA[0]).rows
@@ -120,7 +120,7 @@ def _points(params, weights, apart=0.05):
 
 
 def _check_several(loss, params, weights, monkeypatch, way="gram"):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
     rows = dpoptax.explain(loss, params, _DATA[0], points=len(weights)).rows
     assert all(row.why == "" and ("pulled back" in row.rule) == bool(row.cost) for row in rows)
     mask = jnp.array([True, True, False, True, True])
@@ -310,7 +310,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
     @jax.jit
     def measured(rows, columns, basis, weights):
-        outer = Outer(products.Segment(rows, columns), _LAYOUT, (4, 4))
+        outer = Outer(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
         held, *scale = assemble([outer], [Term(basis, weights)], None)
         return *scale, *measure_terms(held, (1, 4, 4))
 
@@ -336,13 +336,13 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
     scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
     sides = [(rows, columns), (-near(rows), near(columns))]
     outers = [
-        Outer(products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale))
+        Outer(factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale))
         for pair, scale in zip(sides, scales, strict=True)
     ]
     terms = [Term(jnp.asarray(bases[0]), weights), Term(jnp.asarray(bases[1]), near(weights))]
     if differences:
-        outers = several._outers_from_first(tuple(outers))
-        terms = several._terms_from_first(tuple(terms))
+        outers = several_points._outers_from_first(tuple(outers))
+        terms = several_points._terms_from_first(tuple(terms))
     found, _, finite = assemble(outers, terms, None)
     # The gradient is what is held.
     exact = np.zeros((256, 1, 4, 4))

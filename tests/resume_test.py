@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._clips.sums import Whole, tau
+from dpoptax._clip.block_sums import Whole, tau
 from dpoptax.cli.main import main
 from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config

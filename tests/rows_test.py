@@ -11,10 +11,10 @@ import optax
 import pytest
 from jax import lax
 
+from dpoptax._information_flow.example_axes import LEADING
 from dpoptax._information_flow.following import Follower
 from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label
-from dpoptax._information_flow.rows import LEADING
 
 ROWS = 6
 W = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)

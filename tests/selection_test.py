@@ -8,8 +8,9 @@ import pytest
 from dp_accounting import rdp
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpoptax import accounting, selection
-from dpoptax._privacy import events, pricing
+from dpoptax import accounting
+from dpoptax._pricing import accountants, events
+from dpoptax.accounting import selection
 from dpoptax.sampling import PoissonSampler
 
 DELTA = 1e-5
@@ -26,7 +27,7 @@ def epsilon(event, accountant="rdp"):
 def test_one_candidate_costs_what_dp_accounting_says(distribution, mean):
     # With our divergences of a run: dp_accounting's are wrong at orders that are not integers.
     orders = rdp.RdpAccountant().orders
-    run = pricing.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    run = accountants.rdp_curve(RUN, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
     best = rdp_privacy_accountant._compute_rdp_repeat_and_select(
         orders, run, mean, selection.SHAPES[distribution]
     )

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpoptax import accounting, matrix
-from dpoptax._privacy import monte_carlo
+from dpoptax._pricing import monte_carlo
 from dpoptax.sampling import MinSeparationSampler
 from tests.monte_carlo_test import paths
 

@@ -15,9 +15,9 @@ from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, sampling
+from dpoptax._random import shake256 as _shake256
+from dpoptax._random.shake256 import Shake256, shake256
 from dpoptax.matrix import CyclicPoissonSampler
-from dpoptax.sampling import _shake256
-from dpoptax.sampling._shake256 import Shake256, shake256
 from dpoptax.training import methods, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import load_dataset

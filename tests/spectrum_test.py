@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from dpoptax import filters, spectrum
+from dpoptax import filters
+from dpoptax.filters import spectrum
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train_and_evaluate

@@ -23,7 +23,9 @@ def spent(tx, steps=3):
     """The state after so many releases."""
     state = tx.init(PARAMS)
     for _ in range(steps):
-        _, state = jax.jit(tx.update)(dpoptax.assert_clipped(PARAMS, CLIP, examples=10), state)
+        _, state = jax.jit(tx.update)(
+            dpoptax.extend.trust_clipped(PARAMS, CLIP, examples=10), state
+        )
     return state
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from dpoptax import accounting, selection
+from dpoptax import accounting
+from dpoptax.accounting import selection
 from dpoptax.cli.main import main
 from dpoptax.matrix import BandedToeplitz
 from dpoptax.training.config import TrainConfig

@@ -16,9 +16,9 @@ from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
-from dpoptax._clips.row_selection import count_rows
 from dpoptax._noise.ledger import with_key
-from dpoptax._noise.selecting import draw_rows
+from dpoptax.tables._row_selecting_noise import draw_rows
+from dpoptax.tables._row_selection import count_rows
 from tests.oracles import adafest as oracle
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -363,7 +363,7 @@ def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
 def test_a_sum_whose_rows_nobody_selected_is_refused():
     params = as_arrays(some_params())
     sums = [
-        dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP),
+        dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, CLIP),
         dpoptax.clipped_grad(loss_fn, CLIP)(
             dpoptax.gradient_points((), params), (jnp.zeros((B, L), int), jnp.zeros(B))
         ),
@@ -395,18 +395,18 @@ def test_a_sum_that_was_changed_is_refused():
         dpoptax.correlated_noise(
             dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=B, key=KEY
         ),
-        dpoptax.geodp(0.1, noise_multiplier=1.0, batch_size=B, key=KEY),
+        dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=B, key=KEY),
     ],
     ids=["gaussian", "correlated", "geodp"],
 )
 def test_other_noise_stages_refuse_selected_rows(stage):
-    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP)
+    total = dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, CLIP)
     with pytest.raises(TypeError, match="row_selecting_noise"):
         stage.update(total, stage.init({"w": jnp.zeros(2)}))
 
 
 def test_the_stage_refuses_other_sums():
-    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
+    total = dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match="row_selecting_noise"):
         noise().update(total, noise().init(None))
     other = tables.row_selecting_clip(dpoptax.l2_clip(0.4), SELECTION, share=0.3)
@@ -454,8 +454,8 @@ def test_a_table_that_is_used_a_second_time_is_refused(loss):
     [
         (dpoptax.disk(0.7, 0.5), "gradient points"),
         (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("doppler-first-order-1")), "gradient points"),
-        (dpoptax.linear_map(0.5), "linear map"),
-        (dpoptax.track_reference(), "reference"),
+        (dpoptax.extend.linear_map(0.5), "linear map"),
+        (dpoptax.extend.track_reference(), "reference"),
         (dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")), "remembers"),
         (optax.adam(0.1), "remembers"),
         (optax.sgd(0.1, momentum=0.9), "remembers"),
@@ -494,7 +494,8 @@ def test_other_parameters_may_have_any_optimizer():
         (lambda: tables.row_selecting_clip(dpoptax.adaptive_clip(1.0), SELECTION),
          TypeError, "select_rows"),
         (lambda: tables.row_selecting_clip(
-            dpoptax.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError, "select_rows"),
+            dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError,
+            "select_rows"),
         (lambda: tables.selected_grad(loss_fn, dpoptax.l2_clip(1.0), where=table_of),
          TypeError, "row_selecting_clip"),
         (lambda: tables.selected_grad(of_user, CLIP, where=table_of)(
@@ -633,7 +634,7 @@ def test_a_vocabulary_is_priced_with_the_run():
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=30, key=KEY)
     state = tx.init(None)
     for _ in range(5):
-        total = dpoptax.assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0))
+        total = dpoptax.extend.trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0))
         _, state = tx.update(total, state)
     spent = accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp", also=[event])
     assert 1.99 < spent <= 2.0

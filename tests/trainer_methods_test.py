@@ -156,8 +156,8 @@ def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     release, clip = resolved.release, resolved.clip
     state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
-    pair = dpoptax.CountedGradient(params, jnp.zeros(()))
-    clipped = dpoptax.assert_clipped(pair, clip, reference)
+    pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))
+    clipped = dpoptax.extend.trust_clipped(pair, clip, reference)
     noise, _ = jax.jit(release.update)(clipped, state, params)
     assert np.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
 
@@ -277,7 +277,7 @@ def test_every_step_has_a_key_of_its_own():
     tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, Keys.of(jax.random.key(0))).optimizer
     params = jnp.zeros(2)
     state = tx.init(params)
-    clipped = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
     keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
     for _ in range(3):
         _, state = tx.update(clipped, state, params)
@@ -339,12 +339,12 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     release = jax.random.key(3)
     trainer = chain.build_chain(config, 1.0, Keys.of(release)).optimizer
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
-    adam = dpoptax.adam_bc(0.01, stddev=1.0 / 64)
+    adam = dpoptax.contrib.adam_bc(0.01, stddev=1.0 / 64)
     params = jnp.zeros(5)
     state, states = trainer.init(params), (noise.init(params), adam.init(params))
     whole, first, second = (jax.jit(tx.update) for tx in (trainer, noise, adam))
     for step in range(3):
-        clipped = dpoptax.assert_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
+        clipped = dpoptax.extend.trust_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
         got, state = whole(clipped, state, params)
         mean, noise_state = first(clipped, states[0], params)
         want, adam_state = second(mean, states[1], params)
@@ -416,9 +416,12 @@ def test_what_claims_nothing_is_not_audited():
 @pytest.mark.parametrize(
     ("method", "behind"),
     [
-        (SingularValues(0.5), lambda s: dpoptax.singular_value_shrinkage(s, decay=0.5)),
-        (JamesStein(0.5, False), lambda s: dpoptax.james_stein(s, decay=0.5, per_leaf=False)),
-        (ShrunkMuon(0.5), lambda s: dpoptax.scale_by_shrunk_muon(s, decay=0.5)),
+        (SingularValues(0.5), lambda s: dpoptax.contrib.singular_value_shrinkage(s, decay=0.5)),
+        (
+            JamesStein(0.5, False),
+            lambda s: dpoptax.contrib.james_stein(s, decay=0.5, per_leaf=False),
+        ),
+        (ShrunkMuon(0.5), lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5)),
         (Muon(0.5), lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0))),
         (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
     ],
@@ -435,7 +438,7 @@ def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind)
         total = jax.tree.map(
             lambda p, t=step: jnp.sin(jnp.arange(p.size) + t).reshape(p.shape), params
         )
-        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
+        clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
         got, first = trainer.optimizer.update(clipped, states[0], params)
         want, second = by_hand.update(clipped, states[1], params)
         states = first, second

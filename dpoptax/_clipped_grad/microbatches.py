@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from optax import microbatching
 
+from dpoptax._clip import block_sums as of_examples
 from dpoptax._clipped_grad.rewriting import rewritten
-from dpoptax._clips import sums as of_examples
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
 
 # `sums(batch, mask)`: the total over the examples, and their auxiliary outputs.
 BatchSums: TypeAlias = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]

@@ -7,9 +7,9 @@ import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from dpoptax._bookkeeping.deriving import bind, inside
 from dpoptax._clipped_grad import convolutions, pooling
-from dpoptax._trees import PyTree
+from dpoptax._ghost_clipping.trace.derived_values import bind, inside
+from dpoptax._tree import PyTree
 
 _RULES = {lax.conv_general_dilated_p: convolutions, lax.select_and_scatter_add_p: pooling}
 

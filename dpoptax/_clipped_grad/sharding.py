@@ -12,10 +12,10 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._clips import sums as of_examples
-from dpoptax._clips.sums import Whole
+from dpoptax._clip import block_sums as of_examples
+from dpoptax._clip.block_sums import Whole
 from dpoptax._points import GradientPoints
-from dpoptax._trees import PyTree, kind_of
+from dpoptax._tree import PyTree, kind_of
 
 # `sums(points, batch, mask, key)`, as `clipped_grad` makes it: the clipped sum, and aux.
 Sums = Callable[[GradientPoints, PyTree, jax.Array, jax.Array | None], tuple[PyTree, PyTree]]

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._bookkeeping.explain import in_columns
+from dpoptax._ghost_clipping.explain import in_columns
+from dpoptax._information_flow.example_axes import LEADING
 from dpoptax._information_flow.following import LARGE, Follower
 from dpoptax._information_flow.indices import GIVEN
 from dpoptax._information_flow.labels import Holds, Label, kind
-from dpoptax._information_flow.lines import in_short, where
-from dpoptax._information_flow.rows import LEADING
+from dpoptax._information_flow.source_lines import in_short, where
 from dpoptax._serialization import as_data
-from dpoptax._trees import PyTree, nnx_kinds
+from dpoptax._tree import PyTree, nnx_kinds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,19 +10,19 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._bookkeeping.deriving import inside
-from dpoptax._bookkeeping.program import scan_parts, type_of
-from dpoptax._bookkeeping.separation import CALLS, HIDDEN
-from dpoptax._information_flow import operations, rows
+from dpoptax._ghost_clipping.trace.derived_values import inside
+from dpoptax._ghost_clipping.trace.example_separation import CALLS, HIDDEN
+from dpoptax._ghost_clipping.trace.program import scan_parts, type_of
+from dpoptax._information_flow import example_axes, operations
 from dpoptax._information_flow.derivations import Derivations, Place
-from dpoptax._information_flow.draws import Draws
 from dpoptax._information_flow.indices import UNKNOWN, entries, is_integer, name_each_once
 from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
-from dpoptax._information_flow.lines import in_short, line
+from dpoptax._information_flow.random_draws import Draws
 from dpoptax._information_flow.repeats import Repeats, apart_behind, manual
 from dpoptax._information_flow.selections import Selections
+from dpoptax._information_flow.source_lines import in_short, line
 from dpoptax._marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
-from dpoptax._privacy.checks import is_hashable
+from dpoptax._pricing.checks import is_hashable
 
 # Primitives that call a program with their operands, in order, and return its results.
 _CALLS = {*CALLS, "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr"}
@@ -290,7 +290,7 @@ class Follower:
             """The labels behind a turn: of its results, and of what the loop reads."""
             carry = turns.other(now[first:last]) if other else now[first:last]
             slices = [
-                turns.inner(label, rows.scanned, i, other=other)
+                turns.inner(label, example_axes.scanned, i, other=other)
                 for i, label in enumerate(now[last:])
             ]
             given = [*now[:first], *carry, *slices]
@@ -301,7 +301,7 @@ class Follower:
             return [*carried, *results[number:]], [*written[:first], *carried, *behind]
 
         results, now = self._turns(turn, read, several=eqn.params["length"] > 1)
-        stacks = [turns.outer(x, rows.stacked, i) for i, x in enumerate(results[number:])]
+        stacks = [turns.outer(x, example_axes.stacked, i) for i, x in enumerate(results[number:])]
         return [*turns.ended(results[:number]), *stacks], now
 
     def _while(
@@ -364,12 +364,14 @@ class Follower:
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []
         for i, (label, spec) in enumerate(zip(read, into, strict=True)):
-            part = devices.inner(label, functools.partial(rows.split, spec=spec), i)
-            given.append(dataclasses.replace(part, apart=part.apart.union(*map(rows.names, spec))))
+            part = devices.inner(label, functools.partial(example_axes.split, spec=spec), i)
+            given.append(
+                dataclasses.replace(part, apart=part.apart.union(*map(example_axes.names, spec)))
+            )
         found, written = self.follow(jaxpr, given, around)
         results = []
         for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
-            whole = devices.outer(label, functools.partial(rows.united, spec=spec), i)
+            whole = devices.outer(label, functools.partial(example_axes.united, spec=spec), i)
             results.append(dataclasses.replace(whole, apart=whole.apart - manual(eqn)))
         return results, _written(eqn.invars, read, written)
 

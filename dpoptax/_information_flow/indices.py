@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from dpoptax._bookkeeping.program import type_of
+from dpoptax._ghost_clipping.trace.program import type_of
 from dpoptax._information_flow.derivations import Derivations
 
 

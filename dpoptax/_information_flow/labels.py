@@ -6,8 +6,8 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
+from dpoptax._information_flow.example_axes import Rows
 from dpoptax._information_flow.indices import UNKNOWN, Entries
-from dpoptax._information_flow.rows import Rows
 from dpoptax._information_flow.selections import Selection
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
 

@@ -12,8 +12,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from dpoptax._bookkeeping.separation import has_keys_by_place, named_axes, runs_to_the_last
-from dpoptax._information_flow.rows import Along, Rows
+from dpoptax._ghost_clipping.trace.example_separation import (
+    has_keys_by_place,
+    named_axes,
+    runs_to_the_last,
+)
+from dpoptax._information_flow.example_axes import Along, Rows
 
 
 def after(

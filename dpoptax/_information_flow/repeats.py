@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from jax.extend.core import JaxprEqn
 
 from dpoptax._information_flow.derivations import Derivations, Loop
+from dpoptax._information_flow.example_axes import Rows, Turn, names
 from dpoptax._information_flow.indices import UNKNOWN
 from dpoptax._information_flow.labels import Label, either
-from dpoptax._information_flow.rows import Rows, Turn, names
 
 Moving = Callable[[Rows, Turn], Rows | None]
 """What becomes of rows on the way into a turn, or out of it."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._coefficients import or_preset
-from dpoptax._methods.low_pass import low_pass
+from dpoptax.filters._coefficients import or_preset
+from dpoptax.filters._low_pass import low_pass
 
 
 def doppler(

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.clipped_sum import check_released
-from dpoptax._maps import LinearMapState, identity, resolve, sound
+from dpoptax._clip.clipped_sum import check_released
+from dpoptax._linear_map import LinearMapState, identity, resolve, sound
+from dpoptax._points import check_origin
 from dpoptax._serialization import register
-from dpoptax._trees import PyTree, no_params
+from dpoptax._tree import PyTree, no_params
 
 
 class FollowedMapState(NamedTuple):
@@ -33,12 +34,12 @@ def linear_map(
         release_t = T⁻¹ (Σ_ξ clip(T g(ξ)) + σ C N(0, I)) / B
 
     T is public and maps each parameter's gradient by itself: by a scale of every entry or of each
-    side of a kernel (`dpoptax.Diagonal`), or by a matrix on each side, U g V (`dpoptax.Sides`). It
-    is the geometry of the clip that changes: norms are those of T g, the noise is the same in all
-    directions there, and T⁻¹ stretches it: σ C/(s B) in a coordinate of scale s. The clip norm is
-    in the units of T g. Every clip goes with it, and acts on T g; the noise stage maps back.
-    `dpoptax.gradient_points` finds the state, so that the map travels to `dpoptax.clipped_grad`;
-    per-example gradients given to `dpoptax.clip_and_noise` see none.
+    side of a kernel (`dpoptax.extend.Diagonal`), or by a matrix on each side, U g V
+    (`dpoptax.extend.Sides`). It is the geometry of the clip that changes: norms are those of T g,
+    the noise is the same in all directions there, and T⁻¹ stretches it: σ C/(s B) in a coordinate
+    of scale s. The clip norm is in the units of T g. Every clip goes with it, and acts on T g; the
+    noise stage maps back. `dpoptax.gradient_points` finds the state, so that the map travels to
+    `dpoptax.clipped_grad`; per-example gradients given to `dpoptax.clip_and_noise` see none.
 
     Scales that are one for each side, and matrices, keep book-keeping as it is: rows and columns
     are mapped apart. A scale of every entry, and matrices on sides that the loss does not contract
@@ -70,7 +71,7 @@ def linear_map(
     >>> import dpoptax
     >>> params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
     >>> rows = jnp.array([[1.0], [2.0], [4.0]])
-    >>> tx = linear_map({"w": dpoptax.Diagonal((rows, jnp.array([1.0, 0.5]))), "b": 0.1})
+    >>> tx = linear_map({"w": dpoptax.extend.Diagonal((rows, jnp.array([1.0, 0.5]))), "b": 0.1})
     >>> points = dpoptax.gradient_points(tx.init(params), params)
     >>> points.linear_map.forward(params)["w"][2]
     Array([4., 2.], dtype=float32)
@@ -102,6 +103,7 @@ def linear_map(
         updates: PyTree, state: LinearMapState | FollowedMapState, params: PyTree = None
     ) -> tuple[PyTree, LinearMapState | FollowedMapState]:
         check_released("linear_map", updates)
+        check_origin(updates, lambda origin: origin.linear_map)
         if isinstance(state, LinearMapState):
             return updates, state
         if params is None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._coefficients import or_preset
-from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import track_iterates
-from dpoptax._trees import check_decays, check_known
+from dpoptax._tree import check_decays, check_known
+from dpoptax.filters._coefficients import or_preset
+from dpoptax.filters._low_pass import low_pass
 
 
 def pmlf(

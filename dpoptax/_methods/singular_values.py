@@ -17,8 +17,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._maps import matrix_shape
-from dpoptax._trees import out_sharding
+from dpoptax._linear_map import matrix_shape
+from dpoptax._xla import out_sharding
 
 
 def is_kernel(x: jax.Array) -> bool:

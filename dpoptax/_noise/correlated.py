@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, as_clip
-from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clip.clip import Clip, as_clip
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
-from dpoptax._noise.draws import add_noise
-from dpoptax._noise.keys import check_noise_key, fold_in
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import check_same_clip, release
+from dpoptax._random.keys import check_noise_key, fold_in
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._serialization import serializable
-from dpoptax._strategies import BandedToeplitz, Strategy
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
+from dpoptax.matrix._strategies import BandedToeplitz, Strategy
 
 
 @serializable

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, as_clip
-from dpoptax._clips.clipped_sum import ClippedSum
-from dpoptax._clips.grid import LARGEST
-from dpoptax._noise import draws
-from dpoptax._noise.discrete_gaussian import SMOOTHING, discrete_gaussian, discrete_gaussian_at
+from dpoptax._clip.clip import Clip, as_clip
+from dpoptax._clip.clipped_sum import ClippedSum
+from dpoptax._clip.grid import LARGEST
 from dpoptax._noise.ledger import Mechanism, check_mechanism
-from dpoptax._privacy.phases import checked_phases, least
-from dpoptax._trees import PyTree, float32_at_least, out_sharding
+from dpoptax._pricing.noise_schedule import checked_phases, least
+from dpoptax._random import tree_noise
+from dpoptax._random.discrete_gaussian import SMOOTHING, discrete_gaussian, discrete_gaussian_at
+from dpoptax._tree import PyTree, float32_at_least
+from dpoptax._xla import out_sharding
 
 # At most so many steps of the grid per standard deviation of the noise: the finer the grid, the
 # less of the sum is lost, and the longer is the noise's table.
@@ -74,8 +75,8 @@ def grid_of(clipped: ClippedSum, mechanism: Mechanism) -> float:
     if clipped.grid not in (None, step):
         raise ValueError(
             f"the clipped sum is on grid={clipped.grid}, this noise stage on {step}: give "
-            "dpoptax.clipped_grad the grid of dpoptax.fixed_point_grid with the noise stage's own "
-            "noise_multiplier and batch_size"
+            "dpoptax.clipped_grad the grid of dpoptax.extend.fixed_point_grid with this stage's "
+            "own noise_multiplier and batch_size"
         )
     return step
 
@@ -107,12 +108,12 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       ValueError: as `steps_of`.
     """
     noise = integers(steps_of(stddev, step))
-    return draws.each_leaf(tree, key, noise, lambda leaf, drawn: on_grid(leaf, drawn, step))
+    return tree_noise.each_leaf(tree, key, noise, lambda leaf, drawn: on_grid(leaf, drawn, step))
 
 
-def integers(stddev: float) -> draws.Noise:
+def integers(stddev: float) -> tree_noise.Noise:
     """A discrete Gaussian, of which no number is paired with another."""
-    return draws.Noise(
+    return tree_noise.Noise(
         of=lambda key, leaf: discrete_gaussian(
             key, leaf.shape, stddev, out_sharding=out_sharding(leaf)
         ),

@@ -12,14 +12,14 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from dpoptax._clips.checksum import mixed
-from dpoptax._noise.keys import fold_in, two_words
-from dpoptax._privacy.phases import Phases
+from dpoptax._clip.checksum import mixed
+from dpoptax._pricing.noise_schedule import Phases
+from dpoptax._random.keys import fold_in, two_words
 from dpoptax._serialization import register, serializable
-from dpoptax._trees import PyTree, check_arrays
+from dpoptax._tree import PyTree, check_arrays
 
 if TYPE_CHECKING:
-    from dpoptax._strategies import Strategy
+    from dpoptax.matrix._strategies import Strategy
 
 # Below it noise, or what it is made of, may be less than the smallest normal float32: flushed to
 # zero it leaves a sum that is not.

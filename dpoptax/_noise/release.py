@@ -7,10 +7,9 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clips.base import Clip
-from dpoptax._clips.clipped_sum import ClippedSum, check_clipped_sum, is_intact
+from dpoptax._clip.clip import Clip
+from dpoptax._clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact
 from dpoptax._marks import RELEASE, mark
-from dpoptax._noise.keys import fold_in, marked_as_noise
 from dpoptax._noise.ledger import (
     Mechanism,
     State,
@@ -19,7 +18,9 @@ from dpoptax._noise.ledger import (
     check_state,
     refusals,
 )
-from dpoptax._trees import PyTree
+from dpoptax._points import note_release
+from dpoptax._random.keys import fold_in, marked_as_noise
+from dpoptax._tree import PyTree
 
 Beside = TypeVar("Beside")
 
@@ -86,6 +87,7 @@ def release(
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
+    note_release(released, clipped.origin)
     return released, (mean, beside), after_release(state, refused)
 
 

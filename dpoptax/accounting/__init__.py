@@ -15,8 +15,9 @@ same question has the same answer. The other two price such a run with correlate
 nobody knew of a chance: as one Gaussian of the greatest sensitivity.
 """
 
-from dpoptax._privacy.checks import Accountant as Accountant
-from dpoptax._privacy.trade_offs import TradeOff as TradeOff
+from dpoptax._pricing.checks import Accountant as Accountant
+from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
+from dpoptax.accounting import selection as selection
 from dpoptax.accounting._calibration import calibrate_batch_size as calibrate_batch_size
 from dpoptax.accounting._calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
 from dpoptax.accounting._calibration import calibrate_steps as calibrate_steps

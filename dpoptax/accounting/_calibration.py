@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
-from dpoptax._participation import Participation
-from dpoptax._privacy import events
-from dpoptax._privacy.checks import (
+from dpoptax._pricing import events
+from dpoptax._pricing.checks import (
     ADD_OR_REMOVE,
     Accountant,
     check_accountant,
@@ -18,9 +17,10 @@ from dpoptax._privacy.checks import (
     number,
     relation_named,
 )
-from dpoptax._privacy.phases import checked_phases, scaled
+from dpoptax._pricing.noise_schedule import checked_phases, scaled
 from dpoptax.accounting._design import make_design
-from dpoptax.accounting._search import Search
+from dpoptax.accounting._parameter_search import Search
+from dpoptax.matrix._participation import Participation
 from dpoptax.sampling import PoissonSampler
 
 if TYPE_CHECKING:

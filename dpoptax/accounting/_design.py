@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
-from dpoptax._privacy import events, phases
-from dpoptax._privacy.checks import ADD_OR_REMOVE, checked_multiplier, integer, number
-from dpoptax._privacy.phases import Phases, checked_phases
+from dpoptax._pricing import events, noise_schedule
+from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, integer, number
+from dpoptax._pricing.noise_schedule import Phases, checked_phases
 
 if TYPE_CHECKING:
     from dpoptax.sampling import Sampler
@@ -33,7 +33,7 @@ class Design:
     def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
         """What happened in `steps` steps of a multiplier that was checked."""
         if isinstance(noise_multiplier, tuple):
-            return phases.event_of(self.at, noise_multiplier, steps, apart=self.apart)
+            return noise_schedule.event_of(self.at, noise_multiplier, steps, apart=self.apart)
         return self.at(noise_multiplier, steps)
 
     def releases(self, noise_multiplier: float | Mapping[int, float], steps: int) -> dpa.DpEvent:

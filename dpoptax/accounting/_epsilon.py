@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 import numpy as np
 
-from dpoptax._privacy import pricing
-from dpoptax._privacy.checks import (
+from dpoptax._pricing import accountants
+from dpoptax._pricing.checks import (
     ADD_OR_REMOVE,
     Accountant,
     check_accountant,
@@ -123,8 +123,8 @@ def epsilon_curve(
         )
 
     def rough(count: int) -> float:
-        interval = _CURVE_COARSENESS * pricing.DISCRETIZATION
-        return pricing.epsilon_of(
+        interval = _CURVE_COARSENESS * accountants.DISCRETIZATION
+        return accountants.epsilon_of(
             design.event(multiplier, count), delta, accountant, relation, interval
         )
 
@@ -179,7 +179,7 @@ def event_epsilon(
     """
     check_delta(delta)
     check_accountant(accountant)
-    return pricing.epsilon_of(event, delta, accountant, relation_named(neighbouring_relation))
+    return accountants.epsilon_of(event, delta, accountant, relation_named(neighbouring_relation))
 
 
 def rdp(
@@ -220,4 +220,4 @@ def rdp(
     if not np.all(alphas > 1):
         raise ValueError(f"orders={orders} must all be greater than 1; leave out the others")
     event = make_design(sampling_probability, None).releases(noise_multiplier, steps)
-    return pricing.rdp_curve(event, alphas, relation_named(ADD_OR_REMOVE))
+    return accountants.rdp_curve(event, alphas, relation_named(ADD_OR_REMOVE))

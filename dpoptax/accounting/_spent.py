@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
 
-from dpoptax._participation import Participation
-from dpoptax._privacy import phases
-from dpoptax._privacy.checks import Accountant, check_delta
-from dpoptax._privacy.events import joint_multiplier, with_others
-from dpoptax._privacy.phases import Phases
+from dpoptax._pricing import noise_schedule
+from dpoptax._pricing.checks import Accountant, check_delta
+from dpoptax._pricing.events import joint_multiplier, with_others
+from dpoptax._pricing.noise_schedule import Phases
 from dpoptax.accounting._design import check_sampler
 from dpoptax.accounting._epsilon import event_epsilon
+from dpoptax.matrix._participation import Participation
 
 if TYPE_CHECKING:
     from dpoptax._noise.ledger import Mechanism
-    from dpoptax._noise.reading import Ledger
-    from dpoptax._trees import PyTree
+    from dpoptax._noise.read_ledger import Ledger
+    from dpoptax._tree import PyTree
     from dpoptax.sampling import Sampler
 
 
@@ -74,7 +74,7 @@ def spent_event(
       same_batches: as for `epsilon_spent`.
       noise: a factor on all noise multipliers, for what the run would reveal with other noise.
     """
-    from dpoptax._noise.reading import ledgers
+    from dpoptax._noise.read_ledger import ledgers
 
     found = ledgers(opt_state)
     if not found:
@@ -114,7 +114,7 @@ def ensemble_epsilon_spent(
     Raises:
       ValueError: as `epsilon_spent`; two runs with one key; the state of a single run.
     """
-    from dpoptax._noise.reading import ledgers, runs_of
+    from dpoptax._noise.read_ledger import ledgers, runs_of
 
     runs = runs_of(opt_state)
     ledgers(runs)  # raises where two runs have one key
@@ -164,12 +164,12 @@ def _event(
     if isinstance(sampling, Participation) and found[0].mechanism.fixed_point:
         sampling.check_fixed_point()
     releases = [(int(ledger.releases), _phases(ledger.mechanism, noise)) for ledger in found]
-    least = min(phases.least(each) for _, each in releases)
+    least = min(noise_schedule.least(each) for _, each in releases)
     if not same_batches:
         if sampler.independent_steps:
             return _composed(
                 [
-                    phases.event_of(sampling.dp_event, each, count, apart=True)
+                    noise_schedule.event_of(sampling.dp_event, each, count, apart=True)
                     for count, each in releases
                 ]
             )
@@ -188,7 +188,7 @@ def _event(
     ends |= {first for count, each in releases for first, _ in each if 0 < first < count}
     events, before = [], 0
     for last in sorted(ends):
-        active = [phases.at(each, before) for count, each in releases if count >= last]
+        active = [noise_schedule.at(each, before) for count, each in releases if count >= last]
         events.append(sampling.dp_event(joint_multiplier(active), last - before))
         before = last
     return _composed(events)
@@ -196,7 +196,7 @@ def _event(
 
 def _phases(mechanism: "Mechanism", noise: float) -> Phases:
     """The multipliers of a stage, each times `noise`."""
-    return phases.scaled(mechanism.schedule or ((0, mechanism.noise_multiplier),), noise)
+    return noise_schedule.scaled(mechanism.schedule or ((0, mechanism.noise_multiplier),), noise)
 
 
 def _composed(events: list[dpa.DpEvent]) -> dpa.DpEvent:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import dp_accounting as dpa
 
-from dpoptax._privacy.checks import Accountant
+from dpoptax._pricing.checks import Accountant
 from dpoptax.accounting._spent import epsilon_spent
 from dpoptax.accounting._trade_offs import gdp_spent, trade_off_spent
 
 if TYPE_CHECKING:
     from dpoptax._noise.ledger import Mechanism
-    from dpoptax._noise.reading import Ledger
-    from dpoptax._trees import PyTree
+    from dpoptax._noise.read_ledger import Ledger
+    from dpoptax._tree import PyTree
     from dpoptax.sampling import Sampler
     from dpoptax.sampling._base import Unit
 
@@ -138,7 +138,7 @@ def statement(
     >>> print(str(statement(state, sampler, delta=1e-5)).splitlines()[0])
     (2, 1e-05)-differentially private for one example more or less
     """
-    from dpoptax._noise.reading import ledgers
+    from dpoptax._noise.read_ledger import ledgers
 
     epsilon = epsilon_spent(
         opt_state, sampler, delta, same_batches=same_batches, accountant=accountant, also=also

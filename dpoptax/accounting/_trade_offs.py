@@ -8,20 +8,20 @@ import dp_accounting as dpa
 import numpy as np
 from scipy import special
 
-from dpoptax._privacy import pricing
-from dpoptax._privacy.checks import check_delta, relation_named
-from dpoptax._privacy.events import with_others
-from dpoptax._privacy.trade_offs import TradeOff, approximate_trade_off
+from dpoptax._pricing import accountants
+from dpoptax._pricing.checks import check_delta, relation_named
+from dpoptax._pricing.events import with_others
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
 from dpoptax.accounting._design import make_design
 from dpoptax.accounting._spent import spent_event
 
 if TYPE_CHECKING:
-    from dpoptax._trees import PyTree
+    from dpoptax._tree import PyTree
     from dpoptax.sampling import Sampler
 
 # The grid of the privacy loss for a whole curve: ten times as coarse as for a stated epsilon, and
 # rounded as that is, so that less is claimed.
-_INTERVAL = 10 * pricing.DISCRETIZATION
+_INTERVAL = 10 * accountants.DISCRETIZATION
 _LEAST_DELTA = 1e-10
 _TOLERANCE, _MOST_MU = 1e-4, 1e3
 _MOST_EPSILON = 700.0  # e^ε of more is no double
@@ -170,7 +170,7 @@ def profile(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of ε and δ that an event has together, by privacy loss distributions."""
     relation = relation_named(neighbouring_relation)
-    return pricing.profile_of(event, relation, _INTERVAL, least_delta=least_delta)
+    return accountants.profile_of(event, relation, _INTERVAL, least_delta=least_delta)
 
 
 def _least_mu(event: dpa.DpEvent, neighbouring_relation: str, delta: float) -> float:

@@ -21,16 +21,16 @@ import jax
 import numpy as np
 
 from dpoptax import accounting
-from dpoptax._keys import check_key
 from dpoptax._noise.ledger import after_releases, is_ledger
-from dpoptax._noise.reading import ledgers
-from dpoptax._privacy.trade_offs import TradeOff as TradeOff
-from dpoptax._privacy.trade_offs import approximate_trade_off as approximate_trade_off
-from dpoptax._privacy.trade_offs import gaussian_trade_off as gaussian_trade_off
-from dpoptax.auditing._curves import CanaryScores as CanaryScores
-from dpoptax.auditing._curves import TradeOffCurve as TradeOffCurve
-from dpoptax.auditing._curves import bootstrap_interval as bootstrap_interval
-from dpoptax.auditing._curves import trade_off_curve as trade_off_curve
+from dpoptax._noise.read_ledger import ledgers
+from dpoptax._pricing.trade_off_functions import TradeOff as TradeOff
+from dpoptax._pricing.trade_off_functions import approximate_trade_off as approximate_trade_off
+from dpoptax._pricing.trade_off_functions import gaussian_trade_off as gaussian_trade_off
+from dpoptax._random.check_key import check_key
+from dpoptax.auditing._error_curves import CanaryScores as CanaryScores
+from dpoptax.auditing._error_curves import TradeOffCurve as TradeOffCurve
+from dpoptax.auditing._error_curves import bootstrap_interval as bootstrap_interval
+from dpoptax.auditing._error_curves import trade_off_curve as trade_off_curve
 from dpoptax.auditing._families import Family as Family
 from dpoptax.auditing._families import approximate_family as approximate_family
 from dpoptax.auditing._families import claimed_family as claimed_family
@@ -47,9 +47,9 @@ from dpoptax.auditing._one_run import p_value_fdp as p_value_fdp
 from dpoptax.auditing._replay import Runs, one_run
 from dpoptax.auditing._result import AuditResult as AuditResult
 from dpoptax.auditing._result import Bound as Bound
-from dpoptax.auditing._search import WorstExample as WorstExample
-from dpoptax.auditing._search import searched_canary as searched_canary
-from dpoptax.auditing._search import worst_example as worst_example
+from dpoptax.auditing._worst_example import WorstExample as WorstExample
+from dpoptax.auditing._worst_example import searched_canary as searched_canary
+from dpoptax.auditing._worst_example import worst_example as worst_example
 
 try:
     from jax_privacy.auditing import CanaryScoreAuditor, Explicit

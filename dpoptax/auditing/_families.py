@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import dp_accounting
 
-from dpoptax._privacy import pricing
-from dpoptax._privacy.checks import check_delta, relation_named
-from dpoptax._privacy.trade_offs import TradeOff, approximate_trade_off, gaussian_trade_off
+from dpoptax._pricing import accountants
+from dpoptax._pricing.checks import check_delta, relation_named
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
 from dpoptax.accounting._spent import spent_event
 from dpoptax.accounting._trade_offs import profile
 
 if TYPE_CHECKING:
-    from dpoptax._trees import PyTree
+    from dpoptax._tree import PyTree
     from dpoptax.sampling import Sampler
 
 
@@ -147,6 +147,6 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
         if not less:
             return 0.0
         event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
-        return pricing.epsilon_of(event, delta, "pld", relation)
+        return accountants.epsilon_of(event, delta, "pld", relation)
 
     return Family("the claimed mechanism, with other noise", trade_off, epsilon, 1e-2, 16.0)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clips.base import Clip, as_clip
 from dpoptax.sampling import PoissonSampler, Sampler
 
 # How much larger than the clip bound the gradients of `canary_gradient` are.

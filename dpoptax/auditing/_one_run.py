@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from dpoptax._privacy.checks import integer, number
-from dpoptax._privacy.trade_offs import TradeOff
+from dpoptax._pricing.checks import integer, number
+from dpoptax._pricing.trade_off_functions import TradeOff
 from dpoptax.auditing._families import largest_refuted
 
 # The p-value is searched on a grid of its logarithm, refined this often, and rounded up.

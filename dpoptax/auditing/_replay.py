@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._noise.keys import fold_in
 from dpoptax._noise.ledger import imprint_of, is_ledger, with_key
 from dpoptax._points import gradient_points
+from dpoptax._random.keys import fold_in
 from dpoptax.auditing._game import leaf_projections
 
 # Floats that a chunk of runs may hold in per-example gradients, or in what makes them.

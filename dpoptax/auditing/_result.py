@@ -5,8 +5,8 @@ import functools
 
 import numpy as np
 
-from dpoptax._privacy.trade_offs import TradeOff
-from dpoptax.auditing._curves import CanaryScores, TradeOffCurve
+from dpoptax._pricing.trade_off_functions import TradeOff
+from dpoptax.auditing._error_curves import CanaryScores, TradeOffCurve
 from dpoptax.auditing._families import Family, approximate_family
 from dpoptax.auditing._one_run import OneRunGuesses
 

@@ -72,7 +72,7 @@ class PoissonSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         return events.truncated_poisson_event(
             noise_multiplier,
@@ -114,7 +114,7 @@ class FixedSizeSampler(Sampler):
         """`steps` noisy sums over samples without replacement."""
         import dp_accounting as dpa
 
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         def sampled(gaussian: "dpa.DpEvent") -> "dpa.DpEvent":
             if self.batch_size == self.dataset_size:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpoptax._privacy.chains import AllocationChain
-from dpoptax._privacy.checks import integer
+from dpoptax._pricing.checks import integer
+from dpoptax._pricing.participation_chains import AllocationChain
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import permuted
 
@@ -134,7 +134,7 @@ class RandomAllocationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         return events.allocation_event(
             noise_multiplier,

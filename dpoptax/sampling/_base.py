@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dpoptax._privacy.chains import Chain
-from dpoptax._privacy.checks import integer
+from dpoptax._pricing.checks import integer
+from dpoptax._pricing.participation_chains import Chain
+from dpoptax._random.shake256 import SEED_BYTES, Shake256, shake256
 from dpoptax.sampling._draws import (
     Draws,
     Pcg64,
@@ -16,7 +17,6 @@ from dpoptax.sampling._draws import (
     largest_rare_draw,
     largest_usual_draw,
 )
-from dpoptax.sampling._shake256 import SEED_BYTES, Shake256, shake256
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -243,7 +243,7 @@ class ChainSampler(CutSampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """The first `steps` noisy sums, the overflow of batches included."""
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         return events.participation_event(
             noise_multiplier,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dpoptax._privacy.checks import integer
+from dpoptax._pricing.checks import integer
 from dpoptax.sampling._base import Sample, Sampler, checked_step
 from dpoptax.sampling._draws import largest_usual_draw
 
@@ -91,7 +91,7 @@ class CyclicPoissonSampler(Sampler):
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
         """`steps` sums with independent noise: ⌈steps/cycle_length⌉ over samples of one group."""
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         return events.truncated_poisson_event(
             noise_multiplier,

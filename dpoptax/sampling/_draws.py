@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dpoptax._privacy.checks import integer
+from dpoptax._pricing.checks import integer
 
 # By default one Poisson draw in 10^12 is too large for its padding, which costs 15 % more padding
 # than 1 in 10^9 at a batch of 64. Accountants price the cut however rare it is.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpoptax._privacy.chains import SeparatedChain
-from dpoptax._privacy.checks import integer
+from dpoptax._pricing.checks import integer
+from dpoptax._pricing.participation_chains import SeparatedChain
 from dpoptax.sampling._base import ChainSampler, Sample, checked_step
 from dpoptax.sampling._draws import permuted_within
 
@@ -135,7 +135,7 @@ class MinSeparationSampler(ChainSampler):
         }
 
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        from dpoptax._privacy import events
+        from dpoptax._pricing import events
 
         return events.separated_event(
             noise_multiplier,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._clips.row_selection import table_rows
-from dpoptax._clips.trained_rows import OTHER_USE, TrainedRows
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
+from dpoptax.tables._row_selection import table_rows
+from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
 
 # Every number that stands for a row.
 _ALL = 2**31 - 1

@@ -8,21 +8,21 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dpoptax._clip.clip_per_example import check_mask
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clips.clipped_sum import ClippedSum, as_made
-from dpoptax._clips.per_example import check_mask
-from dpoptax._clips.row_selection import RowSelectingClip
-from dpoptax._clips.trained_rows import OTHER_USE, TrainedRows
-from dpoptax._maps import LinearMapState
-from dpoptax._noise.selecting import (
+from dpoptax._linear_map import LinearMapState
+from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
+from dpoptax._tree import PyTree, find_state, kind_of
+from dpoptax.tables._lookups import locate, place_of, take_rows
+from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
     of_release,
     rows_of_release,
 )
-from dpoptax._points import GradientPoints, ReferenceState, TrackIteratesState
-from dpoptax._trees import PyTree, find_state, kind_of
-from dpoptax.tables._lookups import locate, place_of, take_rows
+from dpoptax.tables._row_selection import RowSelectingClip
+from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
 
 
 class SelectedGrad(NamedTuple):
@@ -157,7 +157,7 @@ def selected_grad(
         lookups, rest = _checked(batch)
         which = check_mask(mask, lookups.shape[0])
         clipped, small, selected = select_and_sum(state, params, (lookups, rest), which, key, ids)
-        clipped = as_made(dataclasses.replace(clipped, unmasked=mask is None))
+        clipped = dataclasses.replace(clipped, unmasked=mask is None)
         return SelectedGrad(clipped, small, selected)
 
     return grad_fn

@@ -136,7 +136,7 @@ class TrainConfig:
     """Steps between evaluations on the test split."""
     record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
     """Number of coordinates of the released and of the filtered gradient to keep of every step, for
-    dpoptax.spectrum. They are released anyway: the record costs no privacy."""
+    dpoptax.filters.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = field(False, Role.KEPT)
     """Also record loss and accuracy on the training split, in all of the run. They are computed
     from private data without noise: the stated ε does not cover them."""

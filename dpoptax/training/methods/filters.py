@@ -89,7 +89,7 @@ class InnerOuter(Method):
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """Its gradient points and its momentum."""
         del stddev
-        return dpoptax.inner_outer(self.length, self.beta, self.momentum)
+        return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class AdaptiveFir(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The filter, told the noise."""
-        return dpoptax.adaptive_fir(self.length, stddev, decay=self.decay)
+        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
 def coefficients(method: Doppler | PMLF) -> tuple[tuple[float, ...], tuple[float, ...]]:

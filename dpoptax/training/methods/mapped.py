@@ -34,7 +34,7 @@ class ScaleThenPrivatize(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The scales, which releases pass through."""
-        return dpoptax.scale_then_privatize(
+        return dpoptax.contrib.scale_then_privatize(
             each=self.each,
             b2=self.b2,
             eps=self.eps,

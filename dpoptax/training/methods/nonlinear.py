@@ -23,7 +23,7 @@ class SingularValues(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The shrinkage, told the noise."""
-        return dpoptax.singular_value_shrinkage(stddev, decay=self.decay)
+        return dpoptax.contrib.singular_value_shrinkage(stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class JamesStein(Method):
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The shrinkage, told the noise."""
-        return dpoptax.james_stein(stddev, decay=self.decay, per_leaf=self.per_leaf)
+        return dpoptax.contrib.james_stein(stddev, decay=self.decay, per_leaf=self.per_leaf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ShrunkMuon(Muon):
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """The library's Muon, told the noise, whatever optimizer the config names."""
-        return dpoptax.scale_by_shrunk_muon(stddev, decay=self.decay)
+        return dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)

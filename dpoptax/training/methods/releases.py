@@ -32,15 +32,15 @@ class GeoDP(Method):
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
         """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
         del clip, steps
-        return dpoptax.geodp(self.beta, **release)
+        return dpoptax.contrib.geodp(self.beta, **release)
 
     def unproven(self) -> str:
         """What its ledger says too."""
         return (
             "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
             "gradient are not a mean: one example can turn a small mean gradient around by π, "
-            "whatever the batch. Use dpoptax.hyperspherical_clip with dpoptax.gaussian_noise for a "
-            "proven guarantee"
+            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
+            "dpoptax.gaussian_noise for a proven guarantee"
         )
 
 
@@ -57,7 +57,7 @@ class HypersphericalClip(Method):
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
         """The geometry, whatever clip the config names."""
-        return dpoptax.hyperspherical_clip(
+        return dpoptax.contrib.hyperspherical_clip(
             l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
         )
 
@@ -200,7 +200,7 @@ class AdamBC(Method):
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """Its Adam, whatever optimizer the config names."""
         momentum = (1.0 - self.b1,), (-self.b1,)
-        return dpoptax.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
+        return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +224,7 @@ class LPAdam(Doppler):
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """Its Adam, whatever optimizer the config names, in the projected space if there is one."""
         known = stddev if self.noise_corrected else 0.0
-        adam = dpoptax.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
+        adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
         if self.rank is None:
             return adam
         return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)

@@ -42,7 +42,7 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
     "l2": dpoptax.l2_clip,
     "auto_s": dpoptax.automatic_clip,
     "auto_v": lambda l2_clip_norm: dpoptax.automatic_clip(l2_clip_norm, gamma=0.0),
-    "psac": dpoptax.psac_clip,
+    "psac": dpoptax.contrib.psac_clip,
     "normalized": dpoptax.normalized_clip,
     "per_layer": dpoptax.per_layer_clip,
     "auto_s_per_layer": lambda l2_clip_norm: dpoptax.per_layer_clip(
@@ -208,21 +208,21 @@ def _check_ledger(chain: Chain) -> None:
             )
 
 
-def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.Mechanism]:
+def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.extend.Mechanism]:
     """Those of the noise stages of a transformation."""
     state = jax.eval_shape(noise.init, {})
     stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
     return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]
 
 
-def _mechanism(state: Any) -> dpoptax.Mechanism | None:
+def _mechanism(state: Any) -> dpoptax.extend.Mechanism | None:
     mechanism = getattr(state, "mechanism", None)
-    return mechanism if isinstance(mechanism, dpoptax.Mechanism) else None
+    return mechanism if isinstance(mechanism, dpoptax.extend.Mechanism) else None
 
 
 def _noise_stddev(config: TrainConfig, clip: dpoptax.Clip, noise_multiplier: float) -> float:
     if clip.encodes or config.method.unproven() is not None:
         return math.nan  # the noise is on magnitude and angles
-    return dpoptax.release_stddev(
+    return dpoptax.extend.noise_stddev(
         clip, noise_multiplier=noise_multiplier, batch_size=config.batch_size
     )

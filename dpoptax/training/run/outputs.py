@@ -76,5 +76,5 @@ def write(result: RunResult, workdir: Path) -> None:
     if result.recorded:
         recording.write(workdir / "recording.npz", result.recorded, result.noise_stddev)
         if len(result.recorded["released"]) > 1:
-            recorded = dpoptax.spectrum.load(workdir / "recording.npz")
-            dpoptax.spectrum.plot(recorded, workdir / "spectrum.png")
+            recorded = dpoptax.filters.spectrum.load(workdir / "recording.npz")
+            dpoptax.filters.spectrum.plot(recorded, workdir / "spectrum.png")

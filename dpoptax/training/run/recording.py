@@ -78,5 +78,5 @@ def recorded(opt_state: Any) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, values: dict[str, np.ndarray], stddev: float) -> None:
-    """Writes what `dpoptax.spectrum.load` reads."""
+    """Writes what `dpoptax.filters.spectrum.load` reads."""
     np.savez_compressed(path, allow_pickle=False, stddev=np.float64(stddev), **values)

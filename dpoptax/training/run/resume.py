@@ -284,7 +284,7 @@ def _made_for_its_steps(run: Run) -> bool:
     return bool(config.record) or any(noise) or config.schedule != "constant"
 
 
-def _ledger(ledger: dpoptax.Ledger) -> dict[str, Any]:
+def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:
     return records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
 
 

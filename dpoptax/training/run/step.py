@@ -166,7 +166,7 @@ def _plain_gradient(
         def sums(batch: Any, mask: jax.Array) -> tuple[Any, None]:
             return jax.grad(total_loss)(params, batch, mask), None
 
-        return dpoptax.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
+        return dpoptax.extend.in_microbatches(sums, config.microbatch_size)(batch, mask)[0]
 
     if mesh is not None:
         local = whole

@@ -52,7 +52,7 @@ class Sweep:
     def __post_init__(self) -> None:
         if bool(self.grid) == bool(self.random):
             raise ConfigError("give the settings to try, either as --grid or as --random")
-        if self.repetitions not in (known := ("fixed", *dpoptax.selection.SHAPES)):
+        if self.repetitions not in (known := ("fixed", *dpoptax.accounting.selection.SHAPES)):
             raise unknown_name("repetitions", self.repetitions, known)
         if self.held_out not in ("private", "public"):
             raise unknown_name("held_out", self.held_out, ("private", "public"))
@@ -111,12 +111,12 @@ def price(
     def selected(trials: list[Any], relation: str) -> float:
         if sweep.repetitions == "fixed":
             return dpoptax.accounting.event_epsilon(
-                dpoptax.selection.all_of([trials[which] for which in chosen]),
+                dpoptax.accounting.selection.all_of([trials[which] for which in chosen]),
                 delta,
                 accountant=plans[0].accountant,
                 neighbouring_relation=relation,
             )
-        event = dpoptax.selection.best_of_random(
+        event = dpoptax.accounting.selection.best_of_random(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
         try:

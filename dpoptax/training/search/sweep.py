@@ -273,7 +273,9 @@ def _drawn(
     """The candidates, and the index of the candidate of each trial."""
     count = sweep.trials or 0
     if sweep.repetitions != "fixed":
-        count = dpoptax.selection.draw_number(count, sweep.repetitions, _seed(seed, "number"))
+        count = dpoptax.accounting.selection.draw_number(
+            count, sweep.repetitions, _seed(seed, "number")
+        )
     rng = np.random.default_rng(_seed(seed, "settings"))
     if sweep.random:
         candidates = settings.random_candidates(configs, sweep.random, count, rng)

@@ -1,0 +1,1 @@
+"""Computes the sum of clipped per-example gradients without forming each of them."""

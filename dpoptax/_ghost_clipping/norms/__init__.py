@@ -1,0 +1,1 @@
+"""Bounds the norms of per-example gradients from their factors."""

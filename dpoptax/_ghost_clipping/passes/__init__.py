@@ -1,0 +1,1 @@
+"""Runs a read loss once and collects the factors of its per-example gradients."""

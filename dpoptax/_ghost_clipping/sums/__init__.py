@@ -1,0 +1,1 @@
+"""Adds clipped per-example gradients, weighted by their coefficients."""

@@ -1,0 +1,1 @@
+"""Reads a traced loss: where its parameters meet the data of an example."""

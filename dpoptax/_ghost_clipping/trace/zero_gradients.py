@@ -1,0 +1,217 @@
+"""Finds the parameters whose gradients are exactly zero for every example.
+
+A value minus its own mean over axes of size one is zero for every example, and so is its
+derivative. Batch normalization does this inside a loss of one example, unless there are spatial
+axes to average over: every parameter that reaches the loss through it alone gets only noise. No
+norm, bound or sum depends on what is found here.
+"""
+
+import warnings
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpoptax._ghost_clipping.trace.activity import Activity
+from dpoptax._ghost_clipping.trace.program import (
+    Block,
+    Constant,
+    Derived,
+    Private,
+    Program,
+    Step,
+    Value,
+)
+from dpoptax._ghost_clipping.trace.rules import is_real
+from dpoptax._tree import PyTree
+
+# Operations whose result is zero, with derivatives of zero, where one operand is,
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+# and where the first operand is.
+_LINEAR = frozenset(
+    {
+        "broadcast_in_dim", "convert_element_type", "copy", "div", "neg", "reduce_sum", "reshape",
+        "slice", "squeeze", "transpose",
+    }
+)  # fmt: skip
+# Operations that keep the order of the entries.
+_RESHAPES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze"})
+_SHOWN = 8  # parameters and places that a message names
+
+
+class _Zeros:
+    """Follows values forward to those that are zero.
+
+    Attributes:
+      zeros: the values that are zero for every example.
+      differences: the steps that subtract from a value its own mean, with their outputs.
+    """
+
+    def __init__(self) -> None:
+        self.zeros: set[Private] = set()
+        self.differences: list[Step] = []
+        # Values equal to an earlier one except for axes of size one, and whether by way of a mean.
+        self.equal: dict[Private, tuple[Private, bool]] = {}
+
+    def follow(self, block: Block) -> None:
+        for step in block.steps:
+            if step.body is None:
+                self._follow_operation(step)
+            elif step.scan is None:
+                self.follow(step.body)
+                self._pass_on(zip(step.body.results, step.outputs, strict=True))
+            else:
+                self._follow_scan(step, step.body)
+
+    def _follow_operation(self, step: Step) -> None:
+        name, operands = step.eqn.primitive.name, step.operands
+        zero = [v in self.zeros for v in operands]
+        if name == "sub" and self._is_centered(*operands):
+            self.differences.append(step)
+            self.zeros.update(step.outputs)
+        elif (name in _PRODUCTS and any(zero)) or (name in _LINEAR and zero[0]):
+            self.zeros.update(step.outputs)
+        elif (source := self._source(step)) is not None:
+            first, averaged = self.equal.get(source, (source, False))
+            self.equal[step.outputs[0]] = first, averaged or name == "reduce_sum"
+
+    def _follow_scan(self, step: Step, body: Block) -> None:
+        constants, first_slice = step.carry.start, step.carry.stop
+        for i, inside in step.entries():
+            outside = step.operands[i]
+            if i < constants:
+                self._pass_on([(outside, inside)])
+            elif i >= first_slice and outside in self.zeros:
+                self.zeros.add(inside)
+        self.follow(body)
+        carried = first_slice - constants
+        stacked = zip(body.results[carried:], step.outputs[carried:], strict=True)
+        self.zeros.update(out for inside, out in stacked if inside in self.zeros)
+
+    def _pass_on(self, pairs: Iterable[tuple[Value, Private]]) -> None:
+        for source, target in pairs:
+            if isinstance(source, Private):
+                self.equal[target] = self.equal.get(source, (source, False))
+            if source in self.zeros:
+                self.zeros.add(target)
+
+    def _is_centered(self, value: Value, mean: Value) -> bool:
+        if not isinstance(value, Private) or not isinstance(mean, Private):
+            return False
+        (a, _), (b, averaged) = (self.equal.get(v, (v, False)) for v in (value, mean))
+        return a is b and averaged and is_real(value.aval.dtype)
+
+    def _source(self, step: Step) -> Private | None:
+        """Returns the operand that the output equals except for axes of size one, if any."""
+        eqn, operands = step.eqn, step.operands
+        private = [v for v in operands if isinstance(v, Private)]
+        if len(private) != 1 or len(step.outputs) != 1:
+            return None
+        (source,), (out,), name = private, step.outputs, eqn.primitive.name
+        shape = source.aval.shape
+        if name in ("mul", "div"):
+            other = operands[1] if source is operands[0] else operands[0]
+            one = _is_one(other) and (name == "mul" or source is operands[0])
+            return source if one and out.aval.shape == shape else None
+        if len(operands) != 1:
+            return None
+        if name == "convert_element_type":
+            first, _ = self.equal.get(source, (source, False))
+            same = _holds(out.aval.dtype, first.aval.dtype)
+        elif name == "reduce_sum":
+            same = all(shape[i] == 1 for i in eqn.params["axes"])
+        else:
+            same = name in _RESHAPES and _proper(shape) == _proper(out.aval.shape)
+        return source if same else None
+
+
+def _proper(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sizes of a shape other than 1."""
+    return tuple(n for n in shape if n != 1)
+
+
+def _is_one(value: Value) -> bool:
+    if not isinstance(value, Derived) or not isinstance(value.origin, Constant):
+        return False
+    number = value.origin.value
+    return isinstance(number, (int, float, np.generic, np.ndarray)) and bool(np.all(number == 1))
+
+
+def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Returns whether every number of one type of floats is a number of the other."""
+    if not is_real(wide) or not is_real(narrow):
+        return False
+    a, b = jnp.finfo(wide), jnp.finfo(narrow)
+    return a.nmant >= b.nmant and a.nexp >= b.nexp
+
+
+def find_vanishing(
+    block: Block, active: Activity, results: list[bool]
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Finds the parameters that reach the loss through values that are always zero, and only so.
+
+    Args:
+      block: the steps of a loss.
+      active: where its gradient flows by the operations alone.
+      results: the results of the block that it flows from.
+
+    Returns:
+      The parameters, and descriptions of the zeros.
+    """
+    found = _Zeros()
+    found.follow(block)
+    zeros = found.zeros & active.values
+    if not zeros:
+        return frozenset(), ()
+    rest = Activity(zeros=zeros)
+    rest.flow_through(block, results)
+    leaves = _reached(block, active) - _reached(block, rest)
+    places = (_place(step) for step in found.differences if step.outputs[0] in zeros)
+    return frozenset(leaves), tuple(dict.fromkeys(places)) if leaves else ()
+
+
+def _place(step: Step) -> str:
+    shape, stack = step.outputs[0].aval.shape, str(step.eqn.source_info.name_stack)
+    return f"of shape {tuple(shape)}" + (f" in {stack}" if stack else "")
+
+
+def _reached(block: Block, active: Activity) -> set[int]:
+    """Returns the parameters that operations with a gradient read."""
+    found: set[int] = set()
+    for step in block.steps:
+        if step not in active.steps:
+            continue
+        read = step.operands
+        if step.body is not None:
+            found |= _reached(step.body, active)
+            first = () if step.scan is None else step.operands[step.carry]
+            read = (*first, *step.body.results)
+        found = found.union(*(v.leaves for v in read if isinstance(v, Derived)))
+    return found
+
+
+def describe_vanishing(program: Program, params: PyTree) -> str:
+    """Describes the parameters whose gradients are exactly zero, and the remedy; empty if none."""
+    if not program.vanishing:
+        return ""
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [paths[leaf] or "the parameter" for leaf in sorted(program.vanishing)]
+    return (
+        "loss_fn subtracts from a value its own mean over axes of size one, which is zero for "
+        f"every example ({_listed(program.zeros)}). These parameters get gradients of exactly zero "
+        f"and receive only noise: {_listed(names)}. Batch normalization does this, since loss_fn "
+        "sees one example at a time. Use GroupNorm or LayerNorm, or freeze the running averages."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
+
+
+def warn_of_vanishing(program: Program, params: PyTree) -> None:
+    """Warns of parameters whose gradients are exactly zero."""
+    if text := describe_vanishing(program, params):
+        warnings.warn(f"{text} `dpoptax.explain` lists them.", stacklevel=2)
