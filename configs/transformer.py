@@ -25,10 +25,9 @@ from dpoptax.training.methods import (
     Doppler,
     LPAdam,
     Method,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
 )
+from experiments.methods import Muon, ScaleThenPrivatize
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
 """What `--factors` multiplies, by optimizer."""

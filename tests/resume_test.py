@@ -21,7 +21,7 @@ from dpoptax.training.data import dataset as dataset_module
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD, Augmented, Disk, NonPrivate
 from dpoptax.training.run import checkpoints as checkpoints_module
-from dpoptax.training.run import resume, setup
+from dpoptax.training.run import course, resume
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.devices import Devices
@@ -39,7 +39,7 @@ def run(workdir, stop_before=None, **changes):
     """A run, or the part of it before a step."""
     with pytest.MonkeyPatch.context() as patch:
         if stop_before is not None:
-            compile_step = setup.compile_step
+            compile_step = course.compile_step
 
             def stopping(*args):
                 step, count = compile_step(*args), iter(range(stop_before))
@@ -51,7 +51,7 @@ def run(workdir, stop_before=None, **changes):
 
                 return limited
 
-            patch.setattr(setup, "compile_step", stopping)
+            patch.setattr(course, "compile_step", stopping)
         return loop.train_and_evaluate(
             dataclasses.replace(CONFIG, **changes), workdir, progress=False
         )
@@ -194,7 +194,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
     with pytest.raises(StoppedError):
         run(tmp_path, stop_before=3, **exact)
     shown = (tmp_path / "metrics.jsonl").read_text()
-    compile_step = setup.compile_step
+    compile_step = course.compile_step
 
     def otherwise(*args):
         step = compile_step(*args)
@@ -206,7 +206,7 @@ def test_in_fixed_point_a_step_that_was_shown_is_shown_again_to_the_bit_or_not_a
         return rounded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "compile_step", otherwise)
+        patch.setattr(course, "compile_step", otherwise)
         with pytest.raises(ConfigError, match="has shown step 1, and does not come to the same"):
             run(tmp_path, **exact)
     assert (tmp_path / "metrics.jsonl").read_text() == shown

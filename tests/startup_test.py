@@ -1,10 +1,9 @@
-"""From the command to the first step: phases, results computed once, the compilation cache."""
+"""From the command to the first step: phases, the compilation cache."""
 
 import dataclasses
 import json
 import os
 import stat
-import threading
 import time
 
 import jax
@@ -18,12 +17,10 @@ from dpoptax.cli.main import main
 from dpoptax.training import loop, models
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.data.dataset import load_dataset
-from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import evaluation, phases, step
 from dpoptax.training.run.evaluation import evaluated_steps
 from dpoptax.training.run.phases import Phases
 from dpoptax.training.run.privacy import make_plan
-from dpoptax.training.sharing import once
 from tests.runs import CONFIG
 
 
@@ -73,42 +70,6 @@ class TestPhases:
         with measured("data"):
             time.sleep(0.1)
         assert lines == []
-
-
-class TestOnce:
-    def test_a_call_under_way_is_waited_for(self):
-        calls, entered, proceed = [], threading.Event(), threading.Event()
-
-        @once(maxsize=8)
-        def slow(x):
-            calls.append(x)
-            entered.set()
-            assert proceed.wait(10)
-            return 2 * x
-
-        results = []
-        threads = [threading.Thread(target=lambda: results.append(slow(3))) for _ in range(2)]
-        threads[0].start()
-        assert entered.wait(10)
-        threads[1].start()
-        proceed.set()
-        for thread in threads:
-            thread.join()
-        assert results == [6, 6]
-        assert calls == [3]
-
-    def test_a_failure_is_not_kept(self):
-        calls = []
-
-        @once(maxsize=8)
-        def failing(x):
-            calls.append(x)
-            raise ConfigError("no")
-
-        for _ in range(2):
-            with pytest.raises(ConfigError):
-                failing(1)
-        assert calls == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -306,20 +267,15 @@ class TestCompilationCache:
         assert "names no folder" in capsys.readouterr().err
 
 
-def test_an_evaluation_looks_up_its_program_once_a_split(monkeypatch):
-    calls, compiled = [], evaluation._compiled
-    monkeypatch.setattr(evaluation, "_compiled", lambda *key: calls.append(key) or compiled(*key))
+def test_an_evaluation_is_compiled_once_for_splits_of_one_shape():
     model = CONFIG.build_model(3)
     inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
     params, frozen = CONFIG.initial_variables(model, inputs[0], jax.random.key(0))
     evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
-    evaluate.compile(params, "test")
     first = evaluate(params, "test")
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
     assert evaluate(moved, "test") != evaluate(params, "test") == first
-    assert len(calls) == 1
     evaluate(params, "train")
-    assert len(calls) == 2
-    with pytest.raises(TypeError, match="compiled"):
-        evaluate(jax.tree.map(lambda leaf: leaf[:1], params), "test")
+    chunk = min(1024, CONFIG.microbatch_size or 1024)
+    assert evaluation.evaluate_split(model, chunk)._cache_size() == 1

@@ -454,32 +454,6 @@ def test_what_cannot_be_one_of_many_runs(change, refusal):
         Trial(dataclasses.replace(TINY, **change))
 
 
-def test_a_long_run_goes_on_where_it_was_killed(tmp_path, monkeypatch):
-    """With the bits of one that was not; and nothing but its record stays."""
-    trial = Trial(dataclasses.replace(TINY, checkpoint_every=1), keep_params=True)
-    with Runner(tmp_path / "whole") as runner:
-        (whole,) = runner.run([trial])
-    save, saved = checkpoints.Interim.save, []
-
-    def killed(self, step, *rest, **options):
-        save(self, step, *rest, **options)
-        saved.append(step)
-        if step == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoints, "_INTERIM", 0.0)
-    monkeypatch.setattr(checkpoints.Interim, "save", killed)
-    with Runner(tmp_path / "killed") as runner:
-        with pytest.raises(KeyboardInterrupt):
-            runner.run([trial])
-        (kept,) = (tmp_path / "killed").iterdir()
-        assert kept.stat().st_mode & 0o077 == 0
-        (record,) = runner.run([trial])
-    assert saved == [0, 1, 2, 3]
-    assert record["params_sha256"] == whole["params_sha256"]
-    assert {path.suffix for path in (tmp_path / "killed").iterdir()} == {".json", ".msgpack"}
-
-
 @pytest.mark.slow
 def test_a_comparison_on_two_processes_is_the_same(tmp_path):
     rates = {"seeds": 1, "learning_rates": (0.5, 1.0)}

@@ -26,20 +26,22 @@ from dpoptax.training.methods import (
     CorrelatedNoise,
     Disk,
     GeoDP,
-    JamesStein,
     LPAdam,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
-    ShrunkMuon,
-    SignSGD,
-    SingularValues,
 )
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import (
+    JamesStein,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
 from tests import resume_test
 from tests.helpers import normal, slow_but
 

@@ -21,8 +21,7 @@ from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
-from dpoptax.training.run import step
-from dpoptax.training.run.advancing import State
+from dpoptax.training.run import course, step
 from dpoptax.training.run.plots import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
@@ -183,12 +182,12 @@ def test_where_no_terminal_is_lines_are_few():
 def test_few_steps_are_under_way_at_once(monkeypatch, seconds, waits):
     """Of slow ones one, so that a bar shows what is done, and one batch is in memory."""
     clock, waited = [0.0], []
-    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(loop.jax, "block_until_ready", waited.append)
-    pace, state = loop._Pace(), State(0, (), ())
+    monkeypatch.setattr(course.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(course.jax, "block_until_ready", waited.append)
+    pace = course.Pace()
     for _ in range(20):
         clock[0] += seconds
-        pace.keep(state)
+        pace.keep(())
     assert waits <= len(waited) <= waits + 1
 
 

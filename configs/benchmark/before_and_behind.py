@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from dpoptax.training.config import load_config
-from dpoptax.training.methods import (
-    DPSGD,
-    CorrelatedNoise,
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     JamesStein,
-    Method,
     Muon,
     ScaleThenPrivatize,
     ShrunkMuon,
     SignSGD,
     SingularValues,
 )
-from experiments.config import ExperimentConfig
 
 BINS = {"sampling": "balls_in_bins"}
 MOMENTUM = {"optimizer": "momentum"}

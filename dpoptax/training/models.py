@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpoptax.training.errors import ConfigError, line_in, unknown_name
@@ -149,22 +148,13 @@ def _unfit(model: nn.Module, inputs: jax.Array, error: Exception) -> ConfigError
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _compiled_init(model: nn.Module, shape: Any, dtype: Any, key_type: Any) -> Callable[..., Any]:
-    """Compiles `init_variables` of a model for inputs and a key of these types.
+@functools.partial(jax.jit, static_argnums=0)
+def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
+    """Draws initial values as `init_variables` does, by one compiled program.
 
     Compiled, the forward pass of the initialization is left out.
     """
-    inputs, key = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), key_type)
-    init = functools.partial(init_variables, model)
-    return jax.jit(init).lower(inputs, key).compile()
-
-
-def initial_variables(model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-    """Draws initial values as `init_variables` does, by one compiled program."""
-    init = _compiled_init(model, inputs.shape, inputs.dtype, key.dtype)
-    variables: Variables = init(np.zeros(inputs.shape, inputs.dtype), key)
-    return variables
+    return init_variables(model, inputs, key)
 
 
 def apply(model: nn.Module, variables: Variables, inputs: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import jax
 import numpy as np
@@ -14,7 +14,6 @@ from dpoptax.training.data.dataset import (
     DatasetSpec,
     FileDataset,
     Shapes,
-    Split,
     Unit,
     register_file_dataset,
 )
@@ -111,7 +110,7 @@ class PublishedSpec(DatasetSpec):
             featured(split, self.features, name=f"{self.name}, {which}", progress=self.progress)
             for which, split in (("train", dataset.train), ("test", dataset.test))
         )
-        checksums = streaming.checksums(cast(Split, dataset.train))
+        checksums = streaming.checksums(dataset.train)
         return dataclasses.replace(dataset, train=train, test=test, computed_from=checksums)
 
     def shapes(self, unit: Unit) -> Shapes:

@@ -66,7 +66,7 @@ class Dataset:
     num_classes: int
     mixed: bool = False
     owners: np.ndarray | None = None
-    computed_from: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    computed_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def train_size(self) -> int:

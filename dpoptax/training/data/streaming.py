@@ -98,16 +98,24 @@ def read(source: Source, indices: np.ndarray) -> Any:
     )
 
 
-def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """A checksum of each array, of all its bytes: one example that was replaced shows."""
-    return {
-        name: zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        for name, values in sorted(arrays.items())
-    }
+def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Returns type, shape and checksum of each array, over all its bytes if it is in memory.
+
+    For a streamed source they are those of a spread of the records.
+    """
+    records: Any = source
+    if not in_memory(source):
+        records = read(source, spread(source_size(source)))
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(sorted(records.items()))):
+        values = np.ascontiguousarray(leaf)
+        checksum = zlib.crc32(values.reshape(-1).view(np.uint8).data)
+        found[jax.tree_util.keystr(path)] = values.dtype.str, values.shape, checksum
+    return found
 
 
 def spread(size: int) -> np.ndarray:
-    """Some places among `size`, from the first to the last: what tells a source from another."""
+    """Returns some places among `size`, from the first to the last."""
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 

@@ -6,15 +6,9 @@ from dpoptax.training.methods.filters import AdaptiveKalman as AdaptiveKalman
 from dpoptax.training.methods.filters import Disk as Disk
 from dpoptax.training.methods.filters import Doppler as Doppler
 from dpoptax.training.methods.filters import InnerOuter as InnerOuter
-from dpoptax.training.methods.mapped import ScaleThenPrivatize as ScaleThenPrivatize
 from dpoptax.training.methods.method import DPSGD as DPSGD
 from dpoptax.training.methods.method import Method as Method
 from dpoptax.training.methods.method import NonPrivate as NonPrivate
-from dpoptax.training.methods.nonlinear import JamesStein as JamesStein
-from dpoptax.training.methods.nonlinear import Muon as Muon
-from dpoptax.training.methods.nonlinear import ShrunkMuon as ShrunkMuon
-from dpoptax.training.methods.nonlinear import SignSGD as SignSGD
-from dpoptax.training.methods.nonlinear import SingularValues as SingularValues
 from dpoptax.training.methods.releases import AdamBC as AdamBC
 from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
 from dpoptax.training.methods.releases import Augmented as Augmented

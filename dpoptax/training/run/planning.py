@@ -1,9 +1,6 @@
 """What a run would cost, before anything is trained: noise, ε, memory and arithmetic."""
 
 import dataclasses
-import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,12 +12,9 @@ from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import Chain, build_chain
 from dpoptax.training.run.privacy import PrivacyPlan, make_plan
-from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.shapes import step_arguments
 from dpoptax.training.run.step import build_step
-
-_SAME = 0.01
-"""Relative difference up to which a stated σ or ε is that of the accounting, rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +30,6 @@ class RunCost:
         epsilon: ε after `steps`; None where nothing is promised.
         promise: "add-or-remove-one" or another neighbouring relation, with "user" where that is
             the unit, or why there is no promise.
-        stated: Where a config gives σ and ε and they disagree: the ε of its σ after all its steps,
-            and the σ that its ε needs; else None.
         num_params: Number of parameters that are trained.
         num_frozen: Number of those that are not.
         params_bytes: Memory of both.
@@ -57,7 +49,6 @@ class RunCost:
     noise_multiplier: float
     epsilon: float | None
     promise: str
-    stated: tuple[float, float] | None
     num_params: int
     num_frozen: int
     params_bytes: int
@@ -115,7 +106,6 @@ def plan_run(
         noise_multiplier=plan.noise_multiplier,
         epsilon=plan.epsilon(plan.permitted_steps),
         promise=plan.unproven or promise,
-        stated=_disagreement(run),
         num_params=_count(params),
         num_frozen=_count(frozen),
         params_bytes=_bytes((params, frozen)),
@@ -153,15 +143,6 @@ def text(name: str, cost: RunCost) -> str:
                 f"accuse 1 % of all others; μ = {records.epsilon_text(mu)}",
             )
         )
-    if cost.stated is not None:
-        spent, needed = cost.stated
-        lines.append(
-            (
-                "stated",
-                f"σ = {config.noise_multiplier:g} and ε = {config.epsilon:g} disagree: this σ "
-                f"spends ε = {spent:.4g} in {config.steps:,} steps, this ε needs σ = {needed:.4g}",
-            )
-        )
     lines += [
         ("parameters", _parameters(cost)),
         ("optimizer", f"{_size(cost.state_bytes)} of state"),
@@ -182,8 +163,7 @@ def table(
 ) -> tuple[str, list[ConfigError]]:
     """The costs of several runs, a row for each, without FLOPs; and why some cannot be trained.
 
-    Rows are computed in threads; what several have in common, of noise or of model, once.
-    `progress` shows how many are done, where all of them take more than a second.
+    `progress` shows how many are done, if all of them take more than a second.
     """
     rows = [("run", "steps", "q", "σ", "ε", "parameters", "state")]
     refused: list[ConfigError] = []
@@ -194,10 +174,8 @@ def table(
         except ConfigError as error:
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(cost_of, configs.values())
-        bar = Bar(found, "plan", len(configs), unit="run", delay=1, disable=not progress)
-        costs = list(bar)
+    bar = Bar(configs.values(), "plan", unit="run", delay=1, disable=not progress)
+    costs = [cost_of(config) for config in bar]
     for (name, config), cost in zip(configs.items(), costs, strict=True):
         if isinstance(cost, ConfigError):
             rows.append((name, "", "", "", "", "", ""))
@@ -244,27 +222,6 @@ def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:
     noise, accounting = plan.noise, dpoptax.accounting
     least = float(accounting.trade_off(noise_multiplier=noise, **release)(0.01))
     return 1 - least, accounting.gdp(noise_multiplier=noise, delta=plan.delta, **release)
-
-
-def _disagreement(run: Run) -> tuple[float, float] | None:
-    config, plan = run.config, run.plan
-    if config.epsilon is None or not config.noise_multiplier:
-        return None
-    spent = plan.epsilon(config.steps)
-    if spent is None:
-        return None
-    needed = dpoptax.accounting.calibrate_noise_multiplier(
-        epsilon=config.epsilon,
-        delta=config.delta,
-        steps=config.steps,
-        sampler=plan.priced,
-        schedule=plan.relative,
-        accountant=config.accountant,
-    )
-    pairs = ((spent, config.epsilon), (needed, config.noise_multiplier))
-    if any(math.isclose(found, stated, rel_tol=_SAME) for found, stated in pairs):
-        return None
-    return spent, needed
 
 
 def _epsilon(cost: RunCost) -> str:

@@ -1,6 +1,7 @@
 """How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,7 +11,6 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods.method import scheduled
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax import accounting
@@ -238,7 +238,7 @@ def _counted(config: TrainConfig) -> str:
     return "users" if config.unit == "user" else "training examples"
 
 
-@once(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _noise_and_steps(
     sampler: Any,
     *,
@@ -271,13 +271,13 @@ def _noise_and_steps(
     return noise_multiplier, steps
 
 
-@once(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: Any) -> float:
     noise = _noise(noise_multiplier, schedule)
     return dpoptax.accounting.epsilon(noise_multiplier=noise, **release)
 
 
-@once(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _curve(
     *, noise_multiplier: float, schedule: Schedule | None, **release: Any
 ) -> tuple[float, ...]:

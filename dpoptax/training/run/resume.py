@@ -1,19 +1,15 @@
 """Whether a config may go on with a run that was begun: same mechanism, sampler and data."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
-import numpy as np
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data import streaming
-from dpoptax.training.data.dataset import Dataset, Split
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
@@ -100,10 +96,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
             f"seed differs from that of the run in {workdir}: it would go on with other noise on "
             "the same data; give the old one, or another workdir for a new run"
         )
-    new = _identity(run)
-    # A field that the record has not came later: its default is what was done before.
-    defaults = records.plain(type(config)().to_dict())
-    old = {name: defaults[name] for name in new if name in defaults} | record["run"]
+    new, old = _identity(run), record["run"]
     for field in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(field), new.get(field)
         if before != now:
@@ -178,43 +171,6 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
         )
 
 
-def fingerprint(run: Run, dataset: Dataset, frozen: Any) -> str:
-    """A hash of the training examples and of all owners, keyed by the run's seed.
-
-    Of examples that are in memory all count, so that one that was replaced shows: between a step
-    that was shown and the same one run again it would be all that differs, without noise. Of those
-    that are streamed a spread does. And of what a published model computes with and does not train,
-    on which gradients depend, too: its configuration, and a spread of each frozen weight. What it
-    trains is in the checkpoint.
-
-    It is kept in checkpoints alone, beside the seed: who does not know that learns nothing from it,
-    and who does can subtract the noise anyway. Instead of features, which another machine may
-    round otherwise, what they were computed from counts.
-    """
-    key = hashlib.sha256(str(run.plan.seed).encode()).digest()
-    found = hashlib.blake2b(key=key, digest_size=16)
-    examples = streaming.read(dataset.train, streaming.spread(dataset.train_size))
-    whole = dataset.computed_from
-    if whole:
-        examples = examples["labels"]
-    elif streaming.in_memory(dataset.train):
-        whole = streaming.checksums(cast(Split, dataset.train))
-    for name, checksum in whole.items():
-        found.update(f"{name} {checksum}".encode())
-    owners = [] if dataset.owners is None else np.asarray(dataset.owners).astype(str).tolist()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
-        values = np.ascontiguousarray(leaf)
-        found.update(repr((jax.tree_util.keystr(path), values.dtype.str, values.shape)).encode())
-        found.update(values.tobytes())
-    found.update(repr(owners).encode())
-    if frozen:
-        found.update(repr(run.model).encode())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen):
-            found.update(jax.tree_util.keystr(path).encode())
-            found.update(np.asarray(leaf).ravel()[streaming.spread(leaf.size)].tobytes())
-    return found.hexdigest()
-
-
 def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> None:
     """Raises where hosts have another config, seed or data: a record could be in two parts.
 
@@ -243,7 +199,6 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
     """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
-        stored = records.plain(_defaults(ledger.mechanism)) | stored
         if restored != stored or ledger.releases != record["step"]:
             raise ConfigError(
                 f"the checkpoint of step {record['step']} holds the ledger {restored} and records "
@@ -286,8 +241,3 @@ def _made_for_its_steps(run: Run) -> bool:
 
 def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:
     return records.plain({**dataclasses.asdict(ledger.mechanism), "releases": ledger.releases})
-
-
-def _defaults(mechanism: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(mechanism)
-    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}

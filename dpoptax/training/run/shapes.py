@@ -11,7 +11,6 @@ from dpoptax.training import models
 from dpoptax.training.data.dataset import Shapes
 from dpoptax.training.run.resolved import Run
 from dpoptax.training.run.step import Loaded
-from dpoptax.training.sharing import once
 
 
 def step_arguments(run: Run, shapes: Shapes) -> tuple[Any, ...]:
@@ -30,7 +29,7 @@ def step_arguments(run: Run, shapes: Shapes) -> tuple[Any, ...]:
     return params, state, batch, jax.ShapeDtypeStruct((rows,), np.bool_), frozen
 
 
-@once(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def variables(model: nn.Module, inputs: jax.ShapeDtypeStruct) -> models.Variables:
     """Returns shapes and types of the variables of a model."""
     init = functools.partial(models.init_variables, model)

@@ -1,4 +1,4 @@
-"""Figures of comparisons and sweeps, as PNG files."""
+"""Draws comparisons and sweeps as PNG files."""
 
 import math
 from collections.abc import Callable
@@ -19,50 +19,31 @@ Curves: TypeAlias = Callable[[MethodResult], tuple[list[float], np.ndarray]]
 
 _NOT_PRIVATE = {"color": "#666666", "linestyle": "--"}
 _BASELINE = "DP-SGD"
-# So many methods can share a panel of a comparison, with their names beside their lines.
-_TOGETHER = 6
 
 
 def plot_comparison(results: ComparisonResult, path: Path) -> None:
-    """Test accuracy of each method with its difference from a baseline, and its curves.
+    """Draws the test accuracy of each method, its difference from a baseline, and its curves.
 
-    On the left a row a method: every seed, the mean, and the mean difference from the baseline over
-    equal seeds with its standard error. On the right accuracy over steps and over learning rates:
-    all methods in one panel, or, where they are more than `_TOGETHER`, a panel a method with the
-    baseline in grey behind it. The baseline is DP-SGD, or without it the first method.
+    On the left a row for each method shows every seed, the mean, and the mean difference from the
+    baseline over equal seeds with its standard error. On the right a panel for each method shows
+    the accuracy over steps, and over learning rates if several were tried, with the baseline in
+    gray behind it. The baseline is DP-SGD, or without it the first method.
     """
     methods = results.methods
-    grids = [index for index, method in enumerate(methods) if len(method.grid) > 1]
-    few = len(methods) <= _TOGETHER
-    kinds = 1 + bool(grids)
+    kinds = [_over_steps]
+    if any(len(method.grid) > 1 for method in methods):
+        kinds.append(_over_rates)
     columns = min(5, len(methods))
-    rows = 1 if few else math.ceil(len(methods) / columns)
-    size = (4.1 + 2.6 * kinds, 3.4) if few else (14.5, 0.9 + 1.45 * rows * kinds)
-    figure = Figure(figsize=size, layout="constrained")
-    parts: Any = figure.subfigures(1, 2, width_ratios=[1.55, kinds] if few else [1, 1.9])
+    rows = math.ceil(len(methods) / columns)
+    height = max(3.4, 0.9 + 1.45 * rows * len(kinds))
+    figure = Figure(figsize=(14.5, height), layout="constrained")
+    parts: Any = figure.subfigures(1, 2, width_ratios=[1, 1.9])
     left, right = parts
     _plot_accuracies(left.subplots(), results)
     floor = _floor(methods)
-    if few:
-        panels = np.atleast_1d(right.subplots(1, kinds))
-        for index in range(len(methods)):
-            _curve(panels[0], methods[index], _style(methods, index), _over_steps)
-        label(panels[0], "step", "test accuracy (%)")
-        panels[0].set_title("At the selected rate", fontsize="medium")
-        if grids:
-            for index in grids:
-                _curve(panels[1], methods[index], _style(methods, index), _over_rates)
-            _rate_axis(panels[1], methods)
-            label(panels[1], "learning rate", "validation accuracy (%)")
-            panels[1].set_title("Selection of the rate", fontsize="medium")
-        for axes in panels:  # what has not learnt, or has diverged, leaves it at the lower edge
-            axes.set_ylim(bottom=floor, top=100)
-        _name_lines(panels[0])
-    else:
-        blocks = np.atleast_1d(right.subfigures(kinds, 1))
-        _small_multiples(blocks[0], results, _over_steps, (rows, columns), floor)
-        if grids:
-            _small_multiples(blocks[1], results, _over_rates, (rows, columns), floor)
+    blocks = np.atleast_1d(right.subfigures(len(kinds), 1))
+    for block, curves in zip(blocks, kinds, strict=True):
+        _small_multiples(block, results, curves, (rows, columns), floor)
     privacy = "without privacy"
     if results.epsilon is not None and results.delta is not None:
         privacy = f"ε = {results.epsilon:g}, δ = {scientific(results.delta)}"
@@ -165,32 +146,6 @@ def _curve(
         spread = 100 * accuracies.std(axis=0, ddof=1)
         low, high = mean - spread, mean + spread
         axes.fill_between(x, low, high, color=style["color"], alpha=0.14, linewidth=0)
-
-
-def _name_lines(axes: Axes) -> None:
-    """Writes each line's name beside its right end, moved apart where the ends are close."""
-    low, high = axes.get_ylim()
-    gap = 0.062 * (high - low)
-    ends = [
-        float(np.clip(np.asarray(line.get_ydata(), float)[-1], low, high)) for line in axes.lines
-    ]
-    order = np.argsort(ends, kind="stable")
-    heights = np.array(ends)[order]
-    for _ in range(100):  # neighbours that are too close push each other away, by half each
-        push = np.maximum(gap - np.diff(heights), 0) / 2
-        heights[1:] += push
-        heights[:-1] -= push
-    for index, height in zip(order, heights, strict=True):
-        line = axes.lines[index]
-        axes.text(
-            1.02,
-            height,
-            str(line.get_label()),
-            color=line.get_color(),
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=8,
-        )
 
 
 def _rate_axis(axes: Axes, methods: list[MethodResult]) -> None:

@@ -17,6 +17,7 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Split
+from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
@@ -26,7 +27,6 @@ from dpoptax.training.run.privacy import PrivacyPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
-from dpoptax.training.search.same_data import fingerprint
 from dpoptax.training.search.trials import Runner, Trial, dataset_of, default_processes
 
 
@@ -42,7 +42,9 @@ def run_sweep(
     begun, sweep = _begun(configs, sweep)
     seed = begun["seed"]
     candidates, chosen, cost = prepare(configs, sweep, seed, progress=progress)
-    data = fingerprint(_priced(configs, sweep, candidates)[0].config, seed)
+    data = fingerprint(
+        dataset_of(_priced(configs, sweep, candidates)[0].config, held_out=False), seed
+    )
     if begun.setdefault("data", data) != data:
         raise ConfigError(
             f"the training examples differ from those that the sweep in {sweep.workdir} was begun "

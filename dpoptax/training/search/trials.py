@@ -1,8 +1,7 @@
-"""Many runs: one after the other or on all cores, and none twice.
+"""Trains many runs, one after the other or on all cores, and none twice.
 
-A run is a function of its config, seed included. One that was killed is run again from its start,
-or, if it had gone on for minutes, from where it was last saved. With the same noise on the same
-batches it releases what it would have released, and nothing more.
+A run is a function of its config, seed included. One that was killed is run again from its start.
+With the same noise on the same batches it releases what it would have released, and nothing more.
 """
 
 import concurrent.futures
@@ -31,7 +30,6 @@ from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
 
 
@@ -168,15 +166,12 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     dataset = dataset_of(config, held_out=trial.held_out)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
-    with Interim(path.with_suffix("")) as checkpoints:
-        result = train(
-            config, dataset, plan, progress=progress, checkpoints=checkpoints, place=place
-        )
-        # What a later start reads is what the first one saw.
-        record = records.plain({**result.summary, "history": result.history})
-        if trial.keep_params:
-            records.save_params(path.with_suffix(".msgpack"), result.params)
-        records.write_json(path, record)
+    result = train(config, dataset, plan, progress=progress, place=place)
+    # A later start reads what the first one returns.
+    record = records.plain({**result.summary, "history": result.history})
+    if trial.keep_params:
+        records.save_params(path.with_suffix(".msgpack"), result.params)
+    records.write_json(path, record)
     return record
 
 
