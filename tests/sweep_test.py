@@ -297,7 +297,7 @@ def test_what_a_random_number_of_trials_must_keep_secret_is_for_the_owner_alone(
     given = {"trials": 2, "repetitions": "poisson", "seed": 3}
     results = run_sweep(CONFIGS, sweep(tmp_path, **given), progress=False)
     assert results.trials
-    for name in ("trials.md", "sweep.png", "sweep.json", "trials"):
+    for name in ("trials.md", "sweep.json", "trials"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
 
 

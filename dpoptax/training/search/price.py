@@ -28,7 +28,7 @@ class Sweep:
     """
 
     workdir: Path
-    """Directory for best/ (may be published), and trials/, trials.md, sweep.png and sweep.json
+    """Directory for best/ (may be published), and trials/, trials.md and sweep.json
     (see trials.md for what may be). The same command goes on with a sweep that was stopped."""
     grid: tuple[str, ...] = ()
     """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD reaches the method's."""

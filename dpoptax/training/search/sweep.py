@@ -137,16 +137,10 @@ def _run(
             params = runner.path(trials[best]).with_suffix(".msgpack").read_bytes()
             published = _publish(rows[best], trials[best].config, found[best], params, cost, sweep)
     results = SweepResult(begun, cost, notes(sweep, cost), rows, records.versions(), published)
-    listed, drawn = sweep.workdir / "trials.md", sweep.workdir / "sweep.png"
-    if sweep.repetitions != "fixed":  # of these trials the best alone may be known
-        for path in (listed, drawn):
-            records.make_secret(path)
+    listed = sweep.workdir / "trials.md"
+    if sweep.repetitions != "fixed":  # only the best of these trials may be known
+        records.make_secret(listed)
     listed.write_text(table(results) + "\n", encoding="utf-8")
-    if rows:
-        # With matplotlib, for which no other command need wait.
-        from dpoptax.training.search import plots
-
-        plots.plot_sweep(results, drawn)
     records.write_json(sweep.workdir / "sweep.json", results.to_dict(), secret=True)
     return results
 
