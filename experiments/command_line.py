@@ -31,6 +31,9 @@ commands:
   generate CONFIG --workdir DIR [--data-dir DIR] [--pretrained DIR] [--beams N]
         texts for the test split, by the parameters of a finished run in DIR,
         scored with BLEU and ROUGE-L
+  spectrum CONFIG --output DIR [--coordinates N] [--data-dir DIR]
+        trains CONFIG, records coordinates of each released gradient, and draws
+        their spectra
   record WORKDIR --output FILE
         adds the runs of `dpoptax compare` in WORKDIR to a file, a line each
   image-benchmark FOLDER [--output FILE]
@@ -94,6 +97,23 @@ class GenerateArguments:
     beams: int = 5
     length_penalty: float = 1.0
     max_new_tokens: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectrumArguments:
+    """Options of `spectrum`.
+
+    Attributes:
+        config: A config file, or FILE:NAME.
+        output: Folder for recording.npz and spectrum.png.
+        coordinates: Number of recorded coordinates of each gradient.
+        data_dir: Folder with the files of the data set, if the config names none.
+    """
+
+    config: tyro.conf.Positional[str]
+    output: Path
+    coordinates: int = 1000
+    data_dir: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +238,25 @@ def _generate(arguments: list[str]) -> int:
     return 0
 
 
+def _spectrum(arguments: list[str]) -> int:
+    given = tyro.cli(
+        SpectrumArguments,
+        args=arguments,
+        prog=f"{_PROGRAM} spectrum",
+        description="Train a config, record what it releases, and draw the spectra.",
+    )
+    from dpoptax.training.config import load_config
+    from experiments.recording import record_run
+
+    config = load_config(given.config)
+    if given.data_dir is not None:
+        config = dataclasses.replace(config, data_dir=given.data_dir)
+    dataset = config.data(progress=True).load()
+    record_run(config, dataset, given.coordinates, progress=True).write(given.output)
+    print(f"Written to {given.output}: recording.npz, spectrum.png")
+    return 0
+
+
 def _record(arguments: list[str]) -> int:
     given = tyro.cli(
         RecordArguments,
@@ -255,6 +294,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": _report,
     "fetch": _fetch,
     "generate": _generate,
+    "spectrum": _spectrum,
     "record": _record,
     "image-benchmark": _image_benchmark,
 }

@@ -94,7 +94,6 @@ class ScaleThenPrivatize(Method):
     """
 
     name: ClassVar[str] = "Scale then privatize"
-    evenly_noised: ClassVar[bool] = False
 
     each: Literal["entry", "side", "leaf"] = "side"
     """What has a scale of its own: each entry, each row and column of a kernel, or each array."""

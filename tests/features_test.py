@@ -144,16 +144,6 @@ def test_an_example_more_changes_no_other_features(wanted):
     np.testing.assert_array_equal(with_it[1:], without)
 
 
-def test_rows_are_read_when_they_are_asked_for():
-    array = np.arange(12, dtype=np.float16).reshape(6, 2)
-    rows = streaming.Rows(array)
-    assert not streaming.in_memory({"inputs": rows})
-    odd = rows.only(np.array([False, True] * 3))
-    assert (len(odd), odd.shape, odd.dtype) == (3, (3, 2), np.float16)
-    np.testing.assert_array_equal(odd[np.array([2, 0])], [[10, 11], [2, 3]])
-    assert odd[np.array([0])].dtype == np.float16
-
-
 @pytest.mark.slow
 def test_many_features_train_as_few_do_bit_for_bit(folder, monkeypatch):
     """Read by rows or held in memory, held out or not."""

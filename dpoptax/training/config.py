@@ -23,7 +23,6 @@ Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
 
 _COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
-_NUMBER = Numbers(lambda x: isinstance(x, int) and 0 <= x < 2**63, "a whole number, 0 for none")
 _SEED = Numbers(
     lambda x: isinstance(x, int) and 0 <= x < 2**256,
     "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
@@ -134,9 +133,6 @@ class TrainConfig:
     """What shares the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
-    record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
-    """Number of coordinates of the released and of the filtered gradient to keep of every step, for
-    dpoptax.filters.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = field(False, Role.KEPT)
     """Also record loss and accuracy on the training split, in all of the run. They are computed
     from private data without noise: the stated ε does not cover them."""
@@ -148,11 +144,6 @@ class TrainConfig:
                 "dpoptax.training.methods.DPSGD()"
             )
         check(self)
-        if self.record and (not self.method.private or self.noise_multiplier == 0):
-            raise ConfigError(
-                f"record={self.record} keeps released gradients, and without noise none is "
-                "released; give record=0, or a private method with noise"
-            )
         if self.fixed_point and not self.method.fixed_point:
             raise ConfigError(
                 f"fixed_point=True is not for method={self.method.name}, whose noise is not the "

@@ -9,7 +9,7 @@ import optax
 
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset
-from dpoptax.training.run import devices, outputs, recording, records, resume
+from dpoptax.training.run import devices, outputs, records, resume
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.chain import check_names
 from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
@@ -26,9 +26,8 @@ def train_and_evaluate(
     """Trains `config` and writes the run to `workdir`, or goes on with the run there.
 
     The files are metrics.jsonl (a line per evaluation, written as it happens), checkpoints/,
-    summary.json, params.msgpack and training.png; with `config.record` also recording.npz and
-    spectrum.png. A run that was stopped goes on from its last checkpoint when called again. It
-    ends as it would have without the stop, bit for bit.
+    summary.json, params.msgpack and training.png. A run that was stopped goes on from its last
+    checkpoint when called again. It ends as it would have without the stop, bit for bit.
 
     Args:
         config: The run.
@@ -176,5 +175,4 @@ def _result(course: Course) -> RunResult:
         "config": config.to_dict(),
         "versions": versions,
     }
-    recorded = recording.recorded(state.opt_state)
-    return RunResult(summary, list(state.history), final, recorded, run.chain.stddev)
+    return RunResult(summary, list(state.history), final)

@@ -105,10 +105,7 @@ def featured(
         features = _kept(path, shape)
         if features is None:
             features = _computed(path, shape, images, wanted, bar)
-    inputs: Any = streaming.Rows(features)
-    if resident(shape):
-        inputs = inputs[np.arange(len(inputs))]
-    return {**source, "inputs": inputs}
+    return {**source, "inputs": np.asarray(features).copy() if resident(shape) else features}
 
 
 def resident(shape: tuple[int, ...]) -> bool:

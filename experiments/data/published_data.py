@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from dpoptax.training.data.dataset import (
     DatasetSpec,
     FileDataset,
     Shapes,
+    Split,
     Unit,
     register_file_dataset,
 )
@@ -35,6 +36,15 @@ class TextDataset(Dataset):
     """
 
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureDataset(Dataset):
+    """A data set of features, which may be memory-mapped. They fit in memory."""
+
+    def _part_of_train(self, which: np.ndarray) -> Split:
+        train = cast(Split, self.train)
+        return {name: np.asarray(values[which]) for name, values in train.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +121,11 @@ class PublishedSpec(DatasetSpec):
             for which, split in (("train", dataset.train), ("test", dataset.test))
         )
         checksums = streaming.checksums(dataset.train)
-        return dataclasses.replace(dataset, train=train, test=test, computed_from=checksums)
+        fields: dict[str, Any] = {
+            field.name: getattr(dataset, field.name) for field in dataclasses.fields(Dataset)
+        }
+        fields |= {"train": train, "test": test, "computed_from": checksums}
+        return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:
         """Returns sizes and types as `DatasetSpec.shapes` does. It computes no features."""

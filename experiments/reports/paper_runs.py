@@ -186,7 +186,6 @@ def _flops_of_one_point(config: ExperimentConfig) -> float:
         epsilon=None,
         accountant="rdp",
         steps=1,
-        record=0,
         parameter_ema=None,
     )
     return float(plan_run(step).flops or 0.0)

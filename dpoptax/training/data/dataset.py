@@ -141,18 +141,11 @@ class Dataset:
         )
 
     def _part_of_train(self, which: np.ndarray) -> Split:
-        def part(values: Any) -> Any:
-            return values.only(which) if isinstance(values, streaming.Rows) else values[which]
-
-        train = cast(Split, self.train)
-        streamed = not isinstance(train, Mapping) or any(
-            isinstance(values, np.memmap) for values in train.values()
-        )
-        if streamed:
+        if not streaming.in_memory(self.train):
             raise ConfigError(
                 f"dataset={self.name!r} is streamed: hold out a part of it when you register it"
             )
-        return {name: part(values) for name, values in train.items()}
+        return {name: values[which] for name, values in cast(Split, self.train).items()}
 
 
 DATASETS: dict[str, Callable[[], Dataset]] = {}

@@ -1,4 +1,4 @@
-"""Records from wherever they are: arrays, files larger than memory, random-access sources.
+"""Reads records from arrays, files larger than memory and random-access sources.
 
 A step reads the records of its own sample and nothing else. On several hosts, each draws the same
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
@@ -36,42 +36,8 @@ class RandomAccessSource(Protocol):
         """One record."""
 
 
-class Rows:
-    """An array of which rows are read when they are asked for.
-
-    Args:
-        array: (N, ...), such as a memory-mapped one of float16.
-        rows: Which rows of it there are, in order; None: all.
-    """
-
-    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None) -> None:
-        self._array, self._rows = array, np.arange(len(array)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of all rows."""
-        return (len(self), *self._array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As in the file."""
-        return self._array.dtype
-
-    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        """The rows at `indices`, in memory."""
-        return np.asarray(self._array[self._rows[indices]])
-
-    def only(self, which: np.ndarray) -> "Rows":
-        """The rows at `which`, none of them read."""
-        return Rows(self._array, self._rows[which])
-
-
 Source = Mapping[str, np.ndarray] | RandomAccessSource
-"""Equally long arrays by name, in memory or memory-mapped, or a random-access source. In the place
-of an array there may be `Rows`."""
+"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
 
 
 def source_size(source: Source) -> int:
@@ -84,7 +50,7 @@ def source_size(source: Source) -> int:
 def in_memory(source: Source) -> bool:
     """Whether all records are in memory already, as arrays that are no views of a file."""
     return isinstance(source, Mapping) and not any(
-        isinstance(array, np.memmap | Rows) for array in source.values()
+        isinstance(array, np.memmap) for array in source.values()
     )
 
 

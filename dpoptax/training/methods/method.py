@@ -20,8 +20,6 @@ class Method:
         name: How tables and figures call it.
         private: Whether gradients are clipped and noised.
         random: Whether the loss takes a key, a new one each step.
-        evenly_noised: Whether the noise of a release is the same in all coordinates, where that of
-            its clip is.
         fixed_point: Whether its noise can be of whole numbers.
         ciphered: Whether its noise can be by ChaCha20.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
@@ -32,7 +30,6 @@ class Method:
     name: ClassVar[str]
     private: ClassVar[bool] = True
     random: ClassVar[bool] = False
-    evenly_noised: ClassVar[bool] = True
     fixed_point: ClassVar[bool] = True
     ciphered: ClassVar[bool] = True
 

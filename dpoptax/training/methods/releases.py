@@ -98,7 +98,6 @@ class DecayingNoise(Method):
     """DP-SGD with noise that falls in the course of a run, each release priced with its own."""
 
     name: ClassVar[str] = "Decaying noise"
-    evenly_noised: ClassVar[bool] = False
 
     ratio: float = 2.0
     """Noise of the first phase over that of the last; below 1 it rises."""

@@ -17,7 +17,6 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.methods.method import scheduled
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
-from dpoptax.training.run.recording import recorder
 from dpoptax.training.run.seeds import Keys
 
 DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
@@ -67,9 +66,8 @@ class Chain:
         config: These fields; to read another one is an error.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         clip: The method's own clip, or the one that the config names.
-        filtered_stddev: Of the noise as the method's filter is told of it.
-        stddev: Of the noise in each coordinate of a release; 0 if not private, NaN where there is
-            no one number.
+        filtered_stddev: Standard deviation of the noise in each coordinate of a release, as the
+            method's filter is told. 0 if not private, NaN if the noise is on magnitude and angles.
         learning_rate: The peak, which the optimizer's state begins with.
         keys: Of the noise, and of losses with randomness.
     """
@@ -78,23 +76,16 @@ class Chain:
     noise_multiplier: float
     clip: dpoptax.Clip = dataclasses.field(compare=False)
     filtered_stddev: float = dataclasses.field(compare=False)
-    stddev: float = dataclasses.field(compare=False)
     learning_rate: Any = dataclasses.field(compare=False)
     keys: Keys = dataclasses.field(compare=False, repr=False)
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
         """Noise and filter: what becomes public of each step."""
-        config, method = self.config, self.config.method
-
-        def record(stage: str) -> list[optax.GradientTransformation]:
-            return [recorder(stage, config.steps, config.record)] if config.record else []
-
+        method = self.config.method
         return optax.chain(
-            *([_noise(self)] if method.private else []),
-            *record("released"),
+            *([noise_stage(self)] if method.private else []),
             method.filter(self.filtered_stddev),
-            *record("filtered"),
         )
 
     @functools.cached_property
@@ -151,16 +142,15 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Cha
     own_clip = method.clip(fields.l2_clip_norm)
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    even = stddev if method.evenly_noised else math.nan
-    chain = Chain(fields, noise_multiplier, clip, stddev, even, config.learning_rate, keys)
+    chain = Chain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
     if method.private:
         _check_ledger(chain)
     _ = chain.optimizer  # what is wrong with it shows here
     return chain
 
 
-def _noise(chain: Chain) -> optax.GradientTransformation:
-    """The privacy boundary."""
+def noise_stage(chain: Chain) -> optax.GradientTransformation:
+    """Builds the privacy boundary of a chain."""
     config = chain.config
     return config.method.noise(
         chain.clip,
@@ -178,7 +168,7 @@ def _check_ledger(chain: Chain) -> None:
     ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.
     """
     config, method = chain.config, chain.config.method
-    found = _mechanisms(_noise(chain))
+    found = _mechanisms(noise_stage(chain))
     for mechanism in found:
         if (mechanism.unproven is None) != (method.unproven() is None):
             raise ConfigError(

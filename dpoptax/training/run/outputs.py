@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
-import dpoptax
-from dpoptax.training.run import recording, records
+from dpoptax.training.run import records
 
 Record = dict[str, Any]
 
@@ -22,17 +19,11 @@ class RunResult:
         summary: Content of summary.json.
         history: Records of metrics.jsonl. The first one was made before any step.
         params: Final parameters, or their average if the config asks for one.
-        recorded: Coordinates of the released and of the filtered gradients, (steps, coordinates)
-            each, if the config asks for a record.
-        noise_stddev: Standard deviation of the noise in each coordinate of a release. 0 if the run
-            is not private, NaN if the coordinates differ.
     """
 
     summary: Record
     history: list[Record]
     params: Any
-    recorded: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    noise_stddev: float = 0.0
 
 
 @contextlib.contextmanager
@@ -73,8 +64,3 @@ def write(result: RunResult, workdir: Path) -> None:
 
     records.save_params(workdir / "params.msgpack", result.params)
     plots.plot_run(result.summary, result.history, workdir / "training.png")
-    if result.recorded:
-        recording.write(workdir / "recording.npz", result.recorded, result.noise_stddev)
-        if len(result.recorded["released"]) > 1:
-            recorded = dpoptax.filters.spectrum.load(workdir / "recording.npz")
-            dpoptax.filters.spectrum.plot(recorded, workdir / "spectrum.png")

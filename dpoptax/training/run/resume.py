@@ -228,15 +228,15 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _made_for_its_steps(run: Run) -> bool:
-    """Whether another number of steps would be another run.
+    """Returns whether another number of steps would be another run.
 
-    A record has room for so many, and noise that is correlated or has a schedule was made for so
-    many. A schedule of the learning rate for more would take steps that are run again, after a
-    stop, to other parameters: the same noise, already shown, would be added to the gradients there.
+    Correlated noise and noise with a schedule were made for this number. A learning rate with a
+    schedule for more steps would lead the steps that are run again, after a stop, to other
+    parameters. The same noise, already shown, would then be added to the gradients there.
     """
     config = run.config
     noise = run.plan.strategy, run.plan.schedule
-    return bool(config.record) or any(noise) or config.schedule != "constant"
+    return any(noise) or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:
