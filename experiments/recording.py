@@ -19,7 +19,7 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.run.chain import Chain, noise_stage
+from dpoptax.training.run.chain import TrainingChain, noise_stage
 from dpoptax.training.run.course import Context, Course
 from dpoptax.training.run.devices import Devices
 from dpoptax.training.run.phases import Phases
@@ -92,7 +92,7 @@ def recorded(opt_state: Any) -> dict[str, np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordingChain(Chain):
+class RecordingChain(TrainingChain):
     """A chain that records what is in front of its filter and behind it."""
 
     coordinates: int = 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpoptax.training.search import plots
+from dpoptax.training.search import comparison_figure
 from dpoptax.training.search.results import ComparisonResult, GridPoint, MethodResult
 
 
@@ -42,7 +42,7 @@ def drawn(monkeypatch, tmp_path):
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
 
     def draw(results):
-        plots.plot_comparison(results, tmp_path / "comparison.png")
+        comparison_figure.plot_comparison(results, tmp_path / "comparison.png")
         return figures[-1]
 
     return draw

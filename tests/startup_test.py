@@ -272,7 +272,7 @@ def test_an_evaluation_is_compiled_once_for_splits_of_one_shape():
     inputs = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
     split = {"inputs": inputs, "labels": np.array([0, 1, 2, 0, 1])}
     params, frozen = CONFIG.initial_variables(model, inputs[0], jax.random.key(0))
-    evaluate = evaluation.Evaluation(CONFIG, model, {"test": split, "train": split}, frozen)
+    evaluate = evaluation.Evaluator(CONFIG, model, {"test": split, "train": split}, frozen)
     first = evaluate(params, "test")
     moved = jax.tree.map(lambda leaf: 2.0 * leaf, params)
     assert evaluate(moved, "test") != evaluate(params, "test") == first

@@ -22,7 +22,7 @@ from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
 from dpoptax.training.run import course, step
-from dpoptax.training.run.plots import scientific
+from dpoptax.training.run.figures import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
 
@@ -111,7 +111,7 @@ def bars(monkeypatch):
             super().update(n)
             shown.append((self.n, self.postfix))
 
-    monkeypatch.setattr(loop, "Bar", Bar)
+    monkeypatch.setattr(course, "Bar", Bar)
     return shown
 
 

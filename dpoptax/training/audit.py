@@ -20,12 +20,12 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import Dataset
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import seeds
-from dpoptax.training.run.chain import Chain, build_chain
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.figures import COLOURS, label
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.plots import COLOURS, label
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import epsilon_text
-from dpoptax.training.run.resolved import Run, resolve
+from dpoptax.training.run.resolved import ResolvedRun, resolve
 from dpoptax.training.run.seeds import Keys
 
 # Parameters of the games whose canary is a gradient; few, so that there can be many runs.
@@ -254,20 +254,20 @@ def _draw(axes: Axes, row: Audited, curve: auditing.TradeOffCurve) -> None:
     axes.legend(frameon=False, fontsize="small", loc="lower left")
 
 
-def _full_batch(run: Run) -> auditing.Game:
+def _full_batch(run: ResolvedRun) -> auditing.Game:
     records = run.plan.sampler.dataset_size
     chain = _one_release(run, records)
     sampler = sampling.PoissonSampler(records, records, seed=0)
     return auditing.canary_gradient(chain.release, chain.clip, jnp.zeros(_SMALL), sampler)
 
 
-def _worst_example(run: Run) -> auditing.Game:
+def _worst_example(run: ResolvedRun) -> auditing.Game:
     # Full batches of the search's few examples: epsilon is that of one release, as above.
     chain = _one_release(run, _SEARCHED)
     return auditing.searched_canary(chain.release, chain.clip)[0]
 
 
-def _as_stated(result: auditing.AuditResult, run: Run) -> auditing.AuditResult:
+def _as_stated(result: auditing.AuditResult, run: ResolvedRun) -> auditing.AuditResult:
     """The result of a whole run, whose claim is also the ε that the run itself states.
 
     By privacy loss distributions the same ledgers claim more where the config's accountant prices
@@ -285,13 +285,13 @@ def _as_stated(result: auditing.AuditResult, run: Run) -> auditing.AuditResult:
     return dataclasses.replace(result, claimed_epsilon=stated, claimed=both)
 
 
-def _one_release(run: Run, batch_size: int) -> Chain:
+def _one_release(run: ResolvedRun, batch_size: int) -> TrainingChain:
     """The run's chain, with its noise, for a single step on a batch of another size."""
     config = dataclasses.replace(run.config, batch_size=batch_size, steps=1)
     return build_chain(config, run.plan.noise_multiplier, Keys.fixed(config.generator))
 
 
-def _model(run: Run, dataset: Dataset) -> auditing.Game:
+def _model(run: ResolvedRun, dataset: Dataset) -> auditing.Game:
     config, model, chain = run.config, run.model, run.chain
     examples = jax.tree.map(
         jnp.asarray, streaming.read(dataset.train, np.arange(dataset.train_size))

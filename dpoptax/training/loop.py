@@ -16,7 +16,7 @@ from dpoptax.training.run.checkpoints import CheckpointError, Checkpoints
 from dpoptax.training.run.course import Context, Course, Record
 from dpoptax.training.run.outputs import RunResult
 from dpoptax.training.run.phases import Phases, say
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.run.resolved import resolve
 
 
@@ -119,7 +119,7 @@ def _written(result: RunResult, workdir: Path, phases: Phases) -> RunResult:
 def train(
     config: TrainConfig,
     dataset: Dataset,
-    plan: PrivacyPlan,
+    plan: RunPlan,
     *,
     observe: Callable[[Record], object] = lambda record: None,
     progress: bool = False,

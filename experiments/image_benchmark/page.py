@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.plots import signed
+from dpoptax.training.run.figures import signed
 from experiments.figure_files import shrink
 from experiments.image_benchmark.page_figures import plot_accuracies, plot_differences
 from experiments.image_benchmark.page_groups import (

@@ -55,7 +55,7 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class TrainingChain:
     """What a config comes to at a noise multiplier, made once: its clip and its optax chains.
 
     Chains are equal, and share one compiled step, where the config's fields of `Role.STEP` and the
@@ -110,7 +110,7 @@ class Chain:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_begin(chain: Chain, leaves: Any, structure: Any) -> Callable[..., Any]:
+def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callable[..., Any]:
     # Keys and rate are arguments: the program serves all of them, and what is kept of it on disk
     # holds no key.
     def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
@@ -129,7 +129,7 @@ def check_names(config: TrainConfig) -> None:
             raise unknown_name(field, getattr(config, field), available)
 
 
-def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Chain:
+def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:
     """The chain of a config, whose steps begin with `keys`.
 
     Raises:
@@ -142,14 +142,14 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Cha
     own_clip = method.clip(fields.l2_clip_norm)
     clip = CLIPS[fields.clip](fields.l2_clip_norm) if own_clip is None else own_clip
     stddev = _noise_stddev(fields, clip, noise_multiplier) if method.private else 0.0
-    chain = Chain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
+    chain = TrainingChain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
     if method.private:
         _check_ledger(chain)
     _ = chain.optimizer  # what is wrong with it shows here
     return chain
 
 
-def noise_stage(chain: Chain) -> optax.GradientTransformation:
+def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
     """Builds the privacy boundary of a chain."""
     config = chain.config
     return config.method.noise(
@@ -162,7 +162,7 @@ def noise_stage(chain: Chain) -> optax.GradientTransformation:
     )
 
 
-def _check_ledger(chain: Chain) -> None:
+def _check_ledger(chain: TrainingChain) -> None:
     """Raises where the ledger says another thing of the noise than the method and the run's plan.
 
     ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.

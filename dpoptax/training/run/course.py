@@ -17,10 +17,10 @@ from dpoptax.training.run import records, resume
 from dpoptax.training.run.averaging import averaged
 from dpoptax.training.run.checkpoints import Checkpoints
 from dpoptax.training.run.devices import Devices
-from dpoptax.training.run.evaluation import Evaluation, evaluated_steps
+from dpoptax.training.run.evaluation import Evaluator, evaluated_steps
 from dpoptax.training.run.feeding import Feed
 from dpoptax.training.run.phases import Phases
-from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.resolved import ResolvedRun
 from dpoptax.training.run.step import compile_step
 
 Record = dict[str, Any]
@@ -80,7 +80,7 @@ class Course:
         compile_seconds: How long compiling the step took.
     """
 
-    def __init__(self, run: Run, dataset: Dataset, context: Context) -> None:
+    def __init__(self, run: ResolvedRun, dataset: Dataset, context: Context) -> None:
         """Builds, restores and compiles the run. A new run is saved before any step.
 
         Raises:
@@ -109,7 +109,7 @@ class Course:
         with phases("checkpoints"):
             restored = self._restore()
         self.last = max(self.state.done, run.plan.permitted_steps)
-        self._evaluation = Evaluation(run.config, run.model, self._feed.splits, self.frozen)
+        self._evaluation = Evaluator(run.config, run.model, self._feed.splits, self.frozen)
         compiling = time.perf_counter()
         with phases("compile"):
             arrays = self.state.params, self.state.opt_state

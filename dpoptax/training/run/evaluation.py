@@ -47,7 +47,7 @@ def evaluate_split(
     return jax.jit(evaluate)
 
 
-class Evaluation:
+class Evaluator:
     """Loss (nats per label), accuracy and, for labels of tokens, perplexity on a split.
 
     Args:

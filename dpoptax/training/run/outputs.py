@@ -60,7 +60,7 @@ def metrics_file(path: Path | None, shown: int = 0) -> Iterator[Callable[[Record
 def write(result: RunResult, workdir: Path) -> None:
     """Writes all files of a finished run except its metrics and the summary."""
     # With matplotlib, which the first step need not wait for.
-    from dpoptax.training.run import plots
+    from dpoptax.training.run import figures
 
     records.save_params(workdir / "params.msgpack", result.params)
-    plots.plot_run(result.summary, result.history, workdir / "training.png")
+    figures.plot_run(result.summary, result.history, workdir / "training.png")

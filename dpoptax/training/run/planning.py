@@ -10,8 +10,8 @@ from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
-from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.shapes import step_arguments
 from dpoptax.training.run.step import build_step
@@ -84,7 +84,7 @@ def plan_run(
     arguments = step_arguments(run, shapes)
     params, state, loaded, _, frozen = arguments
 
-    def lower(chain: Chain) -> Any:
+    def lower(chain: TrainingChain) -> Any:
         return jax.jit(build_step(chain, run.model)).lower(*arguments)
 
     flops = working = None
@@ -215,7 +215,7 @@ def _clip_norm(config: TrainConfig) -> str:
     return f"{norm}, {max(relative):.4g} times that in the {which} of {len(relative)} phases"
 
 
-def _attacks(plan: PrivacyPlan) -> tuple[float, float] | None:
+def _attacks(plan: RunPlan) -> tuple[float, float] | None:
     if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
         return None
     release = {"steps": plan.permitted_steps, "sampler": plan.priced}

@@ -39,7 +39,7 @@ Schedule: TypeAlias = tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
+class RunPlan:
     """What is fixed about privacy before the first step.
 
     Attributes:
@@ -113,7 +113,7 @@ class PrivacyPlan:
         }
 
 
-def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
+def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     """Sampler, noise and number of steps of a run on `dataset_size` training examples.
 
     Where the unit is a user, on so many users.
@@ -141,14 +141,14 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         **_turns(config, dataset_size),
     )
     if not config.method.private:
-        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
+        return RunPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
                 f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
                 f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
             )
-        return PrivacyPlan(
+        return RunPlan(
             sampler,
             config.noise_multiplier,
             config.steps,
@@ -183,7 +183,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         steps=config.steps,
         accountant=config.accountant,
     )
-    return PrivacyPlan(
+    return RunPlan(
         sampler,
         noise_multiplier,
         permitted,

@@ -10,13 +10,13 @@ import jax
 import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.run import seeds
-from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.seeds import Keys
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ResolvedRun:
     """A config with all that follows from it and from what its data are, made once.
 
     Attributes:
@@ -29,9 +29,9 @@ class Run:
     """
 
     config: TrainConfig
-    plan: PrivacyPlan
+    plan: RunPlan
     model: nn.Module
-    chain: Chain
+    chain: TrainingChain
     init_key: jax.Array
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class Run:
 
 def resolve(
     config: TrainConfig,
-    plan: PrivacyPlan,
+    plan: RunPlan,
     *,
     num_classes: int,
     keys: Keys | None = None,
-) -> Run:
+) -> ResolvedRun:
     """The run of a config within its plan.
 
     Args:
@@ -83,4 +83,4 @@ def resolve(
     model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
     chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
-    return Run(config, plan, model, chain, init_key)
+    return ResolvedRun(config, plan, model, chain, init_key)

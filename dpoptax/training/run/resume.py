@@ -13,13 +13,15 @@ from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.resolved import ResolvedRun
 
 # Up to so many devices the room for rounding is the same (docs/bound.md).
 _FEW = 8
 
 
-def describe(run: Run, opt_state: Any, fingerprint: str, place: devices.Devices) -> dict[str, Any]:
+def describe(
+    run: ResolvedRun, opt_state: Any, fingerprint: str, place: devices.Devices
+) -> dict[str, Any]:
     """What a checkpoint records of its run, the ledger included, of its data and its devices."""
     return {
         "run": _identity(run),
@@ -85,7 +87,7 @@ def as_shown(
     return checked
 
 
-def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) -> None:
+def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, shown: int) -> None:
     """Raises a `ConfigError` that names the first field in which the begun run differs.
 
     Or where its budget is less than what was spent up to `shown`, the last step that was shown.
@@ -115,7 +117,7 @@ def check_same_run(run: Run, record: dict[str, Any], workdir: Path, shown: int) 
         )
 
 
-def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
+def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
     """What decides, beside the config, which sums the same noise is added to.
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
@@ -140,7 +142,9 @@ def arithmetic(run: Run, place: devices.Devices) -> dict[str, Any]:
     }
 
 
-def check_same_sums(run: Run, record: dict[str, Any], place: devices.Devices, shown: int) -> None:
+def check_same_sums(
+    run: ResolvedRun, record: dict[str, Any], place: devices.Devices, shown: int
+) -> None:
     """Raises where steps whose results were shown would be run again with other sums.
 
     The same noise would be added to other batches, or to gradients that are clipped or rounded
@@ -161,7 +165,7 @@ def check_same_sums(run: Run, record: dict[str, Any], place: devices.Devices, sh
     )
 
 
-def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
+def check_end(run: ResolvedRun, record: dict[str, Any], shown: int) -> None:
     """Raises where the run would end before a step that was shown, which its ε would leave out."""
     if max(record["step"], run.plan.permitted_steps) < shown:
         raise ConfigError(
@@ -171,7 +175,7 @@ def check_end(run: Run, record: dict[str, Any], shown: int) -> None:
         )
 
 
-def check_same_on_hosts(run: Run, fingerprint: str, place: devices.Devices) -> None:
+def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> None:
     """Raises where hosts have another config, seed or data: a record could be in two parts.
 
     Or other versions, which may draw other noise for the same sum.
@@ -206,7 +210,7 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
             )
 
 
-def _identity(run: Run) -> dict[str, Any]:
+def _identity(run: ResolvedRun) -> dict[str, Any]:
     """What must not change, data and sampling first; JSON values, and no seed."""
     config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)
@@ -227,7 +231,7 @@ def _identity(run: Run) -> dict[str, Any]:
     )
 
 
-def _made_for_its_steps(run: Run) -> bool:
+def _made_for_its_steps(run: ResolvedRun) -> bool:
     """Returns whether another number of steps would be another run.
 
     Correlated noise and noise with a schedule were made for this number. A learning rate with a

@@ -9,11 +9,11 @@ import numpy as np
 
 from dpoptax.training import models
 from dpoptax.training.data.dataset import Shapes
-from dpoptax.training.run.resolved import Run
+from dpoptax.training.run.resolved import ResolvedRun
 from dpoptax.training.run.step import Loaded
 
 
-def step_arguments(run: Run, shapes: Shapes) -> tuple[Any, ...]:
+def step_arguments(run: ResolvedRun, shapes: Shapes) -> tuple[Any, ...]:
     """Returns shapes and types of a step's arguments, with a batch of type `Loaded`."""
     params, frozen = variables(run.model, shapes.example["inputs"])
     state = jax.eval_shape(run.chain.optimizer.init, params)

@@ -140,11 +140,11 @@ def compare(
             methods.append(method_result(name, label, rate, grid, runs))
             records.write_json(path, results())
     # With matplotlib, for which no other command need wait.
-    from dpoptax.training.search import plots
+    from dpoptax.training.search import comparison_figure
 
     final = results()
     (comparison.workdir / "table.md").write_text(table(final) + "\n", encoding="utf-8")
-    plots.plot_comparison(final, comparison.workdir / "comparison.png")
+    comparison_figure.plot_comparison(final, comparison.workdir / "comparison.png")
     records.write_json(path, final)
     return final
 

@@ -9,7 +9,7 @@ import numpy as np
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.search import settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Price:
 
 def price(
     candidates: list[settings.Candidate],
-    plans: list[PrivacyPlan],
+    plans: list[RunPlan],
     sweep: Sweep,
     chosen: list[int],
 ) -> Price:
@@ -144,7 +144,7 @@ def price(
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
 
 
-def _event(plan: PrivacyPlan) -> "dpa.DpEvent":
+def _event(plan: RunPlan) -> "dpa.DpEvent":
     """What a trial releases, each phase of a schedule with its noise.
 
     Where steps cannot be priced apart from each other, all with the least, which reveals no less.

@@ -21,9 +21,9 @@ from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.checkpoints import let_no_other_in
-from dpoptax.training.run.evaluation import Evaluation
+from dpoptax.training.run.evaluation import Evaluator
 from dpoptax.training.run.phases import say
-from dpoptax.training.run.privacy import PrivacyPlan, make_plan
+from dpoptax.training.run.privacy import RunPlan, make_plan
 from dpoptax.training.search import settings
 from dpoptax.training.search.price import Price, Sweep, notes, price
 from dpoptax.training.search.results import SweepResult, TrialResult, best_of
@@ -291,7 +291,7 @@ def _check_one_data_set(candidates: list[settings.Candidate]) -> None:
 
 
 def _check_each_priced(
-    candidates: list[settings.Candidate], plans: list[PrivacyPlan], dataset_size: int
+    candidates: list[settings.Candidate], plans: list[RunPlan], dataset_size: int
 ) -> None:
     """Raises where a setting that was drawn costs what none of those that are priced does."""
     costs = [plan.cost for plan in plans]
@@ -355,7 +355,7 @@ def _publish(
     model = config.build_model(dataset.num_classes)
     example = streaming.read(dataset.train, np.zeros(1, np.int64))["inputs"][0]
     _, frozen = config.initial_variables(model, example, jax.random.key(0))
-    evaluate = Evaluation(config, model, {"test": dataset.test}, frozen)
+    evaluate = Evaluator(config, model, {"test": dataset.test}, frozen)
     metrics = evaluate(serialization.msgpack_restore(params), "test")
     directory = sweep.workdir / "best"
     directory.mkdir(exist_ok=True)

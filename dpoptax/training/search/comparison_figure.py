@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpoptax.training.run.plots import COLOURS, label, scientific, signed
+from dpoptax.training.run.figures import COLOURS, label, scientific, signed
 from dpoptax.training.search.results import ComparisonResult, MethodResult
 
 _NOT_PRIVATE = "#666666"
