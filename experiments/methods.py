@@ -1,4 +1,4 @@
-"""Methods of `dpoptax.contrib` for configs: nonlinear post-processing, and scales of gradients."""
+"""Methods of `dpoptax.contrib` for configs."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -10,6 +10,59 @@ import optax.contrib
 import dpoptax
 from dpoptax.training.methods.method import Method
 from dpoptax.training.roles import Role, field
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerOuter(Method):
+    """Per-example momentum and outer momentum, neither normalized (Xiao et al., 2023)."""
+
+    name: ClassVar[str] = "Inner-outer"
+
+    length: int = 2
+    """Number of iterates at which each example's gradient is taken."""
+    beta: float = field(0.1, Role.UNPRICED)
+    """Inner momentum, in [0, 1]."""
+    momentum: float = field(0.9, Role.UNPRICED)
+    """Outer momentum, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """Its gradient points and its momentum."""
+        del stddev
+        return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveFir(Method):
+    """DOPPLER's finite filter, its coefficients estimated from the released gradients."""
+
+    name: ClassVar[str] = "Adaptive FIR"
+
+    length: int = 4
+    """Number of coefficients, at least 2."""
+    decay: float = 0.95
+    """Of the running means that estimate the gradients' correlation, in [0, 1)."""
+
+    def filter(self, stddev: float) -> optax.GradientTransformation:
+        """The filter, told the noise."""
+        return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
+
+
+@dataclasses.dataclass(frozen=True)
+class HypersphericalClip(Method):
+    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
+
+    name: ClassVar[str] = "Hyperspherical"
+
+    angle_norm: float = 2.0
+    """Bound on the l2 norm of one example's angles from the equator, in radians."""
+    magnitude_weight: float = 0.1
+    """Share of the magnitude in the bounded vector, in (0, 1)."""
+
+    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
+        """The geometry, whatever clip the config names."""
+        return dpoptax.contrib.hyperspherical_clip(
+            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,12 +31,12 @@ from dpoptax.training.methods import (
     Disk,
     Doppler,
     GeoDP,
-    InnerOuter,
     LPAdam,
     Method,
     NonPrivate,
 )
 from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),

@@ -104,6 +104,8 @@ def _common(name: str, results: Mapping[str, Any], run: Mapping[str, Any]) -> di
         for field, value in config.items()
         if field not in _APART | _IDLE and (value != defaults[field] or field == "method")
     }
+    if config["method"].get("class", "").startswith("experiments.methods."):
+        settings["method"] = {n: v for n, v in config["method"].items() if n != "class"}
     if run["unproven"]:  # its noise follows from this ε, as that of DP-SGD does
         settings.pop("noise_multiplier", None)
     return {

@@ -8,8 +8,9 @@ import dataclasses
 from pathlib import Path
 
 from dpoptax.training.config import load_configs
-from dpoptax.training.methods import DPSGD, Doppler, InnerOuter
+from dpoptax.training.methods import DPSGD, Doppler
 from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 PANELS = {
     8.0: {"dp_sgd": DPSGD(), "lp_dp_sgd": Doppler("pmlf-cifar")},

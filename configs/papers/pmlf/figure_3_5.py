@@ -9,8 +9,9 @@ import dataclasses
 from pathlib import Path
 
 from dpoptax.training.config import load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
 from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 
 def get_configs() -> dict[str, ExperimentConfig]:

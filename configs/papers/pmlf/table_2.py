@@ -5,8 +5,9 @@ All weights are trained, from `--pretrained`, a copy of FacebookAI/roberta-base:
 images. InnerOuter's momenta are 0.1 over two iterates and 0.9, the length is 128 tokens.
 """
 
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
 from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 SIZES = {"mnli": 392_702, "qnli": 104_743, "qqp": 363_846, "sst2": 67_349}
 METHODS = {

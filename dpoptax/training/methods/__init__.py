@@ -1,11 +1,9 @@
 """The methods a config can name."""
 
 from dpoptax.training.methods.filters import PMLF as PMLF
-from dpoptax.training.methods.filters import AdaptiveFir as AdaptiveFir
 from dpoptax.training.methods.filters import AdaptiveKalman as AdaptiveKalman
 from dpoptax.training.methods.filters import Disk as Disk
 from dpoptax.training.methods.filters import Doppler as Doppler
-from dpoptax.training.methods.filters import InnerOuter as InnerOuter
 from dpoptax.training.methods.method import DPSGD as DPSGD
 from dpoptax.training.methods.method import Method as Method
 from dpoptax.training.methods.method import NonPrivate as NonPrivate
@@ -16,5 +14,4 @@ from dpoptax.training.methods.releases import AugmentedDisk as AugmentedDisk
 from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
 from dpoptax.training.methods.releases import DecayingNoise as DecayingNoise
 from dpoptax.training.methods.releases import GeoDP as GeoDP
-from dpoptax.training.methods.releases import HypersphericalClip as HypersphericalClip
 from dpoptax.training.methods.releases import LPAdam as LPAdam

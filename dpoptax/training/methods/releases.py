@@ -45,24 +45,6 @@ class GeoDP(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class HypersphericalClip(Method):
-    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
-
-    name: ClassVar[str] = "Hyperspherical"
-
-    angle_norm: float = 2.0
-    """Bound on the l2 norm of one example's angles from the equator, in radians."""
-    magnitude_weight: float = 0.1
-    """Share of the magnitude in the bounded vector, in (0, 1)."""
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """The geometry, whatever clip the config names."""
-        return dpoptax.contrib.hyperspherical_clip(
-            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class AdaptiveClip(Method):
     """A clip norm that follows a quantile of the gradient norms (Andrew et al., 2021).
 
