@@ -10,7 +10,7 @@ from dpoptax.cli.main import main
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.loop import train_and_evaluate
 from dpoptax.training.methods import PMLF, Disk, GeoDP, NonPrivate
-from dpoptax.training.run import phases, planning, shapes
+from dpoptax.training.run import phases, planning
 from dpoptax.training.run.planning import plan_run, text
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -160,11 +160,11 @@ def test_a_table_has_the_plans_of_its_rows_and_computes_what_they_share_once():
         for name, method in (("plain", NonPrivate()), ("disk", Disk()))
         for steps in (3, 4)
     }
-    before = shapes.variables.cache_info().misses
+    before = planning.variables.cache_info().misses
     text, refused = planning.table(configs)
     assert not refused
     lines = text.splitlines()
-    assert shapes.variables.cache_info().misses - before <= 1
+    assert planning.variables.cache_info().misses - before <= 1
     assert [line.split()[0] for line in lines[1:]] == list(configs)  # in order
     for line, config in zip(lines[1:], configs.values(), strict=True):
         cost = plan_run(config, count_flops=False)

@@ -1,8 +1,10 @@
 """Several configs at one ε: the same tuning budget for each, then the same seeds."""
 
 import dataclasses
+import json
 import math
 import os
+import secrets
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
+from dpoptax.training.data.fingerprints import fingerprint
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.methods import DPSGD
 from dpoptax.training.run import records
@@ -22,7 +25,6 @@ from dpoptax.training.search.results import (
     Record,
     method_result,
 )
-from dpoptax.training.search.same_data import KnownData
 from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 
@@ -88,16 +90,16 @@ class Comparison:
 def compare(
     configs: dict[str, TrainConfig], comparison: Comparison, *, progress: bool = True
 ) -> ComparisonResult:
-    """Run `comparison` over named configs, write its files, return what results.json holds.
+    """Runs `comparison` over named configs, writes its files and returns the results.
 
     Raises:
         ConfigError: Configs whose results do not belong into one table.
     """
     configs, epsilon, delta = _on_one_footing(configs, comparison)
-    known = KnownData(comparison.workdir / "data.json")
     for config in reversed(configs.values()):  # the runs find what is computed here once
         dataset = dataset_of(config, held_out=False, progress=progress)
-        known.check(config)
+    data = comparison.workdir / "data.json"
+    known = _known_data(configs, data)
     size = dataset.units(config.unit)
     configs = _with_noise(configs, epsilon, size)
     names = _names(configs)
@@ -105,7 +107,7 @@ def compare(
     for config in configs.values():  # every bad value shows before the first long run
         make_plan(config, size)
     comparison.workdir.mkdir(parents=True, exist_ok=True)
-    known.write()
+    records.write_json(data, known, secret=True)
 
     seeds = range(comparison.seeds)
     path, versions = comparison.workdir / "results.json", records.versions()
@@ -147,6 +149,28 @@ def compare(
     comparison_figure.plot_comparison(final, comparison.workdir / "comparison.png")
     records.write_json(path, final)
     return final
+
+
+def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
+    """Returns the content of data.json: a fingerprint of each data set, and their secret key.
+
+    Raises:
+        ConfigError: Earlier runs were trained on other examples under the same name.
+    """
+    known: dict[str, Any] = {"key": secrets.randbits(63), "data": {}}
+    if path.is_file():
+        known = json.loads(path.read_text(encoding="utf-8"))
+    for config in configs.values():
+        name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None, owners=None)}"
+        now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
+        if known["data"].setdefault(name, now) != now:
+            raise ConfigError(
+                f"the examples of dataset={config.dataset!r}, or whose they are, differ from those "
+                f"that earlier runs in {path.parent} were trained or tested on: accuracies on both "
+                "do not compare, and runs of one seed would add the same noise to gradients on two "
+                "data sets; give the old ones (data_dir, owners), or another workdir and count both"
+            )
+    return known
 
 
 def _one_method(
