@@ -114,8 +114,8 @@ class Recording(NamedTuple):
 
     Attributes:
         values: Coordinates of the gradients "released" and "filtered", (steps, coordinates) each.
-        stddev: Standard deviation of the noise in each coordinate of a release. NaN if coordinates
-            or steps differ.
+        stddev: Standard deviation of the noise in each coordinate of a release. NaN if they
+            differ.
         params: Final parameters.
     """
 
@@ -153,6 +153,5 @@ def record_run(
     run = dataclasses.replace(run, chain=RecordingChain(**fields, coordinates=coordinates))
     course = Course(run, dataset, Context(Devices(), Phases(), progress=progress))
     course.finish()
-    uneven = isinstance(method, ScaleThenPrivatize) or plan.schedule is not None
-    stddev = math.nan if uneven else run.chain.filtered_stddev
+    stddev = math.nan if isinstance(method, ScaleThenPrivatize) else run.chain.filtered_stddev
     return Recording(recorded(course.state.opt_state), stddev, course.state.params)

@@ -23,7 +23,7 @@ from dpoptax.matrix import BandedToeplitz
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.dataset import DATASETS
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods import DecayingNoise, Doppler, GeoDP, Method, NonPrivate
+from dpoptax.training.methods import Doppler, GeoDP, Method, NonPrivate
 from dpoptax.training.roles import Role, field
 from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
@@ -135,48 +135,6 @@ def test_trials_of_other_noise_than_is_priced_are_refused(finished, tmp_path):
     file.write_text(json.dumps({**record, "noise_multiplier": 0.9 * record["noise_multiplier"]}))
     with pytest.raises(ConfigError, match=r"had noise_multiplier=.* would be priced as of "):
         run_sweep(CONFIGS, sweep(tmp_path / "out"), progress=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Falling(DecayingNoise):
-    """Whose noise does not follow from its fields alone, as where another version wrote it."""
-
-    name = "Falling"
-    by = 3.0
-
-    def schedule(self, steps):
-        return {2: 1.0, 0: self.by}
-
-
-@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
-def test_each_step_of_a_schedule_is_priced_with_its_noise_where_steps_can_be(tmp_path, sampling):
-    """Priced as of the least noise throughout, the result cost a fifth more."""
-    config = dataclasses.replace(TINY, method=Falling(), sampling=sampling)
-    given = {"grid": ("learning_rate=0.5,1",), "held_out": "public"}
-    _, _, price = prepare({"one": config}, sweep(tmp_path, **given), 0)
-    plan = trials.make_plan(config, 1151)
-    first, last = (2, 1) if sampling == "poisson" else (0, 3)
-    events = [
-        plan.sampler.dp_event(3 * plan.noise_multiplier, first),
-        plan.sampler.dp_event(plan.noise_multiplier, last),
-    ]
-    both = accounting.event_epsilon(
-        dpa.ComposedDpEvent(2 * events),
-        1e-5,
-        accountant="rdp",
-        neighbouring_relation=plan.sampler.neighbouring_relation,
-    )
-    assert price.epsilon == pytest.approx(both, rel=1e-9)
-
-
-def test_trials_of_another_schedule_than_is_priced_are_refused(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, method=Falling(), epsilon=None, noise_multiplier=1.0)
-    configs = {"one": config}
-    given = {"grid": ("learning_rate=0.5,1",)}
-    run_sweep(configs, sweep(tmp_path, **given), progress=False)
-    monkeypatch.setattr(Falling, "by", 4.0)
-    with pytest.raises(ConfigError, match=r"noise_schedule=.*4\.0"):
-        run_sweep(configs, sweep(tmp_path, **given), progress=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a method is to the trainer, and the two that have no filter."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,14 +56,6 @@ class Method:
         del steps
         return None
 
-    def schedule(self, steps: int) -> dict[int, float] | None:
-        """What the noise multipliers of a run of so many steps are to the least of them.
-
-        By the first step of each phase; None: all are one.
-        """
-        del steps
-        return None
-
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
         """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
 
@@ -71,8 +63,7 @@ class Method:
         """
         strategy = self.strategy(steps)
         if strategy is None:
-            noise = scheduled(release.pop("noise_multiplier"), self.schedule(steps))
-            return dpoptax.gaussian_noise(noise_multiplier=noise, **release)
+            return dpoptax.gaussian_noise(**release)
         fixed_point = release.pop("fixed_point", False)
         return dpoptax.correlated_noise(
             strategy, fixed_point_clip=clip if fixed_point else None, **release
@@ -111,15 +102,6 @@ class Method:
         own = kind.__module__.partition(".")[0] == "dpoptax"
         known = {} if own else {"class": f"{module}.{kind.__qualname__}"}
         return {"name": self.name, **known, **dataclasses.asdict(self)}
-
-
-def scheduled(
-    noise_multiplier: float, relative: Mapping[int, float] | None
-) -> float | dict[int, float]:
-    """The noise multipliers of what `Method.schedule` returns, of which the least is given."""
-    if relative is None:
-        return noise_multiplier
-    return {first: noise_multiplier * each for first, each in relative.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -73,28 +72,6 @@ class AdaptiveClip(Method):
         """Noise on gradient and count together; it keeps the clip norm."""
         del steps
         return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
-
-
-@dataclasses.dataclass(frozen=True)
-class DecayingNoise(Method):
-    """DP-SGD with noise that falls in the course of a run, each release priced with its own."""
-
-    name: ClassVar[str] = "Decaying noise"
-
-    ratio: float = 2.0
-    """Noise of the first phase over that of the last; below 1 it rises."""
-    phases: int = 10
-    """Number of phases of equal length and equal ratio to the next."""
-
-    def schedule(self, steps: int) -> dict[int, float]:
-        """Geometric from `ratio` to 1, or from 1 to 1/`ratio`."""
-        if not (isinstance(self.phases, int) and self.phases >= 1):
-            raise ConfigError(f"phases={self.phases} is not allowed; give a positive whole number")
-        if not 0 < self.ratio < math.inf:
-            raise ConfigError(f"ratio={self.ratio} is not allowed; give a positive finite number")
-        phases = min(self.phases, steps)
-        falling = [self.ratio ** (1 - i / max(phases - 1, 1)) for i in range(phases)]
-        return {i * steps // phases: each / min(falling) for i, each in enumerate(falling)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ import dpoptax
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import step_keys
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods.method import scheduled
 from dpoptax.training.roles import Part, Role
 from dpoptax.training.run.averaging import average_params
 from dpoptax.training.run.seeds import Keys
@@ -180,7 +179,7 @@ def _check_ledger(chain: TrainingChain) -> None:
         return
     (planned,) = _mechanisms(
         dpoptax.gaussian_noise(
-            noise_multiplier=scheduled(chain.noise_multiplier, method.schedule(config.steps)),
+            noise_multiplier=chain.noise_multiplier,
             batch_size=config.batch_size,
             key=chain.keys.noise,
             fixed_point=config.fixed_point,
@@ -194,7 +193,7 @@ def _check_ledger(chain: TrainingChain) -> None:
                 f"method={method.name}: the run is priced as one noise stage of {name}={value}, "
                 f"and {type(method).__name__}.noise() returns "
                 f"{' and '.join(f'one of {getattr(m, name)}' for m in found) or 'none'}; pass on "
-                "what it gets, and return from strategy() and schedule() what it makes of that"
+                "what it gets, and return from strategy() what it makes of that"
             )
 
 

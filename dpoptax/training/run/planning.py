@@ -163,7 +163,7 @@ def text(name: str, cost: RunCost) -> str:
     if config.method.private:
         lines += [
             ("q", f"{cost.sampling_probability:.4g}"),
-            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {_clip_norm(config)}"),
+            ("σ", f"{cost.noise_multiplier:.5g} of the clip norm {config.l2_clip_norm:g}"),
             ("ε", _epsilon(cost)),
         ]
     if cost.attacks is not None:
@@ -238,21 +238,11 @@ def _users(config: TrainConfig) -> str:
     return f" users, at most {config.records_per_user:,} examples of each"
 
 
-def _clip_norm(config: TrainConfig) -> str:
-    """The clip norm, and what noise that has a schedule is to the least of it."""
-    relative = list((config.method.schedule(config.steps) or {0: 1.0}).values())
-    norm = f"{config.l2_clip_norm:g}"
-    if max(relative) == 1:
-        return norm
-    which = "first" if relative[0] > relative[-1] else "last"
-    return f"{norm}, {max(relative):.4g} times that in the {which} of {len(relative)} phases"
-
-
 def _attacks(plan: RunPlan) -> tuple[float, float] | None:
     if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
         return None
     release = {"steps": plan.permitted_steps, "sampler": plan.priced}
-    noise, accounting = plan.noise, dpoptax.accounting
+    noise, accounting = plan.noise_multiplier, dpoptax.accounting
     least = float(accounting.trade_off(noise_multiplier=noise, **release)(0.01))
     return 1 - least, accounting.gdp(noise_multiplier=noise, delta=plan.delta, **release)
 

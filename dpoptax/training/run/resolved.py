@@ -50,7 +50,6 @@ class ResolvedRun:
             "epsilon": epsilon,
             "delta": plan.delta,
             "noise_multiplier": plan.noise_multiplier if config.method.private else None,
-            "noise_schedule": plan.schedule,
             "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
             "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
             "accountant": config.accountant,

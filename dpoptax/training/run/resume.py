@@ -234,13 +234,12 @@ def _identity(run: ResolvedRun) -> dict[str, Any]:
 def _made_for_its_steps(run: ResolvedRun) -> bool:
     """Returns whether another number of steps would be another run.
 
-    Correlated noise and noise with a schedule were made for this number. A learning rate with a
+    Correlated noise was made for this number. A learning rate with a
     schedule for more steps would lead the steps that are run again, after a stop, to other
     parameters. The same noise, already shown, would then be added to the gradients there.
     """
     config = run.config
-    noise = run.plan.strategy, run.plan.schedule
-    return any(noise) or config.schedule != "constant"
+    return run.plan.strategy is not None or config.schedule != "constant"
 
 
 def _ledger(ledger: dpoptax.extend.Ledger) -> dict[str, Any]:

@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
@@ -13,7 +11,7 @@ from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.search import settings
 
 if TYPE_CHECKING:
-    import dp_accounting as dpa
+    pass
 
 # What prices is imported by what asks for a price: help is not for who waits for that.
 
@@ -105,7 +103,7 @@ def price(
     relations = sorted({plan.priced.neighbouring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [_event(plan) for plan in plans]
+    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
@@ -142,23 +140,6 @@ def price(
             stddev *= 1.02
             scores = [GaussianDpEvent(stddev)] * len(events)
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
-
-
-def _event(plan: RunPlan) -> "dpa.DpEvent":
-    """What a trial releases, each phase of a schedule with its noise.
-
-    Where steps cannot be priced apart from each other, all with the least, which reveals no less.
-    """
-    from dp_accounting import ComposedDpEvent
-
-    noise, steps = plan.noise, plan.permitted_steps
-    if not isinstance(noise, dict) or not plan.priced.independent_steps:
-        return plan.priced.dp_event(plan.noise_multiplier, steps)
-    firsts = [first for first in sorted(noise) if first < steps]
-    counts = np.diff([*firsts, steps]).tolist()
-    return ComposedDpEvent(
-        [plan.priced.dp_event(noise[first], n) for first, n in zip(firsts, counts, strict=True)]
-    )
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:

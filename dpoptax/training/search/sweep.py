@@ -300,7 +300,7 @@ def _check_each_priced(
             raise ConfigError(
                 f"{candidate.name} with {candidate.changes} has noise that the sweep is not priced "
                 f"for: a field of {type(candidate.config.method).__name__} that decides its "
-                "strategy, schedule or cycle_length is declared with Role.UNPRICED; take that away"
+                "strategy or cycle_length is declared with Role.UNPRICED; take that away"
             )
 
 
@@ -311,7 +311,6 @@ def _check_priced(trials: list[Trial], found: list[dict[str, Any]], directory: P
         priced = records.plain(
             {
                 "noise_multiplier": plan.noise_multiplier,
-                "noise_schedule": plan.schedule,
                 "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
                 "steps": plan.permitted_steps,
                 "dataset_size": plan.sampler.dataset_size,
