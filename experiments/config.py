@@ -85,9 +85,7 @@ class ExperimentConfig(TrainConfig):
 
     def data(self, *, progress: bool = False) -> PublishedSpec:
         """Specifies the data of the run, with its tokenizer and its features."""
-        return PublishedSpec(
-            self.dataset, self.data_dir, self.owners, progress, self.tokens, self.feature_map
-        )
+        return PublishedSpec(self.dataset, self.data_dir, progress, self.tokens, self.feature_map)
 
     def build_model(self, num_classes: int) -> nn.Module:
         """Builds the model that `model` names, a published one with LoRA if `lora_rank` is given.

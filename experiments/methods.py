@@ -1,4 +1,4 @@
-"""Methods of `dpoptax.contrib` for configs."""
+"""Methods of `dpoptax.contrib` for configs, and DiSK on augmented examples."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -8,7 +8,7 @@ import optax
 import optax.contrib
 
 import dpoptax
-from dpoptax.training.methods.method import Method
+from dpoptax.training.methods import Augmented, Disk, Method
 from dpoptax.training.roles import Role, field
 
 
@@ -63,6 +63,13 @@ class HypersphericalClip(Method):
         return dpoptax.contrib.hyperspherical_clip(
             l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentedDisk(Augmented, Disk):
+    """DiSK on gradients that are means over copies, the same ones at both of its points."""
+
+    name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)

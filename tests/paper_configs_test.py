@@ -258,7 +258,7 @@ def test_figure_9_has_two_curves_of_all_layers_and_of_each():
 def test_de_et_al_s_options_are_in_figure_7():
     base, disk = ROWS["disk/figure_7:base"], ROWS["disk/figure_7:disk"]
     assert base.parameter_ema == disk.parameter_ema == 0.99999
-    assert (base.method.copies, disk.method.copies) == (4, 4)
+    assert (base.method.multiplicity, disk.method.multiplicity) == (4, 4)
     assert (points(base), points(disk)) == (4, 8)
     plain = [ROWS[f"disk/figure_7:{name}_plain"] for name in ("base", "disk")]
     assert [points(row) for row in plain] == [1, 2]

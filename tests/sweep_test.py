@@ -499,7 +499,6 @@ def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
         ({"random": ("batch_size=int:1:1000",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",)}, True),
         ({"random": (), "grid": ("batch_size=64,128",), "trials": None}, False),
-        ({"random": ("learning_rate=log:0.1:1", "batch_size=64")}, False),
         ({"random": ("batch_size=64,128",), "repetitions": "geometric"}, False),
     ):
         new = dataclasses.replace(begun, workdir=tmp_path / "new", **changes)

@@ -22,7 +22,6 @@ from dpoptax.training.methods import (
     AdamBC,
     AdaptiveClip,
     Augmented,
-    AugmentedDisk,
     CorrelatedNoise,
     Disk,
     GeoDP,
@@ -35,6 +34,7 @@ from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
 from experiments.methods import (
+    AugmentedDisk,
     JamesStein,
     Muon,
     ScaleThenPrivatize,

@@ -17,7 +17,6 @@ from dpoptax.training import bars as training_bars
 from dpoptax.training import loop, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data import dataset as data
-from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.loop import train, train_and_evaluate
 from dpoptax.training.methods import DPSGD, PMLF, Disk, Doppler, NonPrivate
@@ -25,6 +24,7 @@ from dpoptax.training.run import course, step
 from dpoptax.training.run.figures import scientific
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.records import delta_text, epsilon_text, params_sha256, to_json
+from tests.runs import memory_mapped
 
 TINY = TrainConfig(model="linear", steps=4, eval_every=2, batch_size=64, accountant="rdp", seed=0)
 SUMMARY_FIELDS = {
@@ -491,7 +491,7 @@ def test_examples_that_are_not_finite_are_refused(
     if streamed:
         for name, array in splits[0].items():
             np.save(tmp_path / f"{name}.npy", array)
-        splits[0] = streaming.open_memory_mapped(tmp_path)
+        splits[0] = memory_mapped(tmp_path)
     monkeypatch.setitem(data.DATASETS, "mine", lambda: data.Dataset("mine", *splits, 2))
     with pytest.raises(ConfigError, match=message):
         data.load_dataset("mine")

@@ -159,7 +159,6 @@ def _audit(arguments: list[str]) -> int:
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
-    jobs[0].figure.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is needed
     rows = [
         row
         for job in jobs
@@ -175,8 +174,6 @@ def _audit(arguments: list[str]) -> int:
     confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
     print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
     print("\n".join(audit.notes(rows)))
-    audit.plot_trade_offs(rows, jobs[0].figure)
-    print(f"Claimed and audited trade-off of errors: {jobs[0].figure}")
     return 1 if any(row.violated for row in rows) else 0
 
 

@@ -39,5 +39,3 @@ class AuditArguments:
     """Of each bound."""
     attack_seed: int = 0
     """Seed of the attack; not of the training."""
-    figure: Path = Path("runs/audit.png")
-    """File for the figure of errors, claimed and audited."""

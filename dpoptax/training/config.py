@@ -65,8 +65,6 @@ class TrainConfig:
     records_per_user: int | None = field(None, Role.KEPT, _COUNT)
     """Largest number of examples of a user in a step; of one who owns more, each step draws as
     many."""
-    owners: Path | None = field(None, Role.CHANGEABLE)
-    """Text file with a line for each training example: whose it is; None: the data set says so."""
 
     steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
@@ -169,11 +167,11 @@ class TrainConfig:
                 "records_per_user=None with unit='user': give the largest number of examples that "
                 "a user has in a step"
             )
-        for name in ("records_per_user", "owners"):
-            if self.unit == "example" and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is for unit='user'; leave it out, or give that"
-                )
+        if self.unit == "example" and self.records_per_user is not None:
+            raise ConfigError(
+                f"records_per_user={self.records_per_user} is for unit='user'; leave it out, or "
+                "give that"
+            )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
@@ -189,7 +187,7 @@ class TrainConfig:
 
     def data(self, *, progress: bool = False) -> DatasetSpec:
         """Specifies the data of the run. `progress` shows how far reading it is."""
-        return DatasetSpec(self.dataset, self.data_dir, self.owners, progress)
+        return DatasetSpec(self.dataset, self.data_dir, progress)
 
     def build_model(self, num_classes: int) -> "nn.Module":
         """Builds the flax module that `model` names."""

@@ -165,9 +165,8 @@ def load_published(
     tokens: Tokens = Tokens(None, 128),  # noqa: B008
     features: FeatureMap | None = None,
     *,
-    owners: Path | None = None,
     progress: bool = False,
 ) -> Dataset:
     """Reads a data set; see `PublishedSpec`."""
     directory = None if data_dir is None else Path(data_dir)
-    return PublishedSpec(name, directory, owners, progress, tokens, features).load()
+    return PublishedSpec(name, directory, progress, tokens, features).load()

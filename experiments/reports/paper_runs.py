@@ -116,7 +116,8 @@ def points(config: ExperimentConfig) -> int:
     params = {"w": jnp.zeros(2)}
     chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
-    return (len(found.points) + (found.tangent is not None)) * config.method.copies
+    copies: int = getattr(config.method, "multiplicity", 1)
+    return (len(found.points) + (found.tangent is not None)) * copies
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:

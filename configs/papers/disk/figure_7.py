@@ -21,8 +21,9 @@ are not in the figure.
 
 import dataclasses
 
-from dpoptax.training.methods import DPSGD, Augmented, AugmentedDisk, Disk
+from dpoptax.training.methods import DPSGD, Augmented, Disk
 from experiments.config import ExperimentConfig
+from experiments.methods import AugmentedDisk
 
 COPIES = {"multiplicity": 4, "shift": 4, "mirrored": True, "flip": True}
 DISK = {"kappa": 0.7, "gamma": 0.5}

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from dpoptax.training.data import streaming
-from dpoptax.training.data.owners import read_owners
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.users import UserTable
 
@@ -94,8 +93,8 @@ class Dataset:
     def _table(self) -> UserTable:
         if self.owners is None:
             raise ConfigError(
-                f"unit='user', and dataset={self.name!r} does not say whose its examples are; give "
-                "--owners, a text file with a line for each training example, or unit='example'"
+                f"unit='user', and dataset={self.name!r} does not say whose its examples are; "
+                "register a Dataset with owners, or give unit='example'"
             )
         if len(self.owners) != self.train_size:
             raise ConfigError(
@@ -184,13 +183,11 @@ class DatasetSpec:
     Attributes:
         name: Name of the data set.
         data_dir: Directory with its files.
-        owners: File with the owner of each training example. None if the data set has them.
         progress: Whether to show a progress bar where reading takes long.
     """
 
     name: str
     data_dir: Path | None = None
-    owners: Path | None = None
     progress: bool = dataclasses.field(default=False, compare=False)
 
     @property
@@ -203,11 +200,11 @@ class DatasetSpec:
 
         Raises:
             ConfigError: An unknown name, no directory for a data set of files, a missing or damaged
-                file, examples that are not finite, or a file of owners that does not fit.
+                file, or examples that are not finite.
         """
         dataset = self.read()
         _check_finite(self.name, dataset)
-        return self._with_owners(dataset)
+        return dataset
 
     def shapes(self, unit: Unit) -> Shapes:
         """Returns sizes and types as published if there is no directory, else from the data.
@@ -247,23 +244,10 @@ class DatasetSpec:
             )
         return directory
 
-    def _with_owners(self, dataset: Dataset) -> Dataset:
-        if self.owners is None:
-            return dataset
-        if dataset.owners is not None:
-            raise ConfigError(
-                f"owners={str(self.owners)!r}, and dataset={self.name!r} says itself whose its "
-                "examples are; leave the file out, or the column of the data"
-            )
-        labels = read_owners(self.owners, dataset.train_size)
-        return dataclasses.replace(dataset, owners=labels)
 
-
-def load_dataset(
-    name: str, data_dir: str | Path | None = None, *, owners: Path | None = None
-) -> Dataset:
+def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
     """Reads the data set that is registered under `name`; see `DatasetSpec`."""
-    return DatasetSpec(name, None if data_dir is None else Path(data_dir), owners).load()
+    return DatasetSpec(name, None if data_dir is None else Path(data_dir)).load()
 
 
 def _check_examples(name: str, dataset: object) -> None:

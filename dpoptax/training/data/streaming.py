@@ -9,14 +9,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from dpoptax.sampling import Sample
-from dpoptax.training.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -181,23 +179,6 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
         finally:
             for future in pending:
                 future.cancel()
-
-
-def open_memory_mapped(directory: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of all `.npy` files of a directory, by file name, memory-mapped and read-only.
-
-    Raises:
-        ConfigError: No such files, or arrays that are not of one length.
-    """
-    paths = sorted(Path(directory).glob("*.npy"))
-    arrays = {path.stem: np.load(path, mmap_mode="r") for path in paths}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        raise ConfigError(
-            f"{directory}: want .npy files of one length, an entry for each record; found "
-            f"{lengths or 'none'}"
-        )
-    return arrays
 
 
 def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:

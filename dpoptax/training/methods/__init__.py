@@ -10,7 +10,6 @@ from dpoptax.training.methods.method import NonPrivate as NonPrivate
 from dpoptax.training.methods.releases import AdamBC as AdamBC
 from dpoptax.training.methods.releases import AdaptiveClip as AdaptiveClip
 from dpoptax.training.methods.releases import Augmented as Augmented
-from dpoptax.training.methods.releases import AugmentedDisk as AugmentedDisk
 from dpoptax.training.methods.releases import CorrelatedNoise as CorrelatedNoise
 from dpoptax.training.methods.releases import GeoDP as GeoDP
 from dpoptax.training.methods.releases import LPAdam as LPAdam

@@ -24,7 +24,6 @@ class Method:
         ciphered: Whether its noise can be by ChaCha20.
         cycle_length: Number of groups that take turns where a config's sampling is "cyclic", and
             of steps in which an example takes part but once where it is "min_separation".
-        copies: Number of copies of an example that a loss is the mean over.
     """
 
     name: ClassVar[str]
@@ -36,11 +35,6 @@ class Method:
     @property
     def cycle_length(self) -> int:
         """One group: all examples, at every step."""
-        return 1
-
-    @property
-    def copies(self) -> int:
-        """One: the example itself."""
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
 from dpoptax.training.data.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.filters import Disk, Doppler, coefficients
+from dpoptax.training.methods.filters import Doppler, coefficients
 from dpoptax.training.methods.method import Method
 from dpoptax.training.roles import Role, field
 
@@ -122,24 +122,12 @@ class Augmented(Method):
     flip: bool = False
     """Whether every other copy, at random, is the mirror image, left for right."""
 
-    @property
-    def copies(self) -> int:
-        """The multiplicity."""
-        return self.multiplicity
-
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """The mean loss of the copies."""
         augment = shifted(self.shift, mirrored=self.mirrored)
         if self.flip:
             augment = flipped(augment)
         return dpoptax.augmented(loss_fn, augment, self.multiplicity)
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentedDisk(Augmented, Disk):
-    """DiSK on gradients that are means over copies, the same ones at both of its points."""
-
-    name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,7 +195,7 @@ def check_same_data(record: dict[str, Any], now: str) -> None:
             "the training examples, whose they are, or the weights of the published model differ "
             f"from those of the run's first {record['step']} steps: no ε holds for two data sets "
             "in one run, and steps that are run again would add the same noise to other gradients; "
-            "give the old ones (data_dir, owners, pretrained), or another workdir for a new run"
+            "give the old ones (data_dir, pretrained), or another workdir for a new run"
         )
 
 

@@ -161,14 +161,14 @@ def _known_data(configs: dict[str, TrainConfig], path: Path) -> dict[str, Any]:
     if path.is_file():
         known = json.loads(path.read_text(encoding="utf-8"))
     for config in configs.values():
-        name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None, owners=None)}"
+        name = f"{config.unit}s of {dataclasses.replace(config.data(), data_dir=None)}"
         now = fingerprint(dataset_of(config, held_out=False), known["key"], test=True)
         if known["data"].setdefault(name, now) != now:
             raise ConfigError(
                 f"the examples of dataset={config.dataset!r}, or whose they are, differ from those "
                 f"that earlier runs in {path.parent} were trained or tested on: accuracies on both "
                 "do not compare, and runs of one seed would add the same noise to gradients on two "
-                "data sets; give the old ones (data_dir, owners), or another workdir and count both"
+                "data sets; give the old ones (data_dir), or another workdir and count both"
             )
     return known
 
@@ -223,8 +223,6 @@ def _on_one_footing(
         _common("dataset", configs, "--dataset, or configs of one data set")
         raise ConfigError("the configs have several data_dir; give --data-dir")
     _common("unit", configs, "--set unit=VALUE")
-    if len({config.owners for config in configs.values()}) > 1:
-        raise ConfigError("the configs have several owners; give --set owners=FILE")
     calibrated: dict[str, Any] = {"epsilon": epsilon, "noise_multiplier": None}
     configs = configs | {
         name: dataclasses.replace(config, **calibrated) for name, config in private.items()

@@ -75,22 +75,12 @@ def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = T
     begun, seeded = _begun(configs, sweep)
     _, _, cost = prepare(configs, seeded, begun["seed"], progress=progress)
     said = notes(seeded, cost)
-    new = sweep.seed is None and "data" not in begun
-    if new and sweep.repetitions == "fixed" and sweep.trials and not _of_one_cost(configs, sweep):
+    if sweep.seed is None and "data" not in begun and sweep.repetitions == "fixed" and sweep.trials:
         said.append(
-            "The settings are drawn when the sweep begins, and do not cost the same: the price is "
-            "that of other draws, and that of the sweep will be another one. With --seed it is "
-            "that of the draws that run."
+            "The settings are drawn when the sweep begins. If they do not cost the same, the price "
+            "is that of other draws. With --seed it is that of the draws that run."
         )
     return said
-
-
-def _of_one_cost(configs: dict[str, TrainConfig], sweep: Sweep) -> bool:
-    """Whether all that can be drawn costs the same."""
-    try:
-        return len(settings.costs(configs, sweep.random or sweep.grid)) == 1
-    except ConfigError:  # a range
-        return False
 
 
 def _run(
