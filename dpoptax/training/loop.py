@@ -46,26 +46,23 @@ def train_and_evaluate(
     if not main:
         phases.hush()
     with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
+        with phases("checkpoints"):
+            begun = checkpoints.newest_record()
         with phases("data"):
             dataset = config.data(progress=progress and main).load()
-        return _train_in(
-            config, dataset, Path(workdir), checkpoints, place, phases, progress and main
-        )
+        context = Context(place, phases, checkpoints, progress=progress and main)
+        return _train_in(config, dataset, Path(workdir), context, begun)
 
 
 def _train_in(
     config: TrainConfig,
     dataset: Dataset,
     workdir: Path,
-    checkpoints: Checkpoints,
-    place: devices.Devices,
-    phases: Phases,
-    progress: bool,
+    context: Context,
+    begun: Record | None,
 ) -> RunResult:
-    """Trains from what `workdir` holds, and writes the files of the run there."""
-    main = jax.process_index() == 0
-    with phases("checkpoints"):
-        begun = checkpoints.newest_record()
+    """Trains a run, or goes on with the one that was `begun`, and writes its files."""
+    main, phases = jax.process_index() == 0, context.phases
     metrics_path = workdir / "metrics.jsonl"
     if begun is None and metrics_path.exists():
         raise CheckpointError(
@@ -88,7 +85,7 @@ def _train_in(
     if begun is not None:
         with phases("accounting"):
             resume.check_same_run(run, begun, workdir, shown)
-    if progress and config.epsilon is not None and plan.permitted_steps < config.steps:
+    if context.progress and config.epsilon is not None and plan.permitted_steps < config.steps:
         say(
             f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
             f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
@@ -97,8 +94,7 @@ def _train_in(
     with outputs.metrics_file(metrics_path if main else None, shown) as observe:
         if config.fixed_point:
             observe = resume.as_shown(observe, earlier)
-        context = Context(place, phases, checkpoints, observe, progress, shown)
-        course = Course(run, dataset, context)
+        course = Course(run, dataset, dataclasses.replace(context, observe=observe, shown=shown))
         if main:  # not before: a start that is refused leaves what is stated of the run
             (workdir / "summary.json").unlink(missing_ok=True)
         result = _result(course)
@@ -124,7 +120,6 @@ def train(
     observe: Callable[[Record], object] = lambda record: None,
     progress: bool = False,
     place: devices.Devices = devices.Devices(),  # noqa: B008
-    phases: Phases | None = None,
 ) -> RunResult:
     """Trains on `dataset` within `plan` and writes no files.
 
@@ -138,9 +133,8 @@ def train(
         observe: Called with each record.
         progress: Whether to show a progress bar.
         place: The devices.
-        phases: Measures the time of each part.
     """
-    context = Context(place, phases or Phases(), None, observe, progress)
+    context = Context(place, Phases(), None, observe, progress)
     with context.phases("init"):
         run = resolve(config, plan, num_classes=dataset.num_classes)
     return _result(Course(run, dataset, context))

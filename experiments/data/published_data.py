@@ -12,7 +12,6 @@ from dpoptax.training.data import streaming
 from dpoptax.training.data.dataset import (
     Dataset,
     DatasetSpec,
-    FileDataset,
     Shapes,
     Split,
     Unit,
@@ -86,7 +85,7 @@ def register(name: str, dataset: PublishedDataset) -> None:
     """Adds a data set. One of images is also available to configs without fields of their own."""
     PUBLISHED[name] = dataset
     if dataset.kind == "images":
-        register_file_dataset(name, FileDataset(dataset.load, dataset.shapes()))
+        register_file_dataset(name, dataset.load, dataset.shapes())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,24 +156,20 @@ def register_dataset(load: Callable[[], Dataset]) -> Callable[[], Dataset]:
     return load
 
 
-class FileDataset(NamedTuple):
-    """A data set that is read from the files in a config's `data_dir`.
+FILE_DATASETS: dict[str, tuple[Callable[[Path], Dataset], Shapes | None]] = {}
 
-    Attributes:
-        load: Reads the data set from that directory.
-        shapes: Sizes as published, for plans without the files. None if they are not known.
+
+def register_file_dataset(
+    name: str, load: Callable[[Path], Dataset], shapes: Shapes | None = None
+) -> None:
+    """Makes a data set that is read from a config's `data_dir` available as its `dataset`.
+
+    Args:
+        name: Name of the data set.
+        load: Reads it from that directory.
+        shapes: Sizes as published, for plans without the files.
     """
-
-    load: Callable[[Path], Dataset]
-    shapes: Shapes | None = None
-
-
-FILE_DATASETS: dict[str, FileDataset] = {}
-
-
-def register_file_dataset(name: str, dataset: FileDataset) -> None:
-    """Makes `dataset` available as a config's `dataset`, with its `data_dir`."""
-    FILE_DATASETS[name] = dataset
+    FILE_DATASETS[name] = load, shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +213,7 @@ class DatasetSpec:
 
     def known_shapes(self) -> Shapes | None:
         """Returns the sizes that are known without any file."""
-        published = FILE_DATASETS.get(self.name)
-        return None if published is None else published.shapes
+        return FILE_DATASETS.get(self.name, (None, None))[1]
 
     def read(self) -> Dataset:
         """Reads the data set from its function or its files."""
@@ -228,7 +223,7 @@ class DatasetSpec:
             return dataset
         if self.name not in FILE_DATASETS:
             raise unknown_name("dataset", self.name, (*DATASETS, *FILE_DATASETS))
-        return FILE_DATASETS[self.name].load(self.directory())
+        return FILE_DATASETS[self.name][0](self.directory())
 
     def directory(self) -> Path:
         """Returns the directory of the files, or raises a ConfigError if there is none."""

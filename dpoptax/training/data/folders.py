@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, FileDataset, register_file_dataset
+from dpoptax.training.data.dataset import Dataset, register_file_dataset
 from dpoptax.training.errors import ConfigError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -111,4 +111,4 @@ def _read_split(folder: Path, classes: list[str]) -> ImageFolder:
     return ImageFolder(tuple(paths), tuple(labels))
 
 
-register_file_dataset("image_folder", FileDataset(load_image_folder))
+register_file_dataset("image_folder", load_image_folder)
