@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from dpoptax.cli.main import CACHE_OPTIONS, run_command
+from dpoptax.cli.main import run_command
 from dpoptax.training.errors import ConfigError, unknown_name
 from experiments.claims.study_names import NAMES
 
@@ -38,8 +38,6 @@ commands:
         adds the runs of `dpoptax compare` in WORKDIR to a file, a line each
   image-benchmark FOLDER [--output FILE]
         the page on methods on images, from the records in FOLDER
-
-{CACHE_OPTIONS}
 
 `{_PROGRAM} COMMAND --help` lists all options."""
 

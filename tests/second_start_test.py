@@ -54,10 +54,10 @@ CONFIG = TrainConfig(model="linear", steps=3, eval_every=2, batch_size=64, accou
 def test_a_second_start_is_the_same_run_compiles_nothing_and_imports_what_it_needs(tmp_path):
     (tmp_path / "small.py").write_text(CONFIG_FILE)
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("JAX_")}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     found, summaries, records = [], [], []
     for name in ("first", "second"):
         program = [sys.executable, "-c", WATCHED, "train", "small.py", "--workdir", name]
-        program += ["--compilation-cache", "cache"]
         done = subprocess.run(
             program, capture_output=True, text=True, cwd=tmp_path, env=environment
         )

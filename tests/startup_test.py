@@ -138,18 +138,18 @@ class TestCompilationCache:
         yield
         compilation_cache._set("jax_compilation_cache_dir", before)
 
-    def train(self, config, workdir, *options):
+    def train(self, config, workdir):
         path = workdir.parent / "config.py"
         path.write_text("from tests.runs import CONFIG\ndef get_config():\n    return CONFIG\n")
-        assert main(["train", str(path), "--workdir", str(workdir), *options]) == 0
+        assert main(["train", str(path), "--workdir", str(workdir)]) == 0
         return json.loads((workdir / "summary.json").read_text())
 
     @pytest.mark.slow
     def test_a_second_start_reads_what_the_first_compiled(self, tmp_path, monkeypatch):
-        folder = tmp_path / "kept"
-        option = ("--compilation-cache", str(folder))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+        folder = cache_folder("compiled")
         step._compile.cache_clear()
-        first = self.train(CONFIG, tmp_path / "first", *option)
+        first = self.train(CONFIG, tmp_path / "first")
         (inside,) = folder.iterdir()
         kept = {file.name for file in inside.glob("jit_step-*-cache")}
         assert len(kept) == 1
@@ -159,15 +159,18 @@ class TestCompilationCache:
             "jax._src.monitoring.record_event", lambda event, **_: hits.append(event)
         )
         step._compile.cache_clear()
-        second = self.train(CONFIG, tmp_path / "second", *option)
+        second = self.train(CONFIG, tmp_path / "second")
         assert "/jax/compilation_cache/cache_hits" in hits
         assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
         assert first["params_sha256"] == second["params_sha256"]
 
-    def test_it_can_be_turned_off(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        self.train(CONFIG, tmp_path / "run", "--no-compilation-cache")
-        assert not (tmp_path / "xdg" / "dpoptax").exists()  # matplotlib has its own
+    def test_it_can_be_turned_off(self, tmp_path):
+        jax.config.update("jax_enable_compilation_cache", False)
+        try:
+            with compilation_cache.kept_in(tmp_path / "kept"):
+                assert not (tmp_path / "kept").exists()
+        finally:
+            jax.config.update("jax_enable_compilation_cache", True)
 
     def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -225,7 +228,7 @@ class TestCompilationCache:
     def test_a_file_in_its_place_is_a_warning(self, tmp_path):
         (tmp_path / "file").write_text("")
         with (
-            pytest.warns(UserWarning, match="nothing compiled is kept.*--no-compilation-cache"),
+            pytest.warns(UserWarning, match="nothing compiled is kept.*JAX_COMPILATION_CACHE_DIR"),
             compilation_cache.kept_in(tmp_path / "file"),
         ):
             assert jax.config.jax_compilation_cache_dir is None
@@ -261,10 +264,6 @@ class TestCompilationCache:
             os.utime(file, (index, index))
         compilation_cache._prepared(tmp_path)
         assert [file.name for file in tmp_path.glob("*-cache")] == ["2-cache"]
-
-    def test_a_missing_folder_is_an_error(self, capsys):
-        assert main(["plan", "x.py", "--compilation-cache"]) == 2
-        assert "names no folder" in capsys.readouterr().err
 
 
 def test_an_evaluation_is_compiled_once_for_splits_of_one_shape():
