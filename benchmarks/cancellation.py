@@ -53,7 +53,7 @@ def digits_cnn():
 
 def mnist_cnn(folder):
     """The same on MNIST, 28 × 28."""
-    from dpoptax.training.data.formats import read_idx
+    from experiments.data.formats import read_idx
 
     images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]

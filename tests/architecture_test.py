@@ -12,7 +12,7 @@ ORDER = (
     "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
     "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
     "_information_flow", "auditing", "extend", "dpoptax",
-    "training.errors", "training.bars", "training.roles", "training.sharing",
+    "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",
     "training.loop", "training.search", "training.audit",

@@ -1145,7 +1145,7 @@ def test_the_step_of_the_trainer_shows_releases_alone(path):
     (config,) = load_configs(path).values()
     shapes = planning._shapes(config)
     plan = planning.make_plan(config, shapes.units)
-    run = planning.resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(build_step(run.chain, run.model), *arguments, private_argnums=(2, 3))
     assert flow.private == () or not config.method.private

@@ -11,7 +11,8 @@ from dpoptax._ghost_clipping.norms import factor_products, point_differences
 from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterProducts
 from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
-from dpoptax.training.models.networks import VisionTransformer, WideResNet
+from dpoptax.training.models import VisionTransformer
+from experiments.models.networks import WideResNet
 from tests.bookkeeping_test import QUICK, both, close
 from tests.helpers import slow_but
 from tests.networks import Network

@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
-from dpoptax.training import audit
+from dpoptax.training import audit, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
 from dpoptax.training.data.dataset import load_dataset
@@ -22,25 +22,26 @@ from dpoptax.training.methods import (
     AdamBC,
     AdaptiveClip,
     Augmented,
-    AugmentedDisk,
     CorrelatedNoise,
     Disk,
     GeoDP,
-    JamesStein,
     LPAdam,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
-    ShrunkMuon,
-    SignSGD,
-    SingularValues,
 )
-from dpoptax.training.models import models
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import (
+    AugmentedDisk,
+    JamesStein,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
 from tests import resume_test
 from tests.helpers import normal, slow_but
 
@@ -233,7 +234,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
     plan = make_plan(config, dataset.train_size)
     got = train(config, dataset, plan).params
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model(config, 10, dataset.kind)
+    model = config.build_model(10)
     example = jax.tree.map(lambda x: x[0], dataset.train)
     params = models.init_variables(model, example["inputs"], init_key).params
     state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
@@ -401,7 +402,7 @@ def test_a_config_of_a_ciphers_seed_is_audited():
     dataset = load_dataset("digits")
     config = tiny(generator="chacha20", seed=2**255)
     plan = make_plan(config, dataset.train_size)
-    own = resolve(config, plan, num_classes=10, kind=dataset.kind)
+    own = resolve(config, plan, num_classes=10)
     game = audit._model(own, dataset)
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
     want = models.init_variables(own.model, first, own.init_key).params

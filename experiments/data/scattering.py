@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.data.features import OPPONENT, in_chunks
 from dpoptax.training.errors import ConfigError
+from experiments.data.features import OPPONENT, in_chunks
 
 Colors = Literal["given", "opponent"]
 """The channels that are transformed: those of the image, or three sums of them."""

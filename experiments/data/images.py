@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dpoptax.training.data import formats
-from dpoptax.training.data.dataset import Dataset, FileDataset, Split, register_file_dataset
+from dpoptax.training.data.dataset import Dataset, Split
+from dpoptax.training.data.folders import scaled_colors
 from dpoptax.training.errors import ConfigError
+from experiments.data import formats
+from experiments.data.published_data import PublishedDataset, register
 
 
 def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
@@ -71,7 +73,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
                 part = formats.read_cifar_python(content, source / file, label)
             parts.append(part)
         images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
-        inputs = formats.scaled_colours(images)
+        inputs = scaled_colors(images)
         splits.append(_split(inputs, labels, num_classes, files[0], name))
     return Dataset(name, splits[0], splits[1], num_classes)
 
@@ -122,10 +124,11 @@ for _name, _folders in (
 ):
     _load = functools.partial(load_mnist, name=_name, folders=_folders)
     _find: Callable[[Path], object] = functools.partial(find_mnist, name=_name, folders=_folders)
-    register_file_dataset(_name, FileDataset(_load, 60_000, (28, 28, 1), 10, find=_find))
+    register(_name, PublishedDataset(_load, 60_000, (28, 28, 1), 10, find=_find))
 for _classes in (10, 100):
     _load = functools.partial(load_cifar, num_classes=_classes)
     _find = functools.partial(find_cifar, num_classes=_classes)
-    register_file_dataset(
-        f"cifar{_classes}", FileDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find)
+    register(
+        f"cifar{_classes}",
+        PublishedDataset(_load, 50_000, formats.CIFAR_SHAPE, _classes, find=_find),
     )

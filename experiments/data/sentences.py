@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from dpoptax.training.data.dataset import Dataset, FileDataset, Split, register_file_dataset
-from dpoptax.training.data.formats import damaged, find, members, missing
-from dpoptax.training.data.tokens import Tokens
+from dpoptax.training.data.dataset import Dataset, Split
+from experiments.data.formats import damaged, find, members, missing
+from experiments.data.published_data import PublishedDataset, TextDataset, register
+from experiments.data.tokens import Tokens
 
 ENTAILMENT = ("entailment", "not_entailment")
 
@@ -89,7 +90,7 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
         owners.append(None if users[0] is None else np.array(users))
         inputs = tokens.sentences(*texts)
         splits.append({"inputs": inputs, "labels": np.array(labels, np.int32)})
-    return Dataset(name, splits[0], splits[1], len(task.labels), kind="sentences", owners=owners[0])
+    return Dataset(name, splits[0], splits[1], len(task.labels), owners=owners[0])
 
 
 def find_glue(data_dir: Path, *, name: str) -> list[Path]:
@@ -199,7 +200,7 @@ def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Data
     for source, target in pairs:  # of the last file, the test split
         references.setdefault(source, []).append(target)
     texts = tuple((source, tuple(targets)) for source, targets in references.items())
-    return Dataset(name, splits[0], splits[1], 0, kind="generation", texts=texts)
+    return TextDataset(name, splits[0], splits[1], 0, texts=texts)
 
 
 def _files(
@@ -231,9 +232,9 @@ def _text(path: Path) -> str:
 
 
 for _name, _task in GLUE.items():
-    register_file_dataset(
+    register(
         _name,
-        FileDataset(
+        PublishedDataset(
             functools.partial(load_glue, name=_name),
             _task.train_size,
             num_classes=len(_task.labels),
@@ -241,5 +242,5 @@ for _name, _task in GLUE.items():
             find=functools.partial(find_glue, name=_name),
         ),
     )
-register_file_dataset("e2e", FileDataset(load_e2e, 42_061, kind="generation", find=find_e2e))
-register_file_dataset("dart", FileDataset(load_dart, 62_659, kind="generation", find=find_dart))
+register("e2e", PublishedDataset(load_e2e, 42_061, kind="generation", find=find_e2e))
+register("dart", PublishedDataset(load_dart, 62_659, kind="generation", find=find_dart))

@@ -48,7 +48,7 @@ class FeatureMap(Protocol):
         """The compiled map from images (N, *shape) to features (N, *self.shape(shape))."""
 
 
-def example(
+def example_of(
     wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of an example with features, from those with an image as its `inputs`.
@@ -105,10 +105,7 @@ def featured(
         features = _kept(path, shape)
         if features is None:
             features = _computed(path, shape, images, wanted, bar)
-    inputs: Any = streaming.Rows(features)
-    if resident(shape):
-        inputs = inputs[np.arange(len(inputs))]
-    return {**source, "inputs": inputs}
+    return {**source, "inputs": np.asarray(features).copy() if resident(shape) else features}
 
 
 def resident(shape: tuple[int, ...]) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 import flax.linen as nn
 
-from dpoptax.training.models.language import Gpt2, RobertaClassifier
-from dpoptax.training.models.vision import VitClassifier
+from experiments.models.language import Gpt2, RobertaClassifier
+from experiments.models.vision import VitClassifier
 
 
 @dataclasses.dataclass(frozen=True)

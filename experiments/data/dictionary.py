@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax.training.data.features import OPPONENT, in_chunks
 from dpoptax.training.errors import ConfigError
+from experiments.data.features import OPPONENT, in_chunks
 
 _IMAGES = 2000
 """Images that the process draws, for the dictionary and for what is whitened by."""

@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 
-from dpoptax.training.models.networks import StandardisedConv, group_norm
+from experiments.models.networks import StandardisedConv, group_norm
 
 
 class _Bottleneck(nn.Module):

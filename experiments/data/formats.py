@@ -111,11 +111,6 @@ def read_cifar_binary(
     return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
 
 
-def scaled_colours(values: np.ndarray) -> np.ndarray:
-    """From 0, ..., 255 to [-2, 2], float32: (x/255 - 0.5)/0.25, constants and no statistic."""
-    return (values.astype(np.float32) / 255 - 0.5) / 0.25
-
-
 def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
     """The files called `names` in a folder, or in a .tar.gz or .zip archive in any folder of it.
 
@@ -196,10 +191,9 @@ class MissingFilesError(ConfigError):
     """Files of a data set are not there."""
 
 
-def missing(
-    dataset: str, data_dir: Path, files: str, remedy: str = "or give --fetch, which does"
-) -> MissingFilesError:
-    """The error for files that are not there."""
+def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
+    """Returns the error for files that are not there."""
+    remedy = remedy or f"or run python -m experiments fetch {dataset} --data-dir {data_dir}"
     return MissingFilesError(
         f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; give "
         f"another --data-dir, or put it there as it is published, {remedy}"

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dpoptax.training.models.transformer import (
+from experiments.models.transformer import (
     SMALL,
     Frozen,
     Lora,

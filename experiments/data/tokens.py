@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dpoptax.training.data.dataset import NO_LABEL
 from dpoptax.training.errors import ConfigError
-
-NO_LABEL = -1
-"""Label of a position that has no target: padding, and the text that a continuation starts from."""
 
 _CHUNK = 8192  # texts that are encoded at once; an encoding takes much more memory than its tokens
 
@@ -148,7 +146,7 @@ def _load(folder: Path) -> Any:
         import tokenizers
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"texts need {error.name}, which is not installed; pip install 'dpoptax[language]'"
+            f"texts need {error.name}, which is not installed; run `uv sync`"
         ) from error
     whole, vocab, merges = (
         folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt")

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.models.published import FORMATS, Format
-from dpoptax.training.models.transformer import ACTIVATIONS
+from experiments.models.transformer import ACTIVATIONS
+from experiments.models.weight_formats import FORMATS, Format
 
 _OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
 _STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
@@ -177,8 +177,7 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
         from safetensors.numpy import load_file
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"published weights need {error.name}, which is not installed; "
-            "pip install 'dpoptax[language]'"
+            f"published weights need {error.name}, which is not installed; run `uv sync`"
         ) from error
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpoptax.training.data.dataset import FILE_DATASETS
-from dpoptax.training.data.formats import MissingFilesError
-from dpoptax.training.errors import ConfigError
+from dpoptax.training.errors import ConfigError, unknown_name
+from experiments.data.formats import MissingFilesError
+from experiments.data.published_data import PUBLISHED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
     that is there already is never replaced.
 
     Args:
-        name: Of the data set; one that is read from no files needs nothing.
+        name: Of the data set.
         data_dir: Directory for the files; made if missing.
         progress: Whether to show a progress bar for each file.
 
@@ -141,8 +141,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
             hand, no network, or bytes that are not the published ones. The message names the file,
             its address and the folder that it belongs into.
     """
-    if name not in FILE_DATASETS:
-        return []
+    if name not in PUBLISHED:
+        raise unknown_name("data set", name, PUBLISHED)
     if data_dir is None:
         raise ConfigError(
             f"data_dir=None, and the files of dataset={name!r} have to be kept; give --data-dir, "
@@ -150,7 +150,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
         )
     data_dir = Path(data_dir)
     try:
-        FILE_DATASETS[name].find(data_dir)
+        PUBLISHED[name].find(data_dir)
     except MissingFilesError as error:
         if name not in SOURCES:
             raise ConfigError(f"dataset={name!r} has to be fetched by hand: {error}") from error
@@ -160,8 +160,8 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
         import pooch
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--fetch needs {error.name}, which is not installed; pip install 'dpoptax[fetch]', or "
-            f"put by hand {_by_hand(SOURCES[name], data_dir)}"
+            f"fetching needs {error.name}, which is not installed; run `uv sync`, or put "
+            f"by hand {_by_hand(SOURCES[name], data_dir)}"
         ) from error
     downloader = pooch.HTTPDownloader(progressbar=progress)
     fetched = []

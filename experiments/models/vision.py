@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dpoptax.training.models.transformer import SMALL, Frozen, Lora, Norm, Projection, run_layers
+from experiments.models.transformer import SMALL, Frozen, Lora, Norm, Projection, run_layers
 
 
 class _Patches(Frozen):
