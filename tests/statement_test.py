@@ -27,7 +27,7 @@ def spent(tx, steps=3):
     return state
 
 
-def gaussian(noise_multiplier=1.0, **options):
+def gaussian(noise_multiplier=4.0, **options):
     return dpoptax.gaussian_noise(
         noise_multiplier=noise_multiplier, batch_size=10, key=jax.random.key(0), **options
     )
@@ -43,7 +43,7 @@ def test_it_says_what_the_accounting_says():
     text = str(found)
     for part in (
         "for one example more or less",
-        "3 of the Gaussian mechanism, noise multiplier 1",
+        "3 of the Gaussian mechanism, noise multiplier 4",
         "10 expected of 1,000 examples, drawn by PoissonSampler",
         "by privacy loss distributions",
         "not for the last bits of a release",
@@ -56,12 +56,12 @@ def test_it_says_what_the_accounting_says():
     [
         ({"fixed_point": True}, "for every bit of a release"),
         (
-            {"noise_multiplier": {0: 2.0, 1: 1.5}},
-            "s 2 from step 0 on, 1.5 from step 1 on",
+            {"noise_multiplier": {0: 6.0, 1: 4.5}},
+            "s 6 from step 0 on, 4.5 from step 1 on",
         ),
         (
-            {"noise_multiplier": {t: 2.0 + t for t in range(9)}},
-            "2 from step 0 on, 3 from step 1 on, 4 from step 2 on, …, 10 from step 8 on",
+            {"noise_multiplier": {t: 4.0 + t for t in range(9)}},
+            "4 from step 0 on, 5 from step 1 on, 6 from step 2 on, …, 12 from step 8 on",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_it_says_whose_data_and_which_neighbours():
 def test_it_says_how_noise_is_correlated():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=2)
     found = accounting.statement(spent(tx), cyclic, DELTA)
@@ -98,7 +98,7 @@ def test_it_says_how_noise_is_correlated():
 
 
 def test_what_else_was_released_is_part_of_it():
-    other = dpa.GaussianDpEvent(2.0)
+    other = dpa.GaussianDpEvent(8.0)
     state = spent(gaussian())
     found = accounting.statement(state, SAMPLER, DELTA, also=[other])
     assert found.epsilon == accounting.epsilon_spent(state, SAMPLER, DELTA, also=[other])
@@ -123,7 +123,7 @@ def test_nothing_is_promised_without_noise():
 def test_a_machine_can_read_it():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=12345, cycle_length=2)
     text = json.dumps(accounting.statement(spent(tx), cyclic, DELTA).to_dict())
@@ -133,8 +133,8 @@ def test_a_machine_can_read_it():
 
 def test_less_is_said_than_holds_where_digits_are_left_out():
     """A δ was rounded down, and a σ up."""
-    noise = {0: 1.23456789, 2: 1.9999999}
-    for multiplier, said in ((noise, "1.23456 from step 0 on, 1.99999"), (1.2345678, "1.23456")):
+    noise = {0: 5.23456789, 2: 5.9999999}
+    for multiplier, said in ((noise, "5.23456 from step 0 on, 5.99999"), (5.2345678, "5.23456")):
         found = accounting.statement(spent(gaussian(multiplier)), SAMPLER, 1.0000001e-5)
         assert f"multiplier{'s' * (multiplier is noise)} {said}" in str(found)
         assert ", 1.00001e-05)-differentially" in str(found)
@@ -160,7 +160,7 @@ def test_numbers_are_rounded_up(value, text):
     assert _statement._up(value) == text
 
 
-@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(2.0)]), filter(None, []), {}])
+@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
 def test_others_that_can_be_read_but_once_are_refused(also):
     """The check read them, and ε was that of the run alone."""
     with pytest.raises(TypeError, match="want a sequence"):
@@ -173,7 +173,7 @@ def test_others_that_can_be_read_but_once_are_refused(also):
 
 def test_a_composition_that_can_be_read_but_once_is_refused():
     """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
-    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(2.0) for _ in range(2))
+    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
         with pytest.raises(TypeError, match="want a list or a tuple"):
             accounting.event_epsilon(once, DELTA, accountant=accountant)
