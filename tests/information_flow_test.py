@@ -305,15 +305,24 @@ def test_noise_that_is_drawn_twice_is_seen(step):
     assert flow.redrawn
 
 
+@jax.jit
+def clipped_once(params, batch, mask):
+    """Returns the clipped sum at `params`; traced once for all tests."""
+    points = dpoptax.gradient_points((), params)
+    return dpoptax.clipped_grad(loss_fn, CLIP)(points, batch, mask)
+
+
+@jax.jit
+def released_with(key, total, params):
+    """Returns the release of a sum with noise of the key; traced once for all tests."""
+    tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
+    return tx.update(total, tx.init(params))[0]
+
+
 def with_keys(params, key, batch, mask, *, run):
     """What `run` makes of a function from a key to a release, whose noise is of that key."""
-
-    def release(key):
-        tx = dpoptax.gaussian_noise(**{**NOISE, "key": key})
-        grad_fn = dpoptax.clipped_grad(loss_fn, CLIP)
-        return tx.update(grad_fn(dpoptax.gradient_points((), params), batch, mask), tx.init(params))
-
-    return run(lambda key: release(key)[0], key)
+    total = clipped_once(params, batch, mask)
+    return run(functools.partial(released_with, total=total, params=params), key)
 
 
 def in_turns(release, keys):
