@@ -83,6 +83,7 @@ def test_a_refuted_claim_is_said_in_its_row_and_below():
     assert "DP-SGD, one release, white-box: the claim is refuted." in audit.notes(rows)
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_panel_for_each_audit_by_many_runs(tmp_path):
     path = tmp_path / "runs" / "audit.png"
     audit.plot_trade_offs([*_rows(1.0), *_rows(1.2)], path)
@@ -91,6 +92,7 @@ def test_the_figure_has_a_panel_for_each_audit_by_many_runs(tmp_path):
     assert width > 1.5 * height
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (1.2, 1)])
 def test_the_command_prints_bounds_writes_the_figure_and_fails_where_a_claim_is_refuted(
     tmp_path, monkeypatch, capsys, mu, code

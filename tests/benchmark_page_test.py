@@ -21,6 +21,8 @@ from experiments.command_line import main
 from experiments.image_benchmark import page_figures, page_groups
 from experiments.image_benchmark.page import write_page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SMALL = TrainConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
 

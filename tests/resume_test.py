@@ -143,6 +143,7 @@ def test_the_source_of_a_class_is_that_which_was_loaded(tmp_path):
     assert loaded.to_dict() == before != changed.to_dict()
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_class_of_a_config_file(tmp_path, monkeypatch):
     with pytest.raises(StoppedError):
         run(tmp_path / "run", stop_before=2, method=own_method(tmp_path))
@@ -151,6 +152,7 @@ def test_a_run_does_not_go_on_with_another_class_of_a_config_file(tmp_path, monk
     assert run(tmp_path / "run", method=own_method(tmp_path, steps=9)).summary["steps"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_without_a_source_on_record_goes_on(tmp_path, monkeypatch):
     """As all did that were begun before."""
     to_dict = Method.to_dict
@@ -454,6 +456,7 @@ def _damage_remove(path):
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
 def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undisturbed, tmp_path):
     workdir, like = undisturbed[1], _state_like()
@@ -524,6 +527,7 @@ def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
     assert "no checkpoint of it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
     tmp_path, undisturbed, monkeypatch
 ):
@@ -591,6 +595,7 @@ def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
         assert opened.directory == tmp_path
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):
     workdir = tmp_path / "run"
     hold = (

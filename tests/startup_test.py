@@ -138,6 +138,7 @@ def test_initial_parameters_of_one_program_are_those_of_each_operation():
 
 
 class TestSummary:
+    @pytest.mark.slow
     def test_phases_add_up_and_telemetry_is_cheap(self, tmp_path):
         begun = time.perf_counter()
         loop.train_and_evaluate(CONFIG, tmp_path, progress=False)
@@ -204,11 +205,13 @@ class TestCompilationCache:
         assert {file.name for file in inside.glob("jit_step-*-cache")} == kept
         assert first["params_sha256"] == second["params_sha256"]
 
+    @pytest.mark.slow
     def test_it_can_be_turned_off(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         self.train(CONFIG, tmp_path / "run", "--no-compilation-cache")
         assert not (tmp_path / "xdg" / "dpoptax").exists()  # matplotlib has its own
 
+    @pytest.mark.slow
     def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert cache_folder("compiled") == tmp_path / "dpoptax" / "compiled"
