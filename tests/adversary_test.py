@@ -92,8 +92,10 @@ def test_a_longer_search_of_models(program, clip):
     assert _attack(program, CLIPS[clip], (14, 40), seed=1) <= 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", ["regression", "batched", "standardised"])
+@pytest.mark.parametrize(
+    ("program", "way"),
+    helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
+)
 def test_every_way_to_a_norm(program, way, monkeypatch):
     monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     assert plan._products.choose_method is factor_products.choose_method
@@ -149,8 +151,9 @@ def _cancelling(b, dtype=jnp.float32):
     return x.astype(dtype), y.astype(dtype)
 
 
-@pytest.mark.parametrize("size", [8, 65536 // 16 + 8])
-@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize(
+    ("clip", "size"), helpers.covering(CLIPS, [8, 65536 // 16 + 8], strength=1)
+)
 def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
     """The norm was of the formed gradient, and the sum another contraction."""
     shapes = [(16, 4), (16, 4)]
@@ -160,9 +163,10 @@ def test_terms_that_cancel_in_the_gradient_and_not_in_its_rounding(clip, size):
         assert found <= clip.sensitivity
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 64, 4])
-@pytest.mark.parametrize("size", [256, 1024, 4096])
-@pytest.mark.parametrize("program", ["vector", "column", "lookup", "matrix"])
+@pytest.mark.parametrize(
+    ("program", "size", "microbatch_size"),
+    helpers.covering(["vector", "column", "lookup", "matrix"], [256, 1024, 4096], [None, 64, 4]),
+)
 def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, size, microbatch_size):
     """They are clipped at C/(1 + τ), and τ covers whatever the others change."""
     loss, shape = LONG_SUMS[program]
@@ -174,8 +178,15 @@ def test_a_long_sum_beside_others_that_were_chosen_for_its_rounding(program, siz
     assert 0.98 < found <= 1
 
 
-@pytest.mark.parametrize("way", ["gram", "form"])
-@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize(
+    ("room", "way"),
+    [
+        (True, "gram"),
+        (True, "form"),
+        pytest.param(False, "gram"),
+        pytest.param(False, "form", marks=pytest.mark.slow),
+    ],
+)
 def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkeypatch, request):
     """Upwards with the example and downwards without, beside others whose terms all but cancel."""
     if not room:
@@ -267,8 +278,14 @@ def _rounded_moves(total, shape, size, part):
         yield float(np.linalg.norm(np.float64(with_it[0]) - np.float64(without[0])))
 
 
-@pytest.mark.parametrize("clip", [dpoptax.l2_clip(1e-3), CLIPS["AUTO-V"]])
-@pytest.mark.parametrize("program", ["depthwise", "batched", "scanned"])
+@pytest.mark.parametrize(
+    ("program", "clip"),
+    helpers.covering(
+        ["depthwise", "batched", "scanned"],
+        {name: CLIPS[name] for name in ("l2, small", "AUTO-V")},
+        strength=1,
+    ),
+)
 def test_a_group_whose_squares_underflow_beside_one_that_does_not(program, clip):
     shapes = PROGRAMS[program][2]
     x, d = (np.ones(shape) for shape in shapes)
@@ -420,11 +437,18 @@ def _layered(params, example):
     return jnp.sum(hidden * d) + jnp.sum(rows * x[:4, :3] * d[:4])
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (43.0, -42.0)], ids=str)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"method": "vmap"}, {"precision": "bfloat16"}, {"microbatch_size": 3}],
-    ids=lambda options: "".join(map(str, options.values())) or "auto",
+    ("options", "weights"),
+    helpers.covering(
+        {
+            "auto": {},
+            "vmap": {"method": "vmap"},
+            "bfloat16": {"precision": "bfloat16"},
+            "microbatches": {"microbatch_size": 3},
+        },
+        [(1.0,), (43.0, -42.0)],
+        strength=1,
+    ),
 )
 def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
     """Bounds of 2^-60 beside 2^29, each of a geometry that fills it."""
@@ -519,7 +543,7 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
     ("program", "points"),
     [
         ("standardised", "near, large weights"),
-        ("standardised, squared", "opposite"),
+        pytest.param("standardised, squared", "opposite", marks=pytest.mark.slow),
         ("merged, squared", "all but opposite"),
     ],
 )

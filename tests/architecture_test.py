@@ -1,6 +1,7 @@
 """Imports run one way: each wing knows those below it, and none above."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -55,28 +56,32 @@ def wing(module):
 def imports(sources):
     """Pairs (module, imported module) within the package, those for types alone left out."""
     for module, source in sources.items():
-        tree = ast.parse(source)
-        for_types = {
-            id(inner)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(tree):
-            if id(node) in for_types:
-                continue
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                continue
-            for name in names:
-                if name.split(".")[0] == "dpoptax":
-                    inside = name.partition(".")[2]
-                    while inside and inside not in sources:
-                        inside = inside.rpartition(".")[0]
-                    yield module, inside
+        for name in imported(source):
+            if name.split(".")[0] == "dpoptax":
+                inside = name.partition(".")[2]
+                while inside and inside not in sources:
+                    inside = inside.rpartition(".")[0]
+                yield module, inside
+
+
+@functools.cache
+def imported(source):
+    """Returns the names that a source imports, except those for types alone."""
+    tree, names = ast.parse(source), []
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def arrows_up(sources):

@@ -25,6 +25,7 @@ COVERED = {
     *("cnn", "parts_added", "resnet", "shared_layers", "side_by_side", "steps_over_stacks", "vit"),
     *("transformer", "tied_embeddings"),  # in microbatches and at any magnitude, below
     *("lstm", "scanned_layers"),  # whose steps nested_scans takes
+    *("convolution_over_time", "mlp"),  # odd_convolutions, and mlp at other numbers of points
     "lora",  # merged into a kernel in pulling_test, and in the models of language_models_test
 }
 # Compiling is what these tests wait for.
@@ -289,11 +290,11 @@ def test_double_precision(name):
 
 
 def test_auxiliary_outputs_and_microbatches():
-    network = NETWORKS["transformer"]
+    network = NETWORKS["mlp"]
 
     def loss(params, example):
         value = network.loss(params, example)
-        return value, {"loss": value, "norm": jnp.sum(params["e"] ** 2), "tokens": example}
+        return value, {"loss": value, "norm": jnp.sum(params["w"] ** 2), "example": example}
 
     points, batch = points_of(network, 2), _batch(network, 7)
     options = {"has_aux": True, "microbatch_size": 3}

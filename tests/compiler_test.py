@@ -173,10 +173,20 @@ def test_no_constant_moves_a_sum_by_more_than_the_bound(program, way):
         assert move <= 1, (turn, example)
 
 
-@pytest.mark.parametrize("weights", [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)])
-@pytest.mark.parametrize("way", ["constants", "arguments"])
+WEIGHTS = [(2.0**20, 1 - 2.0**20), (2.0**-20, 3.0), (10.0, 512**0.5)]
+
+
 @pytest.mark.parametrize(
-    "program", helpers.slow_but(("regression", "LoRA"), [*programs.PROGRAMS, "LoRA"])
+    ("program", "way", "weights"),
+    [
+        *helpers.covering(["regression", "LoRA"], ["constants", "arguments"], WEIGHTS),
+        *(
+            pytest.param(program, way, weights, marks=pytest.mark.slow)
+            for program in sorted(programs.PROGRAMS.keys() - {"regression"})
+            for way in ("constants", "arguments")
+            for weights in WEIGHTS
+        ),
+    ],
 )
 def test_no_weight_of_a_point_moves_a_sum_by_more_than_the_bound(program, way, weights):
     move, example = largest_move(compiled(program, way, weights=weights), EVERY[program][2])

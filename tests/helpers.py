@@ -1,6 +1,7 @@
 """Small problems that many tests share."""
 
 import contextlib
+import itertools
 from unittest import mock
 
 import jax
@@ -70,6 +71,32 @@ def equations(jaxpr):
 def slow_but(quick, names):
     """All names as parameters of a test, slow those that are not among the quick ones."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
+
+
+def covering(*values, strength=2):
+    """Returns all combinations of the values as parameters, slow except a few that cover them.
+
+    The few contain every combination of `strength` values. A dict gives its keys as ids.
+    """
+    names = [list(map(str, each)) for each in values]
+    values = [list(each.values()) if isinstance(each, dict) else list(each) for each in values]
+    rows = list(itertools.product(*(range(len(each)) for each in values)))
+
+    def parts(row):
+        return set(itertools.combinations(enumerate(row), strength))
+
+    missing, quick = set().union(*map(parts, rows)), set()
+    while missing:
+        quick.add(best := max(rows, key=lambda row: len(missing & parts(row))))
+        missing -= parts(best)
+    return [
+        pytest.param(
+            *(each[i] for each, i in zip(values, row, strict=True)),
+            id="-".join(each[i] for each, i in zip(names, row, strict=True)),
+            marks=[pytest.mark.slow] * (row not in quick),
+        )
+        for row in rows
+    ]
 
 
 @contextlib.contextmanager

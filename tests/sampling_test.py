@@ -170,7 +170,7 @@ def test_shuffled_epochs_hold_each_record_once(size, batch):
 @pytest.mark.parametrize("size", slow_but((2, 5), [2, 3, 4, 5]))
 def test_shuffled_orders_are_uniform(size):
     sampler = ShuffledSampler(size, 1, seed=7)
-    epochs = 3000
+    epochs = 1200
     flat = np.array([d[0] for d in draws(sampler, size * epochs)]).reshape(epochs, size)
     codes = flat @ size ** np.arange(size)
     _, counts = np.unique(codes, return_counts=True)

@@ -286,6 +286,7 @@ class TestTrainer:
         assert plans[0].sampler != plans[1].sampler
         assert min(plan.seed.bit_length() for plan in plans) > 200
 
+    @pytest.mark.slow
     def test_it_goes_on_with_the_seed_that_it_drew(self, tmp_path):
         whole = train_and_evaluate(self.CONFIG, tmp_path / "run", progress=False)
         with checkpoints.Checkpoints(tmp_path / "run" / "checkpoints") as kept:
@@ -299,6 +300,7 @@ class TestTrainer:
             assert result.summary["params_sha256"] == whole.summary["params_sha256"]
         assert at_once.summary["assumed_secret"] == ["config.seed"]
 
+    @pytest.mark.slow
     def test_its_step_is_that_of_a_loop_of_ones_own(self, tmp_path):
         """Batches by SHAKE-256, noise by ChaCha20, of what the seed is hashed to."""
         config = dataclasses.replace(self.CONFIG, seed=7, method=methods.DPSGD(), steps=1)
@@ -367,6 +369,7 @@ class TestTrainer:
         with pytest.raises(ConfigError, match=match):
             dataclasses.replace(self.CONFIG, **changes)
 
+    @pytest.mark.slow
     def test_a_run_does_not_change_its_generator(self, tmp_path):
         train_and_evaluate(CONFIG, tmp_path, progress=False)
         other = dataclasses.replace(CONFIG, generator="chacha20")

@@ -207,6 +207,7 @@ def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place
             assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, split):
     whole = trials.dataset_of(TINY, held_out=False)
@@ -462,6 +463,7 @@ def compare_own_parts(folder, on_load="pass", in_function="pass"):
     return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
 
 
+@pytest.mark.slow
 def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
     assert compare_own_parts(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
@@ -478,12 +480,14 @@ def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
     assert "or give `processes` 1." in message
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
     dies = "multiprocessing.parent_process() and os._exit(1)"
     assert compare_own_parts(tmp_path, on_load=dies) == 2
     assert "one of 2 worker processes died" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
     """It priced the draws of seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)
