@@ -268,6 +268,7 @@ def test_the_command_line_fetches_when_it_is_told_to(server, tmp_path, capsys):
     assert len(server.asked) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["compare", "sweep"])
 def test_commands_over_several_configs_fetch_for_all(server, tmp_path, capsys, command):
     config = tmp_path / "config.py"
