@@ -39,7 +39,7 @@ def non_private(problem: Problem, setting: Setting):
             losses = jax.vmap(problem.loss_fn, (None, 0))
             return jax.grad(lambda params: jnp.sum(losses(params, batch), where=mask))(params), None
 
-        sums = dpoptax.in_microbatches(gradient_sum, setting.microbatch_size)
+        sums = dpoptax.extend.in_microbatches(gradient_sum, setting.microbatch_size)
         total, _ = sums(batch, jnp.ones(setting.batch_size, bool))
         return optax.tree.scale(1.0 / setting.batch_size, total)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
 
 EXAMPLES = "dpoptax.examples"
 """On a batch and its mask, on their way into a clipped sum: a row for each example."""

@@ -1,20 +1,39 @@
 """Where gradients are taken: the points, and the transform whose state remembers iterates."""
 
+import contextvars
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from dpoptax._maps import LinearMap, LinearMapState
+from dpoptax._linear_map import LinearMap, LinearMapState
 from dpoptax._serialization import register, serializable
-from dpoptax._trees import PyTree, find_state, is_masked, no_params, widen
+from dpoptax._tree import PyTree, find_state, is_masked, no_params, widen
 
 # A fixed weight or several, or a function of the step count that returns them.
 Weight = ArrayLike | Sequence[float] | Callable[[jax.Array], ArrayLike]
+
+
+class Origin(NamedTuple):
+    """How gradient points were made: static, so that a stage can check it before anything runs.
+
+    Attributes:
+      rows: the mixing coefficients of iterates, as of `track_iterates`, without trailing zeros.
+      tangent_row: the same for the direction of the Hessian-vector product; `None` for none.
+      reference: whether the state of `track_reference` was read.
+      linear_map: whether the state of `linear_map` was read.
+    """
+
+    rows: tuple[tuple[float, ...], ...] = ((1.0,),)
+    tangent_row: tuple[float, ...] | None = None
+    reference: bool = False
+    linear_map: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -40,6 +59,8 @@ class GradientPoints:
       reference: public data for clip geometries that follow the run, `None` for none; see
         `ReferenceState`.
       linear_map: T, for the parameters; `None` for the identity.
+      origin: how the points were made, for the methods that choose them; `None` for points made by
+        hand, which no method checks. Static.
     """
 
     points: tuple[PyTree, ...]
@@ -47,6 +68,7 @@ class GradientPoints:
     tangent: PyTree = None
     reference: PyTree = None
     linear_map: LinearMap | None = None
+    origin: Origin | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 @serializable
@@ -164,6 +186,8 @@ def track_iterates(
     ) -> tuple[PyTree, TrackIteratesState]:
         if params is None:
             raise no_params("track_iterates")
+        wanted = _origin(state)[:2]
+        check_origin(updates, lambda origin: origin[:2] == wanted)
         count = optax.safe_increment(state.count)
         state = dataclasses.replace(
             state,
@@ -206,8 +230,9 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     reference = None if followed is None else followed.reference
     mapped = find_state(opt_state, LinearMapState)
     linear_map = None if mapped is None else mapped.of(params)
+    origin = _origin(state)._replace(reference=followed is not None, linear_map=mapped is not None)
     if state is None:
-        return GradientPoints((params,), (1.0,), reference=reference, linear_map=linear_map)
+        return GradientPoints((params,), (1.0,), None, reference, linear_map, origin)
     iterates = (params, *state.iterates)
     try:
         points = tuple(_combine(row, iterates) for row in state.rows)
@@ -217,7 +242,57 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     tangent = None
     if state.tangent_row is not None:
         tangent = _combine(state.tangent_row, iterates, scale=state.tangent_weight)
-    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map)
+    return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
+
+
+def ensure_points(params: PyTree) -> GradientPoints:
+    """Returns `params` itself if it is `GradientPoints`, or else the one point `params`."""
+    if isinstance(params, GradientPoints):
+        return params
+    return GradientPoints((params,), (1.0,), origin=Origin())
+
+
+def _origin(state: TrackIteratesState | None) -> Origin:
+    """Returns the origin of the points that a state of `track_iterates` makes."""
+
+    def stripped(row: tuple[float, ...]) -> tuple[float, ...]:
+        while row and row[-1] == 0.0:
+            row = row[:-1]
+        return row
+
+    if state is None:
+        return Origin()
+    tangent = None if state.tangent_row is None else stripped(state.tangent_row)
+    return Origin(tuple(map(stripped, state.rows)), tangent)
+
+
+# The arrays of the last release, as weak references, and the origin of its gradients. A chain
+# passes bare arrays on, which have no place for the origin.
+_last_release: contextvars.ContextVar[tuple[list[weakref.ref[jax.Array]], Origin | None]]
+_last_release = contextvars.ContextVar("last_release", default=([], None))
+
+
+def note_release(released: PyTree, origin: Origin | None) -> None:
+    """Notes where the gradients in a release were taken, for `check_origin`."""
+    _last_release.set(([weakref.ref(x) for x in jax.tree.leaves(released)], origin))
+
+
+def check_origin(updates: PyTree, fits: Callable[[Origin], bool]) -> None:
+    """Raises if `updates` is a release of gradients whose points do not fit the method.
+
+    It knows a release by its arrays. Updates that another stage changed first, and releases of
+    gradients at points made by hand, pass without a check.
+    """
+    references, origin = _last_release.get()
+    arrays = [reference() for reference in references]
+    if origin is None or not all(any(x is y for y in arrays) for x in jax.tree.leaves(updates)):
+        return
+    if not fits(origin):
+        raise ValueError(
+            "the gradients were not taken at this method's points, and it would have no effect: "
+            "call grad_fn(dpoptax.gradient_points(opt_state, params), batch, mask) with the state "
+            "of the whole chain. dpoptax.clip_and_noise takes gradients at the parameters only"
+        )
 
 
 def weigh(value: jax.Array, *weights: float | jax.Array) -> jax.Array:

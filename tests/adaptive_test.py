@@ -83,7 +83,7 @@ def test_lp_adam_is_a_base_of_galore(problem, interval):
     want = _oracle(problem, b=FILTER.b, a=FILTER.a, beta=0.1, eps=0.02, rank=2, interval=interval)
     optimizer = optax.chain(
         optax.contrib.scale_by_galore(
-            2, interval, base_optimizer=dpoptax.scale_by_lp_adam(*FILTER, b2=0.9, eps=0.02)
+            2, interval, base_optimizer=dpoptax.extend.scale_by_lp_adam(*FILTER, b2=0.9, eps=0.02)
         ),
         optax.scale_by_learning_rate(ETA),
     )
@@ -95,15 +95,15 @@ def test_lp_adam_is_a_base_of_galore(problem, interval):
 
 
 def test_without_noise_adam_bc_is_adam(problem):
-    ours = _run(problem, dpoptax.adam_bc(ETA, stddev=0.0))
+    ours = _run(problem, dpoptax.contrib.adam_bc(ETA, stddev=0.0))
     _same(ours, _run(problem, optax.adam(ETA, eps=1e-12)))
 
 
 def test_bias_correction_recovers_the_second_moment_of_the_signal():
     signal = jnp.geomspace(0.01, 1.0, 7)
     stddev = 0.3
-    tx = dpoptax.scale_by_lp_adam((1e-3,), (-0.999,), b2=0.999, stddev=stddev)
-    plain = dpoptax.scale_by_lp_adam((1e-3,), (-0.999,), b2=0.999)
+    tx = dpoptax.extend.scale_by_lp_adam((1e-3,), (-0.999,), b2=0.999, stddev=stddev)
+    plain = dpoptax.extend.scale_by_lp_adam((1e-3,), (-0.999,), b2=0.999)
 
     def step(carry, key):
         states = carry
@@ -125,7 +125,7 @@ def test_bias_correction_recovers_the_second_moment_of_the_signal():
 
 
 def test_bfloat16_parameters_keep_a_moving_second_moment():
-    tx = dpoptax.scale_by_lp_adam(*FILTER)
+    tx = dpoptax.extend.scale_by_lp_adam(*FILTER)
     params = jnp.ones(2, jnp.bfloat16)
     state = tx.init(params)
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_bfloat16_parameters_keep_a_moving_second_moment():
 
 def test_release_stddev_is_that_of_the_release():
     clip = dpoptax.per_layer_clip([3.0, 4.0])
-    stddev = dpoptax.release_stddev(clip, noise_multiplier=2.0, batch_size=50)
+    stddev = dpoptax.extend.noise_stddev(clip, noise_multiplier=2.0, batch_size=50)
     assert stddev == 0.2
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=2.0, batch_size=50, key=jax.random.key(0))
     params = [np.zeros(20_000, np.float32), np.zeros(1, np.float32)]
@@ -145,19 +145,22 @@ def test_release_stddev_is_that_of_the_release():
         [p[None] for p in params], tx.init(params), params, mask=np.ones(1, bool)
     )
     np.testing.assert_allclose(np.std(release[0]), stddev, rtol=0.03)
-    for encoding in (dpoptax.adaptive_clip(0.1), dpoptax.hyperspherical_clip(1.0, beta=0.5)):
+    for encoding in (
+        dpoptax.adaptive_clip(0.1),
+        dpoptax.contrib.hyperspherical_clip(1.0, beta=0.5),
+    ):
         with pytest.raises(ValueError, match="decoded"):
-            dpoptax.release_stddev(encoding, noise_multiplier=2.0, batch_size=50)
+            dpoptax.extend.noise_stddev(encoding, noise_multiplier=2.0, batch_size=50)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dpoptax.scale_by_lp_adam([1.0], b2=1.0), "b2=1"),
-        (lambda: dpoptax.scale_by_lp_adam([1.0], eps=0.0), "eps=0"),
-        (lambda: dpoptax.scale_by_lp_adam([1.0], stddev=-0.1), "stddev=-0.1"),
-        (lambda: dpoptax.scale_by_lp_adam([0.5]), "gain"),
-        (lambda: dpoptax.adam_bc(0.1, stddev=0.1, b1=1.0), "b1=1"),
+        (lambda: dpoptax.extend.scale_by_lp_adam([1.0], b2=1.0), "b2=1"),
+        (lambda: dpoptax.extend.scale_by_lp_adam([1.0], eps=0.0), "eps=0"),
+        (lambda: dpoptax.extend.scale_by_lp_adam([1.0], stddev=-0.1), "stddev=-0.1"),
+        (lambda: dpoptax.extend.scale_by_lp_adam([0.5]), "gain"),
+        (lambda: dpoptax.contrib.adam_bc(0.1, stddev=0.1, b1=1.0), "b1=1"),
     ],
 )
 def test_bad_arguments(make, message):

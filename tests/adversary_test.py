@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import entries, plan, products, rules
-from dpoptax._clips import bounds
+from dpoptax._clip import bounds
+from dpoptax._ghost_clipping import plan
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.trace import entry_rules, rules
 from dpoptax._noise import fixed_point
-from dpoptax.auditing import _search as adversary
+from dpoptax.auditing import _worst_example as adversary
 from tests import helpers, programs
 from tests.programs import MODELS, PROGRAMS
 
@@ -27,7 +29,7 @@ CLIPS = {
     "l2, small": dpoptax.l2_clip(1e-3),
     "AUTO-V": dpoptax.automatic_clip(0.1, gamma=0.0),
     "AUTO-S": dpoptax.automatic_clip(0.1),
-    "psac": dpoptax.psac_clip(0.1),
+    "psac": dpoptax.contrib.psac_clip(0.1),
     "per layer": dpoptax.per_layer_clip(0.1),
 }
 WAYS = ("gram", "form", "keep")
@@ -95,8 +97,8 @@ def test_a_longer_search_of_models(program, clip):
     helpers.covering(["regression", "batched", "standardised"], WAYS, strength=1),
 )
 def test_every_way_to_a_norm(program, way, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
-    assert plan._products.choose is products.choose
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    assert plan._products.choose_method is factor_products.choose_method
     assert _attack(program, CLIPS["AUTO-V"], QUICK) <= 1
 
 
@@ -136,7 +138,7 @@ def test_a_longer_search(program, clip, method):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", _SUMS_OF_PRODUCTS)
 def test_a_longer_search_of_every_way(program, way, dtype, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     for clip in (CLIPS["l2"], CLIPS["AUTO-V"]):
         assert _attack(program, clip, (20, 100), dtype, seed=2) <= 1
 
@@ -189,8 +191,8 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
     """Upwards with the example and downwards without, beside others whose terms all but cancel."""
     if not room:
         request.getfixturevalue("no_room")
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
-    exact, clip, (size, positions) = products.contract, dpoptax.l2_clip(1.0), (16, 8)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
+    exact, clip, (size, positions) = factor_products.contract, dpoptax.l2_clip(1.0), (16, 8)
 
     def contract_off_by(sign, axes, a, b):
         inputs, kept = axes.split("->")
@@ -200,7 +202,7 @@ def test_a_machine_whose_every_sum_is_off_by_as_much_as_it_may(room, way, monkey
         return exact(axes, a, b) + sign * off
 
     def total(sign):
-        monkeypatch.setattr(products, "contract", functools.partial(contract_off_by, sign))
+        monkeypatch.setattr(factor_products, "contract", functools.partial(contract_off_by, sign))
         total = _total(programs.linear, [programs.zeros(4, 4)], clip)
         return lambda mask: np.float64(total((x, d), mask)[0])
 
@@ -364,11 +366,11 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
     columns = np.concatenate([columns, near], axis=2)
     exact = np.einsum("bktr,bktc->bkrc", *(x.astype(np.float64) for x in (rows, columns)))
     absolute = np.linalg.norm(rows, axis=-1) * np.linalg.norm(columns, axis=-1)
-    segments, sizes = [products.Segment(*map(jax.device_put, (rows, columns)))], (1, 4, 4)
+    segments, sizes = [factor_products.Segment(*map(jax.device_put, (rows, columns)))], (1, 4, 4)
     if way == "gram":
-        square, found = products.measure(segments, sizes, way)
+        square, found = factor_products.measure(segments, sizes, way)
     else:
-        square, found = products.measure_formed(segments, sizes)
+        square, found = factor_products.measure_formed(segments, sizes)
     assert (np.asarray(square, np.float64) >= np.sum(exact**2, axis=(1, 2, 3))).all()
     assert (np.asarray(found, np.float64) >= absolute.sum((1, 2)) * (1 - 1e-12)).all()
 
@@ -377,9 +379,9 @@ def test_the_bound_of_a_norm_is_above_the_norm(way):
 def test_terms_are_at_most_so_many_times_the_bound(clip):
     """f S <= M C: what the rounding of the sum over examples is relative to."""
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
-    _, scales = bounds.scales([jnp.ones((1, 4))])
-    size = bounds.Size(norms[0] ** 2, absolute[0])
-    factors, *_ = bounds.coefficients(
+    _, scales = bounds.make_scales([jnp.ones((1, 4))])
+    size = bounds.GradientSize(norms[0] ** 2, absolute[0])
+    factors, *_ = bounds.clip_coefficients(
         clip,
         scales,
         [size],
@@ -452,7 +454,7 @@ def test_no_layer_moves_by_more_than_its_own_bound(options, weights):
     """Bounds of 2^-60 beside 2^29, each of a geometry that fills it."""
     make = functools.partial(dpoptax.automatic_clip, gamma=0.0)
     layers = {
-        "dense": make(2.0**-60), "made": make(2.0**29), "scalar": dpoptax.psac_clip(1.0),
+        "dense": make(2.0**-60), "made": make(2.0**29), "scalar": dpoptax.contrib.psac_clip(1.0),
         "table": make(2.0**-20), "unused": 1.0, "vector": dpoptax.normalized_clip(2.0**-100),
     }  # fmt: skip
     shapes = [(4, 3), (4, 3), (), (3, 3), (2,), (3,)]
@@ -481,7 +483,7 @@ def test_complex_parameters_are_refused(method):
     points = dpoptax.gradient_points((), jnp.zeros(3, jnp.complex64))
     with pytest.raises(TypeError, match="complex64 cannot be clipped.*two parameters"):
         grad_fn(points, jnp.ones((2, 3)))
-    tx = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    tx = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0))
     params = {"w": jnp.ones(3, jnp.complex64)}
     with pytest.raises(TypeError, match=r"\['w'\] is complex64"):
         tx.update({"w": jnp.ones((2, 3), jnp.complex64)}, tx.init(params), params)
@@ -546,18 +548,18 @@ def _attack_points(program, points, clip, effort, dtype="float32", **options):
     ],
 )
 def test_gradients_of_derived_kernels_that_cancel_between_points(program, points, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack_points(program, points, CLIPS["AUTO-V"], QUICK) <= 1
 
 
 def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
-    exact = products.contract
+    exact = factor_products.contract
 
     def rounded(axes, a, b):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, 7) for x in (a, b)))
 
-    monkeypatch.setattr(products, "contract", rounded)
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "contract", rounded)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points("merged, squared", "all but opposite", CLIPS["AUTO-V"], QUICK)
     assert found > 1
 
@@ -566,7 +568,7 @@ def test_the_search_at_several_points_finds_what_rounding_breaks(monkeypatch):
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("program", DERIVED)
 def test_a_longer_search_at_several_points(program, points, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     found = _attack_points(program, points, CLIPS["AUTO-V"], (20, 40))
     assert found <= 1
 
@@ -576,7 +578,7 @@ def test_a_longer_search_at_several_points(program, points, monkeypatch):
 @pytest.mark.parametrize("points", ["near, large weights", "all but opposite"])
 @pytest.mark.parametrize("program", ["standardised, squared", "merged, squared"])
 def test_a_longer_search_at_several_points_with_gradients_formed(program, points, way, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     found = _attack_points(program, points, CLIPS["l2"], (20, 40))
     assert found <= 1
 
@@ -585,7 +587,7 @@ def test_a_longer_search_at_several_points_with_gradients_formed(program, points
 @pytest.mark.parametrize("options", [{"precision": "bfloat16"}, {"microbatch_size": 3}])
 @pytest.mark.parametrize("points", ["near, large weights", "second differences", "opposite"])
 def test_a_search_at_several_points_in_parts_and_with_narrow_factors(points, options, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     for program in ("standardised, squared", "merged, squared"):
         found = _attack_points(program, points, CLIPS["AUTO-V"], (14, 20), **options)
         assert found <= 1
@@ -611,7 +613,7 @@ def _precisions(jaxpr):
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatch):
     """Whatever the platform's default: TPUs and GPUs round operands where nothing is said."""
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"])
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -623,7 +625,7 @@ def test_what_the_bound_rests_on_is_contracted_at_full_precision(way, monkeypatc
 
 def test_a_sum_over_positions_is_stored_before_it_is_measured():
     """Else norm and sum may each have one of their own, and where terms cancel, any other."""
-    shift = entries.Shift(rules.Layout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
+    shift = entry_rules.Addition(rules.FactorLayout((1, 3), (), (), (0, 1)), 1, repeated=(0,))
     cotangent = jax.ShapeDtypeStruct((4, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(shift.factors)(cotangent, cotangent)
     names = [eqn.primitive.name for eqn in helpers.equations(jaxpr.jaxpr)]
@@ -633,7 +635,7 @@ def test_a_sum_over_positions_is_stored_before_it_is_measured():
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch):
     """XLA on GPU leaves out conversions there and back: a norm of other numbers than the sum."""
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     loss, params, shapes = PROGRAMS["regression"]
     total = _total(loss, programs.parameters(params), CLIPS["l2"], precision="bfloat16")
     jaxpr = jax.make_jaxpr(total)(_others(shapes), np.ones(OTHERS + 1, bool))
@@ -652,13 +654,13 @@ def test_what_is_rounded_to_bfloat16_is_so_for_all_who_read_it(way, monkeypatch)
 @pytest.mark.parametrize("bits", [7, 10])
 def test_a_platform_that_rounded_operands_would_break_the_bound(bits, monkeypatch, no_room):
     """So that the test above guards something: as bfloat16 passes and TF32 would compute it."""
-    exact = products.contract
+    exact = factor_products.contract
 
     def rounded(axes, a, b):
         return exact(axes, *(jax.lax.reduce_precision(x, 8, bits) for x in (a, b)))
 
-    monkeypatch.setattr(products, "contract", rounded)
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: "gram")
+    monkeypatch.setattr(factor_products, "contract", rounded)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: "gram")
     assert _attack("regression", CLIPS["AUTO-V"], (14, 40)) > 1
 
 
@@ -666,7 +668,7 @@ def test_integers_on_a_grid_add_up_to_the_bound_whatever_the_order():
     """The move is at most C + √d g/2 by proof: what rounds is a summand, never the sum."""
     loss, params, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
-    grid = dpoptax.fixed_point_grid(clip, **mechanism)
+    grid = dpoptax.extend.fixed_point_grid(clip, **mechanism)
     bound = clip.sensitivity + 4 * grid / 2
     params = [programs.zeros(4, 4)]
     others = _others(shapes, count=63)
@@ -690,7 +692,7 @@ def test_a_grid_goes_with_its_noise(no_room):
     loss, _, shapes = PROGRAMS["regression"]
     clip, mechanism = CLIPS["l2"], {"noise_multiplier": 1.0, "batch_size": 64}
     params, batch, key = [programs.zeros(4, 4)], _others(shapes, count=63), jax.random.key(0)
-    grid = dpoptax.fixed_point_grid(clip, **mechanism)
+    grid = dpoptax.extend.fixed_point_grid(clip, **mechanism)
     points = dpoptax.gradient_points((), params)
     clipped = dpoptax.clipped_grad(loss, clip, grid=grid)(points, batch)
 
@@ -703,7 +705,7 @@ def test_a_grid_goes_with_its_noise(no_room):
     assert got[0].dtype == jnp.float32
     half = clip.sensitivity + math.sqrt(16) * grid / 2
     assert fixed_point.sensitivity_on_grid(clipped, grid) == pytest.approx(half, rel=1e-12)
-    rounded = fixed_point.sensitivity_on_grid(dpoptax.assert_clipped(params, clip), grid)
+    rounded = fixed_point.sensitivity_on_grid(dpoptax.extend.trust_clipped(params, clip), grid)
     assert rounded == pytest.approx(half + math.sqrt(16) * grid / 2, rel=1e-12)
     with pytest.raises(TypeError, match="fixed_point=True"):
         release(clipped, fixed_point=False)
@@ -714,7 +716,7 @@ def test_a_grid_goes_with_its_noise(no_room):
     with pytest.raises(ValueError, match="a power of two"):
         dpoptax.clipped_grad(loss, clip, grid=1e-6)
     with pytest.raises(ValueError, match="noise_multiplier=0"):
-        dpoptax.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
+        dpoptax.extend.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
 
 
 def test_factors_in_bfloat16_keep_the_bound_and_come_near_the_sum():

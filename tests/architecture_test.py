@@ -9,17 +9,27 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
-    "_serialization", "_trees", "_marks", "_keys", "_maps", "_points",
-    "_clips", "_bookkeeping", "_clipped_grad",
-    "_jax_privacy", "_privacy", "sampling", "users", "_coefficients", "_participation",
-    "_strategies", "_inverse_strategies", "_noise", "_information_flow", "_methods", "tables",
-    "filters", "matrix", "accounting", "selection", "spectrum", "auditing", "dpoptax",
-    "training.errors", "training.bars", "training.roles", "training.sharing",
+    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
+    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "filters", "_methods", "contrib", "accounting", "_privacy_plan", "tables", "users",
+    "_information_flow", "auditing", "extend", "dpoptax",
+    "training.errors", "training.bars", "training.roles",
     "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",
     "training.loop", "training.search", "training.audit",
     "cli",
 )  # fmt: skip
+# Within `_ghost_clipping`, likewise.
+GHOST_CLIPPING_ORDER = (
+    "cost_model",
+    "trace",
+    "passes",
+    "norms",
+    "plan",
+    "sums",
+    "explain",
+    "second_moments",
+)
 # What is above the public names uses these and nothing private.
 PUBLIC_ONLY = ("training", "cli")
 # These folders of the repository are not installed. They may import all of dpoptax.
@@ -27,7 +37,7 @@ NOT_INSTALLED = {"experiments", "benchmarks", "tests"}
 
 
 def modules(root=ROOT):
-    """Source by dotted name, without the package's own: `_clips.base`, `filters`, ``."""
+    """Source by dotted name, without the package's own: `_clip.clip`, `filters`, ``."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -116,6 +126,19 @@ def test_no_import_runs_back_up():
     assert arrows_up(modules()) == []
 
 
+def test_ghost_clipping_reads_in_one_direction():
+    folder = "_ghost_clipping."
+    ranks = {name: i for i, name in enumerate(GHOST_CLIPPING_ORDER)}
+    back = [
+        f"{a} imports {b}"
+        for a, b in imports(modules())
+        if a.startswith(folder)
+        and b.startswith(folder)
+        and ranks[a.split(".")[1]] < ranks[b.split(".")[1]]
+    ]
+    assert back == []
+
+
 def uninstalled(sources):
     """Imports of what is not in the wheel."""
     found = []
@@ -158,7 +181,7 @@ def test_above_the_public_names_nothing_private_is_used():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("_clips.base", "from dpoptax._noise.gaussian import gaussian_noise"),
+        ("_clip.clip", "from dpoptax._noise.gaussian import gaussian_noise"),
         ("_points", "from dpoptax import accounting"),
         ("accounting", "def later():\n    from dpoptax.training import loop"),
         ("sampling", "import dpoptax.matrix"),
@@ -172,8 +195,8 @@ def test_an_arrow_that_runs_up_is_found(module, line):
 
 def test_a_circle_is_found():
     sources = modules()
-    sources["_clips.base"] += "\nfrom dpoptax._clips.curves import AutomaticClip\n"
-    assert {"_clips.base", "_clips.curves"} <= set(circle(sources))
+    sources["_clip.clip"] += "\nfrom dpoptax._clip.clipping_functions import AutomaticClip\n"
+    assert {"_clip.clip", "_clip.clipping_functions"} <= set(circle(sources))
 
 
 def test_what_the_same_code_computed_depends_on_every_file_of_the_package(tmp_path, monkeypatch):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import products
-from dpoptax._bookkeeping.clipped_sum import bookkept_sum, join_sums
-from dpoptax._bookkeeping.products import Segment
-from dpoptax._clipped_grad.by_examples import per_example_sum
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
 from tests.helpers import floats, slow_but
 from tests.networks import NETWORKS
 
@@ -36,7 +36,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def _compiled(method, loss, clip):
     def total(points, batch, mask, keys):
         sums, _ = method(loss, clip, points, batch, mask, keys, has_aux=False)
-        return join_sums(clip, points.points[0], sums) if method is bookkept_sum else sums
+        return join_sums(clip, points.points[0], sums) if method is ghost_clipped_sum else sums
 
     return jax.jit(total, compiler_options=QUICK)
 
@@ -50,7 +50,7 @@ def clipped_sum(method, network, clip, points, batch, mask=None):
 
 def both(*args):
     """The sum by book-keeping, and by per-example gradients."""
-    return clipped_sum(bookkept_sum, *args), clipped_sum(per_example_sum, *args)
+    return clipped_sum(ghost_clipped_sum, *args), clipped_sum(per_example_sum, *args)
 
 
 def points_of(network, count, tangent=False):
@@ -112,7 +112,7 @@ def test_equals_per_example_gradients_at_other_points_everywhere(name):
 
 CLIPS = {
     "automatic": dpoptax.automatic_clip(0.3),
-    "psac": dpoptax.psac_clip(0.3),
+    "psac": dpoptax.contrib.psac_clip(0.3),
     "normalized": dpoptax.normalized_clip(0.3),
     "per layer": dpoptax.per_layer_clip(0.3),
     "per named layer": dpoptax.per_layer_clip({"w": 0.1, "b": 0.2, "v": 0.3, "c": 0.4}),
@@ -120,7 +120,7 @@ CLIPS = {
     "of each kind": dpoptax.per_layer_clip(
         {
             "w": dpoptax.automatic_clip(0.3, gamma=0.0),
-            "b": dpoptax.psac_clip(0.2),
+            "b": dpoptax.contrib.psac_clip(0.2),
             "v": dpoptax.normalized_clip(0.3),
             "c": 0.4,
         }
@@ -140,7 +140,7 @@ def test_every_clip(name):
 def test_one_normalised_example_adds_the_bound(name):
     network = NETWORKS[name]
     clip = dpoptax.normalized_clip(0.3)
-    got = clipped_sum(bookkept_sum, network, clip, points_of(network, 2), _batch(network, 1))
+    got = clipped_sum(ghost_clipped_sum, network, clip, points_of(network, 2), _batch(network, 1))
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(got)))
     # What it is clipped by is an upper bound of its norm: it adds a little less, and never more.
     assert clip.sensitivity * (1 - 5e-5) <= norm <= clip.sensitivity
@@ -157,8 +157,8 @@ def test_masked_and_non_finite_examples_add_exactly_zero():
     got, want = both(network, clip, points, (bad, y), mask)
     close(got, want)
     good = (np.array(x)[[0, 3]], np.array(y)[[0, 3]])
-    close(got, clipped_sum(bookkept_sum, network, clip, points, good))
-    nothing = clipped_sum(bookkept_sum, network, clip, points, (bad, y), np.zeros(6, bool))
+    close(got, clipped_sum(ghost_clipped_sum, network, clip, points, good))
+    nothing = clipped_sum(ghost_clipped_sum, network, clip, points, (bad, y), np.zeros(6, bool))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(nothing))
 
 
@@ -211,7 +211,9 @@ def test_a_gradient_of_one_position_is_never_formed():
     def total(params, x):
         points = dpoptax.GradientPoints((params,), (1.0,))
         mask = jnp.ones(8, bool)
-        return bookkept_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[0]
+        return ghost_clipped_sum(loss, dpoptax.l2_clip(1.0), points, x, mask, None, has_aux=False)[
+            0
+        ]
 
     shapes = (
         jax.ShapeDtypeStruct((512, 1024), jnp.float32),
@@ -256,11 +258,13 @@ def test_segments_that_are_joined_give_the_sum_of_their_gradients():
 
     segments = [Segment(array(2, 3, 4, 32), array(2, 3, 4, 40)) for _ in range(3)]
     want = sum(np.einsum("bktr,bktc->bkrc", s.rows, s.columns) for s in segments)
-    assert len(products._joined(segments)) == 1
-    np.testing.assert_allclose(products.form(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5)
+    assert len(factor_products._join_segments(segments)) == 1
+    np.testing.assert_allclose(
+        factor_products.multiply_factors(segments, (3, 32, 40)), want, rtol=1e-4, atol=1e-5
+    )
     # What is small beside its factors is not worth the copy.
     small = [s._replace(rows=s.rows[..., :2]) for s in segments]
-    assert products._joined(small) is small
+    assert factor_products._join_segments(small) is small
 
 
 @pytest.mark.parametrize("name", slow_but(("mlp",), ("mlp", "transformer")))
@@ -315,7 +319,7 @@ def test_inside_shard_map(name):
     def total(points, batch):
         ones = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
         clip = dpoptax.l2_clip(0.3)
-        own, _ = bookkept_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
+        own, _ = ghost_clipped_sum(network.loss, clip, points, batch, ones, None, has_aux=False)
         return jax.lax.psum(join_sums(clip, points.points[0], own), "data")
 
     sharded = jax.shard_map(

@@ -8,7 +8,8 @@ from jax.extend import random as jex_random
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import box_muller, ledger
+from dpoptax._noise import ledger
+from dpoptax._random import box_muller
 
 pytestmark = pytest.mark.optimized
 
@@ -116,7 +117,7 @@ def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws
     for tx in (noise(), noise(key=jax.random.key(1)), noise(fixed_point=True)):
         state = tx.init(zeros)
         for _ in range(2):
-            mean, state = jax.jit(tx.update)(dpoptax.assert_clipped(zeros, CLIP), state)
+            mean, state = jax.jit(tx.update)(dpoptax.extend.trust_clipped(zeros, CLIP), state)
             draws += [mean["a"], mean["b"]]
     for power in (1, 2):
         correlation = np.corrcoef(np.stack(draws) ** power) - np.eye(len(draws))
@@ -126,7 +127,7 @@ def test_noise_is_independent_across_leaves_steps_and_keys_and_of_what_jax_draws
 def test_scale_of_noise_on_a_bfloat16_sum():
     zeros = {"w": jnp.zeros((100, 301), jnp.bfloat16)}
     tx = noise()
-    mean, _ = tx.update(dpoptax.assert_clipped(zeros, CLIP), tx.init(zeros))
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(zeros, CLIP), tx.init(zeros))
     assert mean["w"].dtype == jnp.float32
     accepts = lambda s: stats.kstest(np.ravel(mean["w"]) / s, "norm").pvalue > 1e-3  # noqa: E731
     assert accepts(1.5 * 2.0 / 4)
@@ -144,7 +145,7 @@ def test_what_is_refused():
 def test_float64_noise_has_all_bits_of_float64():
     with jax.enable_x64(True):
         total = jnp.zeros(20_000, jnp.float64)
-        mean, _ = noise().update(dpoptax.assert_clipped(total, CLIP), noise().init(total))
+        mean, _ = noise().update(dpoptax.extend.trust_clipped(total, CLIP), noise().init(total))
         mean = np.asarray(mean)
     assert mean.dtype == np.float64
     assert (mean.astype(np.float32) != mean).mean() > 0.99
@@ -157,7 +158,7 @@ def test_a_run_that_was_begun_with_other_noise_is_refused(monkeypatch):
     with monkeypatch.context() as before:
         before.setitem(ledger._DRAWN, False, "otherwise")
         state = noise().init(zeros)
-    mean, after = noise().update(dpoptax.assert_clipped(zeros, CLIP), state)
+    mean, after = noise().update(dpoptax.extend.trust_clipped(zeros, CLIP), state)
     assert np.isnan(mean).all()
     with pytest.raises(ValueError, match="those of another mechanism"):
         dpoptax.ledgers(after)

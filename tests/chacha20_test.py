@@ -10,7 +10,7 @@ from flax import serialization
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import chacha20, keys
+from dpoptax._random import chacha20, keys
 
 CLIP = dpoptax.l2_clip(0.5)
 KEY = jnp.arange(8, dtype=jnp.uint32) * np.uint32(0x9E3779B9)
@@ -77,7 +77,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
     monkeypatch.setattr(chacha20, "chacha20", recorded)
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     tx = STAGES["fixed point"](KEY)
-    total = dpoptax.assert_clipped(params, CLIP)
+    total = dpoptax.extend.trust_clipped(params, CLIP)
     with jax.disable_jit():
         state = tx.init(params)
         for _ in range(3):
@@ -94,7 +94,7 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
 def test_every_stage_takes_a_key_of_the_system(name):
     tx = STAGES[name](dpoptax.random_key_from_os("chacha20"))
     params = {"a": jnp.zeros((50, 40)), "b": jnp.zeros(900)}
-    total = dpoptax.assert_clipped(params, CLIP)
+    total = dpoptax.extend.trust_clipped(params, CLIP)
     update = jax.jit(tx.update)
     state, means = jax.jit(tx.init)(params), []
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_every_stage_takes_a_key_of_the_system(name):
 
 
 def test_another_key_is_another_run():
-    params, total = jnp.zeros(5), dpoptax.assert_clipped(jnp.zeros(5), CLIP)
+    params, total = jnp.zeros(5), dpoptax.extend.trust_clipped(jnp.zeros(5), CLIP)
     tx = STAGES["fixed point"](KEY)
     state = tx.init(params)
     other = dataclasses.replace(state, key=KEY ^ np.uint32(1))
@@ -129,7 +129,7 @@ def test_another_key_is_another_run():
 
 def test_an_ensemble_has_a_key_for_each():
     many = jax.vmap(lambda i: keys.fold_in(KEY, i))(jnp.arange(3))
-    total = dpoptax.assert_clipped(jnp.zeros(4), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(4), CLIP)
 
     def first(key):
         tx = STAGES["fixed point"](key)
@@ -143,10 +143,10 @@ def test_an_ensemble_has_a_key_for_each():
 def test_what_has_no_noise_by_it_refuses_such_a_key():
     clip = dpoptax.l2_clip(1.0)
     with pytest.raises(TypeError, match="want one key, as from"):
-        dpoptax.geodp(0.1, noise_multiplier=1.0, batch_size=4, key=KEY)
+        dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=4, key=KEY)
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY)
     with jax.enable_x64(True):
-        wide = dpoptax.assert_clipped(jnp.zeros(3, jnp.float64), clip)
+        wide = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float64), clip)
         with pytest.raises(TypeError, match="want one key, as from"):
             tx.update(wide, tx.init(jnp.zeros(3)))
     with pytest.raises(TypeError, match=r"shape \(2, 8\) and uint32: want one key, as from"):

@@ -10,8 +10,8 @@ import pytest
 from jax_privacy import clipping as peer
 
 import dpoptax
-from dpoptax._clips import bounds
-from dpoptax._clips.per_example import sum_clipped
+from dpoptax._clip import bounds
+from dpoptax._clip.clip_per_example import sum_clipped
 from tests import helpers
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
@@ -55,7 +55,7 @@ def test_equals_optax_contrib_and_jax_privacy():
     )
     a, _ = jax.jit(ours.update)(grads, ours.init(params), params)
     b, _ = jax.jit(theirs.update)(grads, theirs.init(params))
-    room = bounds.gamma(bounds._FEW)
+    room = bounds.gamma(bounds._COEFFICIENT_ROUNDINGS)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=room, atol=1e-7), a, b)
 
     params, batch = helpers.mlp_params(0), helpers.mlp_batch(0, 6)
@@ -111,7 +111,7 @@ def test_low_precision_gradients_are_summed_in_float32():
 
 
 def test_batch_axes_that_disagree_are_named():
-    tx = dpoptax.clip_per_example(dpoptax.l2_clip(1.0))
+    tx = dpoptax.extend.clip_per_example(dpoptax.l2_clip(1.0))
     params = {"a": jnp.ones(1), "b": jnp.ones(1)}
     with pytest.raises(ValueError, match=r"'a'.*\(2,\).*'b'.*\(3,\)"):
         tx.update({"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, tx.init(params), params)
@@ -131,7 +131,7 @@ def test_a_traced_clip_norm_is_refused():
 
 
 def test_clipped_sum_is_a_pytree_with_a_static_clip():
-    clipped = dpoptax.assert_clipped({"w": jnp.ones(2)}, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.extend.trust_clipped({"w": jnp.ones(2)}, dpoptax.l2_clip(1.0))
     doubled = jax.jit(lambda c: jax.tree.map(lambda x: 2 * x, c))(clipped)
     assert doubled.clip == clipped.clip
     assert len(jax.tree.leaves(clipped)) == 2  # the sum and its seal

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpoptax
-from dpoptax._clips.per_example import sum_clipped
+from dpoptax._clip.clip_per_example import sum_clipped
 from tests import helpers
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("no_room")]
@@ -18,7 +18,7 @@ FLAT = {
     "l2": dpoptax.l2_clip(0.7),
     "auto-v": dpoptax.automatic_clip(0.7, gamma=0.0),
     "auto-s": dpoptax.automatic_clip(0.7, gamma=0.01),
-    "psac": dpoptax.psac_clip(0.7, r=0.1),
+    "psac": dpoptax.contrib.psac_clip(0.7, r=0.1),
     "normalized": dpoptax.normalized_clip(0.7),
 }
 CURVES = {
@@ -99,7 +99,9 @@ def test_zero_and_non_finite_gradients_add_exactly_zero(name, bad):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(total))
 
 
-@pytest.mark.parametrize("clip", [dpoptax.psac_clip(1.0, r=1e-42), dpoptax.normalized_clip(1e-42)])
+@pytest.mark.parametrize(
+    "clip", [dpoptax.contrib.psac_clip(1.0, r=1e-42), dpoptax.normalized_clip(1e-42)]
+)
 def test_a_zero_gradient_adds_zero_where_the_geometry_has_no_factor_for_it(clip):
     grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])  # 0/0, where numbers below 2⁻¹²⁶ are zero
     np.testing.assert_allclose(sum_clipped(clip, grads), [0.6, 0.8], rtol=1e-5)
@@ -167,7 +169,9 @@ def test_layers_are_clipped_by_themselves():
     np.testing.assert_allclose(LAYERED["whole"].sensitivity, 0.7)
 
 
-@pytest.mark.parametrize("make", [dpoptax.l2_clip, dpoptax.automatic_clip, dpoptax.psac_clip])
+@pytest.mark.parametrize(
+    "make", [dpoptax.l2_clip, dpoptax.automatic_clip, dpoptax.contrib.psac_clip]
+)
 def test_one_geometry_of_all_layers_is_shared_out_by_its_bound(make):
     grads = _grads(4)
     clip = dpoptax.per_layer_clip(make(0.7))
@@ -201,7 +205,7 @@ def test_layer_wise_auto_v_fills_the_bound_of_every_layer():
     [
         dpoptax.per_layer_clip(1.0),
         dpoptax.adaptive_clip(1.0),
-        dpoptax.hyperspherical_clip(1.0, beta=0.5),
+        dpoptax.contrib.hyperspherical_clip(1.0, beta=0.5),
     ],
 )
 def test_layers_of_a_geometry_that_is_not_flat_are_refused(clip):
@@ -256,10 +260,10 @@ def test_layers_that_are_no_prefix_are_refused():
         (lambda: dpoptax.automatic_clip(0.0), "l2_clip_norm=0"),
         (lambda: dpoptax.l2_clip("1.0"), "l2_clip_norm='1.0': want a number"),
         (lambda: dpoptax.l2_clip(None), "l2_clip_norm=None: want a number"),
-        (lambda: dpoptax.psac_clip(1.0, r=[0.1]), r"r=\[0.1\]: want a number"),
+        (lambda: dpoptax.contrib.psac_clip(1.0, r=[0.1]), r"r=\[0.1\]: want a number"),
         (lambda: dpoptax.automatic_clip(1.0, gamma=-0.1), "gamma=-0.1"),
         (lambda: dpoptax.automatic_clip(1.0, gamma=float("nan")), "gamma=nan"),
-        (lambda: dpoptax.psac_clip(1.0, r=0.0), "r=0"),
+        (lambda: dpoptax.contrib.psac_clip(1.0, r=0.0), "r=0"),
         (lambda: dpoptax.normalized_clip(-1.0), "l2_clip_norm=-1"),
         (lambda: dpoptax.per_layer_clip({"a": 1.0, "b": 0.0}), "clips=0"),
         (lambda: dpoptax.per_layer_clip({}), "at least one bound"),
@@ -274,12 +278,12 @@ def test_bad_arguments(make, message):
 BOUNDED = {
     "l2_clip": dpoptax.l2_clip,
     "automatic_clip": dpoptax.automatic_clip,
-    "psac_clip": dpoptax.psac_clip,
+    "psac_clip": dpoptax.contrib.psac_clip,
     "normalized_clip": dpoptax.normalized_clip,
     "per_layer_clip": dpoptax.per_layer_clip,
     "per_layer_clip of layers": lambda bound: dpoptax.per_layer_clip([1.0, bound]),
     "adaptive_clip": dpoptax.adaptive_clip,
-    "hyperspherical_clip": lambda bound: dpoptax.hyperspherical_clip(bound, angle_norm=1.0),
+    "hyperspherical_clip": lambda bound: dpoptax.contrib.hyperspherical_clip(bound, angle_norm=1.0),
 }
 
 

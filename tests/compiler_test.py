@@ -14,10 +14,10 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import mapped, products
-from dpoptax._clips import bounds
-from dpoptax._clips.compiler import check_settings
-from dpoptax._maps import Diagonal, LinearMap
+from dpoptax._clip import bounds
+from dpoptax._clip.compiler_checks import check_settings
+from dpoptax._ghost_clipping.norms import factor_products, mapped_products
+from dpoptax._linear_map import Diagonal, LinearMap
 from tests import helpers, programs
 
 pytestmark = pytest.mark.optimized
@@ -364,10 +364,10 @@ def test_a_finite_example_leaves_a_run_of_disk_finite(way):
 def test_constant_scales_of_a_linear_map_leave_its_factors_finite():
     """Columns that are zero, next to four scales whose product is above 4."""
     factor = Diagonal(tuple(np.full((1, 1), 3.0, np.float32) for _ in range(4)))
-    steps = tuple(mapped.Scaling(i, np.zeros((1, 1, 1), int)) for i in range(4))
+    steps = tuple(mapped_products.ScaleStep(i, np.zeros((1, 1, 1), int)) for i in range(4))
     rows, columns = np.ones((3, 1, 2, 4), np.float32), np.zeros((3, 1, 2, 5), np.float32)
-    segment = products.Segment(jnp.asarray(rows), jnp.asarray(columns))
-    _assert_finite(jax.jit(lambda s: mapped.Mapping(steps)(factor, [s]))(segment))
+    segment = factor_products.Segment(jnp.asarray(rows), jnp.asarray(columns))
+    _assert_finite(jax.jit(lambda s: mapped_products.SideMap(steps)(factor, [s]))(segment))
 
 
 EXACT = {
@@ -389,7 +389,7 @@ def test_numbers_are_scaled_by_powers_of_two_exactly(exponent):
         inside = normal & (abs(want) >= 2.0**-126) & (abs(want) < 2.0**128)
         want = np.where(inside | ~np.isfinite(x), want, 0.0)
         beyond = normal & (abs(np.ldexp(np.float64(x), min(exponent, 2000))) >= 2.0**128)
-    found = np.asarray(jax.jit(bounds.over_power)(x, -exponents))
+    found = np.asarray(jax.jit(bounds.divide_by_power)(x, -exponents))
     np.testing.assert_array_equal(found, np.where(inside, want, 0.0))
     found = np.asarray(jax.jit(bounds.ldexp)(x, exponents))
     np.testing.assert_array_equal(found, np.where(beyond, np.copysign(np.inf, x), want))

@@ -131,11 +131,11 @@ def no_rounding(monkeypatch):
     """Rényi divergences are dp_accounting's own, without what is added for their rounding."""
     import numpy as np
 
-    from dpoptax._privacy import pricing, renyi
+    from dpoptax._pricing import accountants, renyi
 
     def forget():
         renyi.sampled_gaussian_rdp.cache_clear()
-        pricing._priced.cache_clear()
+        accountants._priced.cache_clear()
 
     forget()
     monkeypatch.setattr(renyi, "rounding", lambda orders: np.zeros(np.shape(orders)))

@@ -67,8 +67,8 @@ def test_a_gradient_in_microbatches_is_the_one_outside_of_loops(options):
         losses = jax.vmap(loss, (None, 0))
         return jax.grad(lambda p: jnp.sum(losses(p, images), where=mask))(kernels), None
 
-    found, (total, _) = convolutions(dpoptax.in_microbatches(sums, 2), IMAGES, MASK)
-    outside, (expected, _) = convolutions(dpoptax.in_microbatches(sums, None), IMAGES, MASK)
+    found, (total, _) = convolutions(dpoptax.extend.in_microbatches(sums, 2), IMAGES, MASK)
+    outside, (expected, _) = convolutions(dpoptax.extend.in_microbatches(sums, None), IMAGES, MASK)
     assert found == outside
     for value, other in zip(total, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-5)
@@ -121,4 +121,4 @@ def test_a_program_without_convolutions_stays_as_it_is():
     def program(sums):
         return str(jax.make_jaxpr(sums)(IMAGES, MASK))
 
-    assert program(dpoptax.in_microbatches(sums, None)) == program(jax.jit(sums))
+    assert program(dpoptax.extend.in_microbatches(sums, None)) == program(jax.jit(sums))

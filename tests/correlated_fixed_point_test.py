@@ -40,7 +40,7 @@ def rounded(numerator):
 @pytest.mark.parametrize("extreme", [False, True])
 def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monkeypatch):
     """Also where every number is as far out as a discrete Gaussian can be."""
-    step = dpoptax.fixed_point_grid(CLIP, **RELEASE)
+    step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     drawn, rng = [], np.random.default_rng(0)
 
     def draw(key, shape, stddev, *, out_sharding=None):
@@ -57,7 +57,7 @@ def test_releases_are_those_of_the_recursion_in_integers(strategy, extreme, monk
     first, *others = strategy.coefficients
     taps = [round(2048 * c / first) for c in others]
     for total in sums:
-        mean, state = tx.update(dpoptax.assert_clipped(jnp.asarray(total), CLIP), state)
+        mean, state = tx.update(dpoptax.extend.trust_clipped(jnp.asarray(total), CLIP), state)
         now = [
             int(n) - rounded(sum(k * y[i] for k, y in zip(taps, past, strict=False)))
             for i, n in enumerate(drawn[-1])
@@ -107,7 +107,7 @@ def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy)
         moved.append(d * float(np.max(np.abs(there - here))) ** 2)
     found = math.sqrt(sum(moved))
     g = 0.5 / (math.sqrt(d) * (worst - 1))  # so Δ is what C = 0.5 and rounding can do
-    total = dpoptax.assert_clipped(jnp.zeros(d), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(d), CLIP)
     room = fixed.stddev_of_band(strategy, total, 1.0, g) / g
     proportional = math.hypot(1, *(k / 2048 for k in taps)) * math.sqrt(d) * worst
     assert proportional < found <= room
@@ -119,7 +119,7 @@ def test_no_example_moves_the_noise_of_its_band_by_more_than_is_hidden(strategy)
 def test_noise_has_the_covariance_of_the_strategy():
     strategy = STRATEGIES["optimal"]
     tx, params = noise(strategy), {"a": jnp.zeros((40, 30)), "b": jnp.zeros(800)}
-    total = dpoptax.assert_clipped(params, CLIP)
+    total = dpoptax.extend.trust_clipped(params, CLIP)
 
     def step(state, _):
         mean, state = tx.update(total, state, params)
@@ -140,7 +140,7 @@ def test_noise_has_the_covariance_of_the_strategy():
 def test_a_new_state_may_be_donated():
     """Which it may not where two of its arrays are one."""
     tx = noise(STRATEGIES["optimal"])
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     mean, state = jax.jit(tx.update, donate_argnums=1)(total, tx.init(jnp.zeros(3)))
     again, _ = jax.jit(tx.update, donate_argnums=1)(total, state)
     assert np.isfinite(mean).all()
@@ -148,7 +148,7 @@ def test_a_new_state_may_be_donated():
 
 
 def test_sums_of_integers_get_the_same_noise():
-    step = dpoptax.fixed_point_grid(CLIP, **RELEASE)
+    step = dpoptax.extend.fixed_point_grid(CLIP, **RELEASE)
     loss = lambda params, example: jnp.vdot(params, example)  # noqa: E731
     batch = jax.random.normal(KEY, (8, 5))
     tx, params = noise(STRATEGIES["given"]), jnp.zeros(5)
@@ -166,7 +166,7 @@ def test_sums_of_integers_get_the_same_noise():
 
 def test_it_costs_what_it_costs_in_floating_point():
     sampler = matrix.CyclicPoissonSampler(1000, 8, seed=0, cycle_length=4)
-    total, spent = dpoptax.assert_clipped(jnp.zeros(3), CLIP), []
+    total, spent = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), []
     for clip in (None, CLIP):
         tx = noise(STRATEGIES["optimal"], fixed_point_clip=clip)
         state = tx.init(jnp.zeros(3))
@@ -187,7 +187,7 @@ def test_where_an_example_comes_again_within_a_band_no_epsilon_is_stated(sampler
     states = []
     for clip in (None, CLIP):
         tx = noise(STRATEGIES["optimal"], fixed_point_clip=clip)
-        total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+        total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
         states.append(tx.update(total, tx.init(jnp.zeros(3)))[1])
     accounting.epsilon_spent(states[0], sampler, 1e-5)
     with pytest.raises(ValueError, match="cycle_length is at least the number of bands"):
@@ -208,13 +208,13 @@ def test_a_strategy_of_all_diagonals_is_refused(strategy):
 
 def test_a_sum_of_another_clip_is_refused():
     tx = noise(STRATEGIES["given"])
-    total = dpoptax.assert_clipped(jnp.zeros(3), dpoptax.l2_clip(1.0))
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match="give the same clip to both"):
         tx.update(total, tx.init(jnp.zeros(3)))
 
 
 def test_a_state_of_another_scale_or_kind_is_refused():
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     stage = noise(STRATEGIES["given"])
     for clip in (None, dpoptax.l2_clip(1.0)):
         state = noise(STRATEGIES["given"], fixed_point_clip=clip).init(jnp.zeros(3))
@@ -232,13 +232,13 @@ def test_buffers_that_were_cast_are_refused():
     state = tx.init(jnp.zeros(3))
     cast = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.float32))
     with pytest.raises(ValueError, match="float32, not int32: the state was cast"):
-        tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), cast)
+        tx.update(dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), cast)
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, -0.999), (1.0, 0.9995)])
 def test_noise_that_may_leave_the_integers_is_refused(coefficients):
     tx = noise(matrix.BandedToeplitz(coefficients))
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     with pytest.raises(ValueError, match="adds up the noise of many steps"):
         tx.update(total, tx.init(jnp.zeros(3)))
 
@@ -256,12 +256,12 @@ def test_the_bound_of_what_the_inverse_adds_up_is_no_smaller(strategy):
 
 def test_without_noise_the_sum_is_released():
     tx = noise(STRATEGIES["given"], noise_multiplier=0.0)
-    mean, _ = tx.update(dpoptax.assert_clipped(jnp.full(3, 0.7), CLIP), tx.init(jnp.zeros(3)))
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(jnp.full(3, 0.7), CLIP), tx.init(jnp.zeros(3)))
     np.testing.assert_array_equal(mean, np.float32(0.7) / 8)
 
 
 def test_one_band_is_fixed_point_noise():
-    total = dpoptax.assert_clipped(jnp.full(7, 0.3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.full(7, 0.3), CLIP)
     one = noise(matrix.BandedToeplitz((1.0,)))
     other = dpoptax.gaussian_noise(**RELEASE, key=KEY, fixed_point=True)
     means = [tx.update(total, tx.init(jnp.zeros(7)))[0] for tx in (one, other)]

@@ -59,7 +59,7 @@ def test_iterate_noise_is_that_of_the_transforms(filt):
 
     def step(carry, _):
         x, state = carry
-        total = dpoptax.assert_clipped(0.2 * x, dpoptax.l2_clip(1.0))
+        total = dpoptax.extend.trust_clipped(0.2 * x, dpoptax.l2_clip(1.0))
         updates, state = tx.update(total, state)
         return (x + updates, state), None
 

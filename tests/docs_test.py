@@ -36,8 +36,8 @@ MODULES = (
     "dpoptax.filters",
     "dpoptax.matrix",
     "dpoptax.sampling",
-    "dpoptax.selection",
-    "dpoptax.spectrum",
+    "dpoptax.accounting.selection",
+    "dpoptax.filters.spectrum",
     "dpoptax.tables",
     "dpoptax.users",
 )

@@ -13,7 +13,7 @@ STEPS, DIM = 300, 3000
 def _coefficients(signal, stddev, length=5, seed=0):
     """The coefficients of every step on a noisy signal (steps, d), and the outputs."""
     noise = stddev * np.random.default_rng(seed).normal(size=signal.shape)
-    tx = dpoptax.adaptive_fir(length, stddev)
+    tx = dpoptax.contrib.adaptive_fir(length, stddev)
 
     def body(state, g):
         out, state = tx.update(g, state)
@@ -69,4 +69,4 @@ def test_the_output_is_the_filter_s():
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
-        dpoptax.adaptive_fir(**arguments)
+        dpoptax.contrib.adaptive_fir(**arguments)

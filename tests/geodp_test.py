@@ -8,9 +8,9 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, sampling
-from dpoptax._clips import bounds, per_example
-from dpoptax._noise import box_muller
-from dpoptax._noise.ledger import with_key
+from dpoptax._clip import bounds, clip_per_example
+from dpoptax._noise.ledger import replace_key
+from dpoptax._random import box_muller
 from tests import helpers
 from tests.oracles import geodp as oracle
 from tests.oracles import problem
@@ -18,11 +18,13 @@ from tests.oracles import problem
 pytestmark = pytest.mark.usefixtures("no_room")
 
 KEY = jax.random.key(3)
-sum_clipped = jax.jit(per_example.sum_clipped, static_argnums=0)
+sum_clipped = jax.jit(clip_per_example.sum_clipped, static_argnums=0)
 
 
 def make_sum(total, l2_clip_norm=1.0):
-    return dpoptax.assert_clipped(jnp.asarray(total, jnp.float32), dpoptax.l2_clip(l2_clip_norm))
+    return dpoptax.extend.trust_clipped(
+        jnp.asarray(total, jnp.float32), dpoptax.l2_clip(l2_clip_norm)
+    )
 
 
 # As published.
@@ -31,7 +33,8 @@ def make_sum(total, l2_clip_norm=1.0):
 def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
     clip, beta, sigma, eta, size = 0.5, 0.3, 0.8, 0.2, 6
     tx = optax.chain(
-        dpoptax.geodp(beta, noise_multiplier=sigma, batch_size=size, key=KEY), optax.sgd(eta)
+        dpoptax.contrib.geodp(beta, noise_multiplier=sigma, batch_size=size, key=KEY),
+        optax.sgd(eta),
     )
     grad_fn = dpoptax.clipped_grad(problem.loss_fn, dpoptax.l2_clip(clip))
     x = helpers.normal(0, (8,))
@@ -59,8 +62,8 @@ def test_geodp_follows_the_papers_algorithm_for_fifty_steps():
 def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16), "b": jnp.zeros(2)}
     total = {"w": jnp.arange(6.0).reshape(3, 2), "b": jnp.array([-1.0, -2.0])}
-    tx = dpoptax.geodp(1.0, noise_multiplier=0.0, batch_size=2, key=KEY)
-    clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(1.0))
+    tx = dpoptax.contrib.geodp(1.0, noise_multiplier=0.0, batch_size=2, key=KEY)
+    clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(1.0))
     mean, _ = jax.jit(tx.update)(clipped, tx.init(params), params)
     assert mean["w"].dtype == jnp.bfloat16
     np.testing.assert_allclose(mean["b"], [-0.5, -1.0], rtol=1e-6)
@@ -68,7 +71,7 @@ def test_geodp_without_noise_returns_the_mean_tree_in_the_params_dtype():
 
 
 def test_geodp_counts_releases_that_no_accountant_accepts():
-    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
+    tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
     state = tx.init(jnp.zeros(3))
     releases, update = [], jax.jit(tx.update)
     for _ in range(2):
@@ -105,11 +108,11 @@ def test_the_published_noise_does_not_hide_one_example():
 def test_a_threshold_on_the_published_release_tells_neighbours_apart():
     """Which of two coordinates is larger: right in every trial, where ε = 4.4 is claimed."""
     trials = 2000
-    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=256, key=KEY)
+    tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=256, key=KEY)
     state = tx.init(jnp.zeros(20))
 
     def release(total, key):
-        mean, _ = tx.update(make_sum(total), with_key(state, key))
+        mean, _ = tx.update(make_sum(total), replace_key(state, key))
         return jnp.abs(mean[0]) > jnp.abs(mean[1])
 
     batches = neighbours()
@@ -129,26 +132,46 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: dpoptax.geodp(0.0, noise_multiplier=1, batch_size=1, key=KEY), ValueError, "beta"),
-        (lambda: dpoptax.geodp(1.5, noise_multiplier=1, batch_size=1, key=KEY), ValueError, "1.5"),
-        (lambda: dpoptax.geodp("1", noise_multiplier=1, batch_size=1, key=KEY), ValueError, "beta"),
         (
-            lambda: dpoptax.geodp(1.0, noise_multiplier=-1, batch_size=1, key=KEY),
+            lambda: dpoptax.contrib.geodp(0.0, noise_multiplier=1, batch_size=1, key=KEY),
+            ValueError,
+            "beta",
+        ),
+        (
+            lambda: dpoptax.contrib.geodp(1.5, noise_multiplier=1, batch_size=1, key=KEY),
+            ValueError,
+            "1.5",
+        ),
+        (
+            lambda: dpoptax.contrib.geodp("1", noise_multiplier=1, batch_size=1, key=KEY),
+            ValueError,
+            "beta",
+        ),
+        (
+            lambda: dpoptax.contrib.geodp(1.0, noise_multiplier=-1, batch_size=1, key=KEY),
             ValueError,
             "noise_multiplier=-1",
         ),
-        (lambda: dpoptax.geodp(1.0, noise_multiplier=1, batch_size=1, key=0), TypeError, "key=0"),
-        (lambda: dpoptax.hyperspherical_clip(1.0), ValueError, "exactly one"),
         (
-            lambda: dpoptax.hyperspherical_clip(1.0, angle_norm=1.0, beta=1.0),
+            lambda: dpoptax.contrib.geodp(1.0, noise_multiplier=1, batch_size=1, key=0),
+            TypeError,
+            "key=0",
+        ),
+        (lambda: dpoptax.contrib.hyperspherical_clip(1.0), ValueError, "exactly one"),
+        (
+            lambda: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0, beta=1.0),
             ValueError,
             "exactly one",
         ),
-        (lambda: dpoptax.hyperspherical_clip(1.0, beta=1.1), ValueError, "beta=1.1"),
-        (lambda: dpoptax.hyperspherical_clip(0.0, beta=1.0), ValueError, "l2_clip_norm=0"),
-        (lambda: dpoptax.hyperspherical_clip(1.0, angle_norm=-1.0), ValueError, "angle_norm=-1"),
+        (lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.1), ValueError, "beta=1.1"),
+        (lambda: dpoptax.contrib.hyperspherical_clip(0.0, beta=1.0), ValueError, "l2_clip_norm=0"),
         (
-            lambda: dpoptax.hyperspherical_clip(1.0, beta=1.0, magnitude_weight=1.0),
+            lambda: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=-1.0),
+            ValueError,
+            "angle_norm=-1",
+        ),
+        (
+            lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0, magnitude_weight=1.0),
             ValueError,
             "magnitude_weight=1",
         ),
@@ -160,13 +183,15 @@ def test_bad_arguments_are_named(make, error, message):
 
 
 def test_geodp_refuses_what_it_cannot_noise():
-    tx = dpoptax.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
+    tx = dpoptax.contrib.geodp(1.0, noise_multiplier=1.0, batch_size=8, key=KEY)
     state = tx.init(None)
     with pytest.raises(TypeError, match="ClippedSum"):
         tx.update(jnp.ones(3), state)
     with pytest.raises(ValueError, match="at least two"):
         tx.update(make_sum([1.0]), state)
-    encoded = dpoptax.assert_clipped(jnp.ones(3), dpoptax.hyperspherical_clip(1.0, beta=1.0))
+    encoded = dpoptax.extend.trust_clipped(
+        jnp.ones(3), dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0)
+    )
     with pytest.raises(TypeError, match="makes angles itself"):
         tx.update(encoded, state)
 
@@ -174,11 +199,11 @@ def test_geodp_refuses_what_it_cannot_noise():
 # Proven.
 
 CLIPS = {
-    "l2": dpoptax.hyperspherical_clip(0.7, angle_norm=1.5),
-    "narrow l2": dpoptax.hyperspherical_clip(0.7, angle_norm=0.01, magnitude_weight=0.9),
-    "wide l2": dpoptax.hyperspherical_clip(1e6, angle_norm=100.0, magnitude_weight=1e-3),
-    "box": dpoptax.hyperspherical_clip(0.7, beta=1.0),
-    "small box": dpoptax.hyperspherical_clip(0.7, beta=0.05),
+    "l2": dpoptax.contrib.hyperspherical_clip(0.7, angle_norm=1.5),
+    "narrow l2": dpoptax.contrib.hyperspherical_clip(0.7, angle_norm=0.01, magnitude_weight=0.9),
+    "wide l2": dpoptax.contrib.hyperspherical_clip(1e6, angle_norm=100.0, magnitude_weight=1e-3),
+    "box": dpoptax.contrib.hyperspherical_clip(0.7, beta=1.0),
+    "small box": dpoptax.contrib.hyperspherical_clip(0.7, beta=0.05),
 }
 
 
@@ -218,7 +243,7 @@ def test_rounding_above_the_bound_is_taken_off():
 
 
 def test_adding_one_example_changes_the_sum_by_at_most_the_sensitivity():
-    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     grads = extreme_gradients(12)
     everyone = np.ones(len(grads), bool)
     for i in range(0, len(grads), 7):
@@ -237,7 +262,7 @@ def test_examples_without_a_direction_or_a_finite_gradient_add_exactly_zero():
     summed = jax.jit(lambda mask: sum_clipped(clip, rows, mask, reference))
     np.testing.assert_array_equal(summed(~good), 0)
     np.testing.assert_array_equal(summed(np.ones(7, bool)), summed(good))
-    assert (per_example.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
+    assert (clip_per_example.sum_clipped(clip, jnp.zeros((0, 5))) == 0).all()
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -268,11 +293,13 @@ def test_encoding_equals_the_formula(name, follow):
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
     actual = sum_clipped(clip, helpers.floats(grads), None, reference)
     # Clipped a little shorter, for the roundings of norms and factors.
-    np.testing.assert_allclose(actual, expected, rtol=bounds.gamma(bounds._FEW), atol=2e-5)
+    np.testing.assert_allclose(
+        actual, expected, rtol=bounds.gamma(bounds._COEFFICIENT_ROUNDINGS), atol=2e-5
+    )
 
 
 def test_one_example_within_the_bounds_comes_back():
-    clip = dpoptax.hyperspherical_clip(5.0, beta=1.0)
+    clip = dpoptax.contrib.hyperspherical_clip(5.0, beta=1.0)
     grads = {"a": jnp.array([[[0.3, -0.2], [1.0, 0.0]]]), "b": jnp.array([[-2.0]])}
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
     params = jax.tree.map(lambda g: g[0], grads)
@@ -281,7 +308,7 @@ def test_one_example_within_the_bounds_comes_back():
 
 
 def test_decoding_undoes_the_encoding_around_a_reference():
-    clip = dpoptax.hyperspherical_clip(5.0, angle_norm=10.0)
+    clip = dpoptax.contrib.hyperspherical_clip(5.0, angle_norm=10.0)
     grads = np.random.default_rng(4).normal(size=(3, 7)).astype(np.float32)
     reference = jnp.arange(-3.0, 4.0)
     encoded = jax.jit(lambda grads: clip.encode(grads, reference))(grads)
@@ -291,7 +318,7 @@ def test_decoding_undoes_the_encoding_around_a_reference():
 
 
 def test_long_gradients_come_back_with_the_clip_norm():
-    clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
+    clip = dpoptax.contrib.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=1, key=KEY)
     params = jnp.zeros(2)
     mean, _ = jax.jit(tx.update)(jnp.array([[3.0, 4.0]]), tx.init(params), params)
@@ -299,7 +326,7 @@ def test_long_gradients_come_back_with_the_clip_norm():
 
 
 def test_one_parameter_has_a_sign_and_no_angle():
-    clip = dpoptax.hyperspherical_clip(0.5, beta=1.0)
+    clip = dpoptax.contrib.hyperspherical_clip(0.5, beta=1.0)
     tx = dpoptax.clip_and_noise(clip, noise_multiplier=0.0, batch_size=2, key=KEY)
     params = jnp.zeros(1)
     mean, _ = jax.jit(tx.update)(jnp.array([[-3.0], [0.25]]), tx.init(params), params)
@@ -309,7 +336,7 @@ def test_one_parameter_has_a_sign_and_no_angle():
 
 
 def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
-    clip = dpoptax.hyperspherical_clip(2.0, angle_norm=0.5, magnitude_weight=0.6)
+    clip = dpoptax.contrib.hyperspherical_clip(2.0, angle_norm=0.5, magnitude_weight=0.6)
     sigma, size = 0.01, 10
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=size, key=KEY)
     state = tx.init(jnp.zeros(3))
@@ -317,7 +344,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
     total = size * jnp.array([0.6, 0.8 * 0.1 / 0.5, 0.8 * -0.2 / 0.5])
 
     def release(key):
-        return tx.update(dpoptax.assert_clipped(total, clip), with_key(state, key))[0]
+        return tx.update(dpoptax.extend.trust_clipped(total, clip), replace_key(state, key))[0]
 
     x = np.asarray(jax.jit(jax.vmap(release))(jax.random.split(KEY, 4000)), np.float64)
     norm = np.linalg.norm(x, axis=1)
@@ -332,7 +359,7 @@ def test_noise_on_magnitude_and_angles_is_what_the_docstring_says():
 
 
 def test_a_magnitude_that_noise_made_negative_is_no_step_backwards():
-    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     np.testing.assert_array_equal(clip.decode(jnp.array([-0.2, 0.1, 0.1]), None), 0.0)
 
 
@@ -356,10 +383,10 @@ def test_clipped_grad_equals_the_per_example_form_with_masks_and_microbatches():
 
 
 def test_a_run_follows_its_last_release():
-    clip = dpoptax.hyperspherical_clip(1.0, angle_norm=2.0)
+    clip = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=2.0)
     tx = optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=6, key=KEY),
-        dpoptax.track_reference(),
+        dpoptax.extend.track_reference(),
         optax.sgd(0.1),
     )
     grad_fn = dpoptax.clipped_grad(problem.loss_fn, clip)
@@ -388,9 +415,9 @@ def test_a_run_follows_its_last_release():
 
 
 def test_track_reference_refuses_private_sums_and_two_references():
-    tx = dpoptax.track_reference()
+    tx = dpoptax.extend.track_reference()
     with pytest.raises(TypeError, match="behind the noise stage"):
         tx.update(make_sum([1.0]), tx.init(jnp.zeros(1)))
-    twice = optax.chain(dpoptax.track_reference(), dpoptax.track_reference())
+    twice = optax.chain(dpoptax.extend.track_reference(), dpoptax.extend.track_reference())
     with pytest.raises(ValueError, match="two ReferenceState"):
         dpoptax.gradient_points(twice.init(jnp.zeros(2)), jnp.zeros(2))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from dpoptax._clips import bounds
+from dpoptax import accounting
+from dpoptax._clip import bounds
 
 
 def floats(values, dtype=jnp.float32):
@@ -47,6 +48,11 @@ def mlp_batch(seed, size, sizes=(5, 4, 3)):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(size, sizes[0]))
     return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
+
+
+def event_epsilon(event, delta, **options):
+    """ε of an event of dp_accounting at a δ."""
+    return accounting.Guarantee(event, **options).epsilon(delta)
 
 
 def global_norm(tree):
@@ -107,19 +113,19 @@ def no_room():
     Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
     rounding of the sum: tests/sums_test.py.
     """
-    exact = bounds.coefficients
+    exact = bounds.clip_coefficients
 
     def coefficients(*args, rounding, **kwargs):
         return exact(*args, rounding=0.0, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield
 
 
 @contextlib.contextmanager
 def cancellations():
     """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
-    seen, exact = [], bounds.coefficients
+    seen, exact = [], bounds.clip_coefficients
 
     def see(size):
         square, absolute = map(np.asarray, size)
@@ -130,5 +136,5 @@ def cancellations():
             jax.debug.callback(see, size)
         return exact(clip, scales, sizes, *args, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen

@@ -144,7 +144,7 @@ def test_what_the_proof_rests_on_is_in_the_compiled_program(name, lower):
             assert quotient.dtype != "f32" or (readers == {"select"} and not quotient.root)
 
     # What norm and sum both read is stored by a loop of no turns.
-    loops = [len(_among(blocks, "held", "while")) for blocks in (written, compiled)]
+    loops = [len(_among(blocks, "materialize", "while")) for blocks in (written, compiled)]
     assert loops[0] == loops[1] > 0
 
     # Sums over several axes are taken one axis after the other.

@@ -190,7 +190,7 @@ for noise in (
     dpoptax.gaussian_noise(**mechanism, key=own),
     dpoptax.adaptive_gaussian_noise(clip, **mechanism, key=own),
     dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **mechanism, key=own),
-    dpoptax.geodp(0.1, **mechanism, key=own),
+    dpoptax.contrib.geodp(0.1, **mechanism, key=own),
 ):
     with pytest.raises(ValueError, match="have different keys"):
         noise.init(shared)

@@ -24,7 +24,7 @@ CLIP = dpoptax.l2_clip(1.0)
 NOISE = {"noise_multiplier": 1.0, "batch_size": 4, "key": KEY}
 PARAMS, BATCH, MASK = jnp.zeros(3), jnp.ones((8, 3)), jnp.ones(8, bool)
 ADAPTIVE = dpoptax.adaptive_clip(0.1)
-ENCODING = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+ENCODING = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
 
 
 def loss_fn(params, example):
@@ -744,7 +744,7 @@ def repeated(points, batch, mask):
 def normalised_per_example(points, batch, mask):
     grads = jax.vmap(jax.grad(loss_fn), (None, 0))(points.points[0], batch)
     grads = grads / jnp.linalg.norm(grads)
-    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+    return dpoptax.extend.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
 def keyed_by_place(points, batch, mask):
@@ -803,7 +803,7 @@ def in_microbatches(points, batch, mask, size=4):
     """Per-example gradients from a loop over parts, laid side by side."""
     one = lambda row: jax.grad(loss_fn)(points.points[0], row)  # noqa: E731
     grads = jax.lax.map(one, batch, batch_size=size)
-    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+    return dpoptax.extend.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
 def on_devices(points, batch, mask, vma=False):
@@ -812,7 +812,7 @@ def on_devices(points, batch, mask, vma=False):
     each = jax.vmap(jax.grad(loss_fn), (None, 0))
     specs = {"in_specs": (jax.P(), rows), "out_specs": rows, "check_vma": vma}
     grads = jax.shard_map(each, mesh=mesh, **specs)(points.points[0], batch)
-    return dpoptax.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
+    return dpoptax.extend.clip_per_example(CLIP).update(grads, (), PARAMS, mask=mask)[0]
 
 
 def with_a_rest(points, batch, mask):
@@ -944,7 +944,7 @@ def test_an_example_that_may_be_in_two_rows(draw):
 
 def test_a_sum_that_somebody_vouches_for_is_taken_at_its_word():
     def vouched(points, batch, mask):
-        return dpoptax.assert_clipped(batch.sum(0), CLIP, examples=len(batch))
+        return dpoptax.extend.trust_clipped(batch.sum(0), CLIP, examples=len(batch))
 
     assert flow_of(grads=vouched).private == ()
 
@@ -963,7 +963,7 @@ def test_per_example_gradients_may_be_clipped_apart():
     "noise",
     [
         dpoptax.gaussian_noise(**{**NOISE, "noise_multiplier": 0.0}),
-        dpoptax.geodp(0.1, **NOISE),
+        dpoptax.contrib.geodp(0.1, **NOISE),
     ],
     ids=["no noise", "no proof"],
 )
@@ -1031,7 +1031,7 @@ def test_a_release_of_the_same_key_in_another_stage_counts_no_rows():
 
     def step(state, batch, mask):
         rows = select(state, TABLE, batch, mask).rows
-        total = dpoptax.assert_clipped(batch[1].sum(), CLIP, examples=8)
+        total = dpoptax.extend.trust_clipped(batch[1].sum(), CLIP, examples=8)
         return rows, other.update(total, state.noise)
 
     assert {"[0].rows", "[0].number"} <= paths(flow_of_rows(step).private)
@@ -1160,7 +1160,7 @@ def test_the_step_of_the_trainer_shows_releases_alone(path):
     (config,) = load_configs(path).values()
     shapes = planning._shapes(config)
     plan = planning.make_plan(config, shapes.units)
-    run = planning.resolve(config, plan, num_classes=shapes.num_classes, kind=shapes.kind)
+    run = planning.resolve(config, plan, num_classes=shapes.num_classes)
     arguments = planning.step_arguments(run, shapes)
     flow = information_flow(build_step(run.chain, run.model), *arguments, private_argnums=(2, 3))
     assert flow.private == () or not config.method.private

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax._methods import kalman
+from dpoptax.filters import _kalman
 from tests.oracles import disk as oracle
 
 
@@ -16,10 +16,10 @@ from tests.oracles import disk as oracle
 )
 def test_the_recursion_is_the_paper_s_and_converges_to_the_closed_form(w, v, h):
     arguments = {"noise_stddev": w, "drift_stddev": v, "hessian_stddev": h}
-    errors, gains = dpoptax.kalman_gain(**arguments, steps=5000, initial_variance=3.0)
+    errors, gains = dpoptax.filters.kalman_gain(**arguments, steps=5000, initial_variance=3.0)
     want = oracle.kalman_recursion(3.0, 50, var_w=w**2, var_v=v**2, var_h=h**2)
     np.testing.assert_allclose(np.stack([errors, gains], axis=1)[:50], want, rtol=1e-10)
-    assert gains[-1] == pytest.approx(dpoptax.kalman_gain(**arguments), rel=1e-6)
+    assert gains[-1] == pytest.approx(dpoptax.filters.kalman_gain(**arguments), rel=1e-6)
 
 
 def _track(signal, stddev, seed=0, **kwargs):
@@ -44,10 +44,10 @@ def _random_walk(drift, steps=300, d=4000, seed=1):
 def test_the_gain_of_a_random_walk_is_found(drift):
     signal = _random_walk(drift)
     out, gains = _track(signal, stddev=1.0)
-    want = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=drift)
+    want = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=drift)
     assert gains[100:].mean() == pytest.approx(want, rel=0.05)
     # The error is the filter's own p, below that of any fixed gain that is far off.
-    p = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=drift, steps=500)[0][-1]
+    p = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=drift, steps=500)[0][-1]
     assert np.mean((out - signal)[100:] ** 2) == pytest.approx(p, rel=0.05)
 
 
@@ -79,13 +79,13 @@ def test_a_drift_that_cannot_be_seen_is_not_taken_for_none(size):
     signal = np.zeros((400, size))
     gains = np.mean([_track(signal, 1.0, seed)[1][200:].mean() for seed in range(4)])
     error = (2 / (39 * size)) ** 0.5  # a decay of 0.95 is a mean over 39 steps
-    largest = dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=(0.8 * error) ** 0.5)
+    largest = dpoptax.filters.kalman_gain(noise_stddev=1.0, drift_stddev=(0.8 * error) ** 0.5)
     assert 0.4 < gains / largest < 1.0  # once p is too large for the signal, r is below 0
 
 
 def test_what_an_estimate_leaves_possible():
     estimates = np.array([-200.0, -30.0, -9.9, -3.0, 0.0, 2.0, 40.0])
     want = stats.truncnorm(-estimates / 2.0, np.inf, loc=estimates, scale=2.0).mean()
-    got = kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))
+    got = _kalman._mean_above_zero(jnp.asarray(estimates, jnp.float32), jnp.full(7, 2.0))
     np.testing.assert_allclose(got, want, rtol=0.03)
     np.testing.assert_allclose(got[3:], want[3:], rtol=1e-5)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._trees import unstacked
+from dpoptax._xla import unstack
 
 pytestmark = pytest.mark.optimized
 
@@ -48,7 +48,7 @@ def test_more_layers_of_one_shape_are_few_programs_more():
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.vmap(f, 1)])
 def test_parts_of_stacks(transform):
     def parts(x):
-        return unstacked(x, x[:3] > 0, x[:1])
+        return unstack(x, x[:3] > 0, x[:1])
 
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
     found = transform(parts)(x)

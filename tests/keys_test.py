@@ -35,7 +35,7 @@ TAKERS = {
     "correlated_noise": lambda key: _started(
         dpoptax.correlated_noise(dpoptax.matrix.BandedToeplitz((1.0,)), **RELEASE, key=key)
     ),
-    "geodp": lambda key: _started(dpoptax.geodp(0.1, **RELEASE, key=key)),
+    "geodp": lambda key: _started(dpoptax.contrib.geodp(0.1, **RELEASE, key=key)),
     "grad_fn": lambda key: (
         dpoptax.clipped_grad(_random_loss, CLIP)(
             POINTS, jnp.ones((3, 2)), key=key, ids=np.arange(3)

@@ -20,7 +20,7 @@ def _root(moment, damping):
 
 def test_factors_are_the_inverse_roots_of_inputs_and_derivatives():
     params, (x, y) = mlp_params(0), mlp_batch(0, 30)
-    find = functools.partial(dpoptax.kronecker_factors, mlp_loss, damping=0.2)
+    find = functools.partial(dpoptax.contrib.kronecker_factors, mlp_loss, damping=0.2)
     found = jax.jit(find)(params, (x, y))
     x, (first, last) = np.float64(x), jax.tree.map(np.float64, params)
     inputs = np.tanh(x @ first["w"] + first["b"])
@@ -36,7 +36,7 @@ def test_factors_are_the_inverse_roots_of_inputs_and_derivatives():
         # The noise of a kernel keeps its power on the way back.
         power = np.sum(np.square(sides.rows_inverse)) / len(sides.rows)
         np.testing.assert_allclose(power, 1.0, rtol=1e-4)
-    assert isinstance(found[0]["b"], dpoptax.Diagonal)
+    assert isinstance(found[0]["b"], dpoptax.extend.Diagonal)
 
 
 def test_rows_of_a_convolution_are_in_the_order_of_its_kernel():
@@ -51,7 +51,7 @@ def test_rows_of_a_convolution_are_in_the_order_of_its_kernel():
         out = jax.lax.conv_general_dilated(x[None], kernel, (1,), "SAME", dimension_numbers=numbers)
         return jnp.sum(out[0] * d)
 
-    find = functools.partial(dpoptax.kronecker_factors, loss, damping=0.1)
+    find = functools.partial(dpoptax.contrib.kronecker_factors, loss, damping=0.1)
     sides = jax.jit(find)(kernel, (x, d))
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     patches = np.concatenate([padded[:, t : t + 3].reshape(40, 6) for t in range(8)])
@@ -67,11 +67,11 @@ def test_looked_up_tables_stay_as_they_are_and_the_rest_goes_through_a_step():
     def loss(params, token):
         return jnp.sum(jnp.sin(params["table"][token] @ params["w"]) * jnp.arange(2))
 
-    found = jax.jit(lambda p: dpoptax.kronecker_factors(loss, p, jnp.arange(7)))(params)
-    assert isinstance(found["table"], dpoptax.Diagonal)
-    assert isinstance(found["w"], dpoptax.Sides)
-    tx = dpoptax.linear_map(
-        lambda p: dpoptax.kronecker_factors(loss, p, jnp.arange(7)), every=2, back=False
+    found = jax.jit(lambda p: dpoptax.contrib.kronecker_factors(loss, p, jnp.arange(7)))(params)
+    assert isinstance(found["table"], dpoptax.extend.Diagonal)
+    assert isinstance(found["w"], dpoptax.extend.Sides)
+    tx = dpoptax.extend.linear_map(
+        lambda p: dpoptax.contrib.kronecker_factors(loss, p, jnp.arange(7)), every=2, back=False
     )
     state = jax.jit(tx.init)(params)
     _, state = jax.jit(tx.update)(params, state, params)
@@ -82,4 +82,4 @@ def test_looked_up_tables_stay_as_they_are_and_the_rest_goes_through_a_step():
 
 def test_damping_must_be_positive():
     with pytest.raises(ValueError, match=r"damping=0\.0"):
-        dpoptax.kronecker_factors(mlp_loss, mlp_params(0), mlp_batch(0, 2), damping=0.0)
+        dpoptax.contrib.kronecker_factors(mlp_loss, mlp_params(0), mlp_batch(0, 2), damping=0.0)

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._bookkeeping import products
-from dpoptax.auditing import _search as adversary
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax.auditing import _worst_example as adversary
 from dpoptax.auditing import worst_example
 from tests import adversary_test, programs
 from tests.bookkeeping_test import both, close, points_of
@@ -32,16 +32,16 @@ def _factor(kind, shape, seed, spread=2.0):
         return floats(np.eye(n) + 0.5 * rng.normal(size=(n, n)) / n)
 
     if kind == "leaf" or not shape:
-        return dpoptax.Diagonal((scale(),))
+        return dpoptax.extend.Diagonal((scale(),))
     if kind == "entry":
-        return dpoptax.Diagonal((scale(*shape),))
+        return dpoptax.extend.Diagonal((scale(*shape),))
     if len(shape) < 2:
         return scale(*shape)
     if kind == "matrix":
-        return dpoptax.Sides(matrix(int(np.prod(shape[:-1]))), matrix(shape[-1]))
+        return dpoptax.extend.Sides(matrix(int(np.prod(shape[:-1]))), matrix(shape[-1]))
     # A scale along each axis, of which all but the last are rows.
     ones = [(1,) * i + (n,) + (1,) * (len(shape) - i - 1) for i, n in enumerate(shape)]
-    return dpoptax.Diagonal(tuple(scale(*one) for one in ones))
+    return dpoptax.extend.Diagonal(tuple(scale(*one) for one in ones))
 
 
 def _factors(kind, params, spread=2.0):
@@ -51,16 +51,16 @@ def _factors(kind, params, spread=2.0):
 
 
 def _state(factors, params, **options):
-    return dpoptax.linear_map(factors, **options).init(params)
+    return dpoptax.extend.linear_map(factors, **options).init(params)
 
 
 def _mapped(factor, g):
     """The map of one gradient, in float64, by its definition."""
     g = np.asarray(g, np.float64)
-    if isinstance(factor, dpoptax.Sides):
+    if isinstance(factor, dpoptax.extend.Sides):
         rows, columns = np.asarray(factor.rows, float), np.asarray(factor.columns, float)
         return (rows @ g.reshape(-1, g.shape[-1]) @ columns).reshape(g.shape)
-    for scale in factor.scales if isinstance(factor, dpoptax.Diagonal) else (factor,):
+    for scale in factor.scales if isinstance(factor, dpoptax.extend.Diagonal) else (factor,):
         g = np.asarray(scale, float) * g
     return g
 
@@ -138,7 +138,7 @@ def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     network = NETWORKS["odd_convolutions"]
     points = points_of(network, 1)
     state = _state(_factors("side", points.points[0]), points.points[0])
@@ -167,11 +167,11 @@ def test_it_is_the_clipped_sum_of_the_reparametrised_loss():
 CLIPS = {
     "l2": dpoptax.l2_clip(0.5),
     "automatic": dpoptax.automatic_clip(0.5),
-    "psac": dpoptax.psac_clip(0.5),
+    "psac": dpoptax.contrib.psac_clip(0.5),
     "normalized": dpoptax.normalized_clip(0.5),
     "per layer": dpoptax.per_layer_clip(0.5),
     "adaptive": dpoptax.adaptive_clip(0.5),
-    "hyperspherical": dpoptax.hyperspherical_clip(0.5, angle_norm=9.0),
+    "hyperspherical": dpoptax.contrib.hyperspherical_clip(0.5, angle_norm=9.0),
 }
 
 
@@ -186,7 +186,9 @@ def _noise(clip, sigma=0.0, batch_size=5):
 def test_every_geometry_acts_on_the_mapped_gradient(name):
     """One example: what is released is its mapped gradient, clipped, and mapped back."""
     clip, params, batch = CLIPS[name], mlp_params(0), mlp_batch(0, 1)
-    tx = optax.chain(_noise(clip, batch_size=1), dpoptax.linear_map(_factors("side", params)))
+    tx = optax.chain(
+        _noise(clip, batch_size=1), dpoptax.extend.linear_map(_factors("side", params))
+    )
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
     clipped = jax.jit(dpoptax.clipped_grad(mlp_loss, clip))(points, batch)
@@ -206,8 +208,8 @@ def test_every_geometry_acts_on_the_mapped_gradient(name):
 def test_a_reference_is_mapped_like_the_gradients_that_it_is_compared_with():
     clip, params, batch = CLIPS["hyperspherical"], mlp_params(0), mlp_batch(0, 1)
     tx = optax.chain(
-        _noise(clip, batch_size=1), dpoptax.linear_map(_factors("entry", params)),
-        dpoptax.track_reference(),
+        _noise(clip, batch_size=1), dpoptax.extend.linear_map(_factors("entry", params)),
+        dpoptax.extend.track_reference(),
     )  # fmt: skip
     state, grad_fn = tx.init(params), dpoptax.clipped_grad(mlp_loss, clip)
     for _ in range(2):
@@ -224,11 +226,11 @@ def test_the_noise_is_even_before_the_way_back_and_stretched_after():
     clip = dpoptax.l2_clip(0.5)
     tx = optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=8, key=jax.random.key(0)),
-        dpoptax.linear_map({"w": dpoptax.Diagonal((rows, columns))}),
+        dpoptax.extend.linear_map({"w": dpoptax.extend.Diagonal((rows, columns))}),
     )
     state = tx.init(params)
     points = dpoptax.gradient_points(state, params)
-    nothing = dpoptax.assert_clipped(params, clip, linear_map=points.linear_map)
+    nothing = dpoptax.extend.trust_clipped(params, clip, linear_map=points.linear_map)
     noisy, _ = jax.jit(tx.update)(nothing, state, params)
     even = np.asarray(noisy["w"]) * rows * columns / (2.0 * 0.5 / 8)
     np.testing.assert_allclose(np.std(even, axis=1), 1.0, atol=0.4)
@@ -242,7 +244,7 @@ NOISES = {
     "correlated": functools.partial(
         dpoptax.correlated_noise, dpoptax.matrix.BandedToeplitz((1.0, 0.5))
     ),
-    "GeoDP": functools.partial(dpoptax.geodp, 0.1),
+    "GeoDP": functools.partial(dpoptax.contrib.geodp, 0.1),
 }
 
 
@@ -252,8 +254,8 @@ def test_every_noise_stage_takes_its_release_back(name):
     params = {"w": jnp.ones((3, 2))}
     linear_map = _state({"w": _factor("side", (3, 2), 0)}, params).of(params)
     clip, total = dpoptax.l2_clip(1.0), {"w": jnp.linspace(-1, 1, 6).reshape(3, 2)}
-    plain, _ = tx.update(dpoptax.assert_clipped(total, clip), tx.init(params), params)
-    mapped = dpoptax.assert_clipped(total, clip, linear_map=linear_map)
+    plain, _ = tx.update(dpoptax.extend.trust_clipped(total, clip), tx.init(params), params)
+    mapped = dpoptax.extend.trust_clipped(total, clip, linear_map=linear_map)
     released, state = tx.update(mapped, tx.init(params), params)
     np.testing.assert_array_equal(released["w"], linear_map.returned(plain)["w"])
     assert dpoptax.ledgers(state)[0].releases == 1
@@ -264,7 +266,7 @@ def test_a_release_may_stay_mapped():
     state = _state({"w": 4.0}, params, back=False)
     total = {"w": jnp.ones((2, 2))}
     for linear_map in (None, state.of(params)):
-        clipped = dpoptax.assert_clipped(total, CLIPS["l2"], linear_map=linear_map)
+        clipped = dpoptax.extend.trust_clipped(total, CLIPS["l2"], linear_map=linear_map)
         released, _ = _noise(None, batch_size=2).update(
             clipped, _noise(None, batch_size=2).init({})
         )
@@ -322,7 +324,7 @@ def test_a_longer_search_behind_maps(program, kind):
 def test_the_audits_search_finds_nothing_above_the_bound_either():
     params = {"kernel": jnp.zeros((4, 4))}
     scale = jnp.geomspace(1e-6, 1e6, 4)
-    state = _state({"kernel": dpoptax.Diagonal((scale[:, None], 1 / scale))}, params)
+    state = _state({"kernel": dpoptax.extend.Diagonal((scale[:, None], 1 / scale))}, params)
     batch = tuple(normal(i, (6, 16, 4)) for i in range(2))
     grad_fn = dpoptax.clipped_grad(adversary.regression_loss, dpoptax.l2_clip(0.1))
     points = dpoptax.gradient_points(state, params)
@@ -334,7 +336,9 @@ def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
     """Such a map is refused where it is made; one that was put in by hand is no hole either."""
     params, batch = mlp_params(0), mlp_batch(0, 4)
     leaves = len(jax.tree.leaves(params))
-    hostile = dpoptax.LinearMap((dpoptax.Diagonal((jnp.float32(value),) * 2),) * leaves)
+    hostile = dpoptax.extend.LinearMap(
+        (dpoptax.extend.Diagonal((jnp.float32(value),) * 2),) * leaves
+    )
     points = dpoptax.GradientPoints((params,), (1.0,), linear_map=hostile)
     for method in ("auto", "vmap"):
         grad_fn = dpoptax.clipped_grad(mlp_loss, dpoptax.l2_clip(0.5), method=method)
@@ -346,14 +350,14 @@ def test_a_map_out_of_range_makes_examples_zero_and_not_unbounded(value):
 def test_the_map_is_under_the_seal():
     params = {"w": jnp.zeros((2, 2))}
     first, second = (_state({"w": s}, params).of(params) for s in (1.0, 2.0))
-    clipped = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=first, examples=2)
+    clipped = dpoptax.extend.trust_clipped(params, CLIPS["l2"], linear_map=first, examples=2)
     changed = dpoptax.ClippedSum(clipped.sum, clipped.clip, None, clipped.seal, None, second)
     tx = _noise(None)
     released, _ = tx.update(changed, tx.init(params))
     assert np.isnan(released["w"]).all()
     with pytest.raises(ValueError, match="is given twice"):
         dpoptax.accumulate(clipped, clipped)
-    other = dpoptax.assert_clipped(params, CLIPS["l2"], linear_map=second, examples=2)
+    other = dpoptax.extend.trust_clipped(params, CLIPS["l2"], linear_map=second, examples=2)
     released, _ = tx.update(dpoptax.accumulate(clipped, other), tx.init(params))
     assert np.isnan(released["w"]).all()
 
@@ -367,9 +371,9 @@ def test_the_map_is_under_the_seal():
         (np.nan, "scale of 0"),
         (jnp.ones(3), "does not broadcast"),
         (jnp.ones((1, 4, 2)), "does not broadcast"),
-        (dpoptax.Sides(rows=jnp.ones((4, 4))), "can be inverted"),
-        (dpoptax.Sides(columns=jnp.eye(3)), "columns has shape"),
-        (dpoptax.Sides(rows=jnp.eye(4), rows_inverse=2 * jnp.eye(4)), "can be inverted"),
+        (dpoptax.extend.Sides(rows=jnp.ones((4, 4))), "can be inverted"),
+        (dpoptax.extend.Sides(columns=jnp.eye(3)), "columns has shape"),
+        (dpoptax.extend.Sides(rows=jnp.eye(4), rows_inverse=2 * jnp.eye(4)), "can be inverted"),
     ],
 )
 def test_maps_that_cannot_be_taken_back_are_refused(factor, match):
@@ -377,26 +381,26 @@ def test_maps_that_cannot_be_taken_back_are_refused(factor, match):
     with pytest.raises(ValueError, match=match):
         _state({"w": factor}, params)
     with pytest.raises(ValueError, match=match):
-        jax.jit(dpoptax.linear_map({"w": factor}).init)(params)
+        jax.jit(dpoptax.extend.linear_map({"w": factor}).init)(params)
 
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="prefix of the parameters"):
         _state({"other": 1.0}, {"w": jnp.zeros(2)})
     with pytest.raises(ValueError, match="two axes"):
-        _state(dpoptax.Sides(columns=jnp.eye(2)), {"w": jnp.zeros(2)})
+        _state(dpoptax.extend.Sides(columns=jnp.eye(2)), {"w": jnp.zeros(2)})
     with pytest.raises(ValueError, match="every=0"):
-        dpoptax.linear_map(1.0, every=0)
-    bare = dpoptax.LinearMap((dpoptax.Sides(rows=jnp.eye(2)),))
+        dpoptax.extend.linear_map(1.0, every=0)
+    bare = dpoptax.extend.LinearMap((dpoptax.extend.Sides(rows=jnp.eye(2)),))
     with pytest.raises(ValueError, match="without their inverses"):
         bare.returned(jnp.zeros((2, 2)))
-    two = optax.chain(dpoptax.linear_map(1.0), dpoptax.linear_map(2.0))
+    two = optax.chain(dpoptax.extend.linear_map(1.0), dpoptax.extend.linear_map(2.0))
     with pytest.raises(ValueError, match="two LinearMapState"):
         dpoptax.gradient_points(two.init({"w": jnp.zeros(2)}), {"w": jnp.zeros(2)})
 
 
 def test_a_map_of_the_parameters_follows_them_while_it_can_be_taken_back():
-    tx = dpoptax.linear_map(lambda params: jax.tree.map(lambda p: p, params), every=2)
+    tx = dpoptax.extend.linear_map(lambda params: jax.tree.map(lambda p: p, params), every=2)
     params, state = {"w": jnp.float32(1.0)}, tx.init({"w": jnp.float32(1.0)})
     seen = []
     for value in (2.0, 3.0, 0.0, 0.0, 5.0, 6.0):

@@ -23,7 +23,7 @@ MASK = jnp.arange(SIZE) < 10
 def _chain(learning_rate=0.5):
     return optax.chain(
         dpoptax.gaussian_noise(noise_multiplier=0.5, batch_size=10, key=jax.random.key(3)),
-        dpoptax.track_iterates([(1.5, -0.5), (1.0, 0.0)], weights=[0.75, 0.25]),
+        dpoptax.extend.track_iterates([(1.5, -0.5), (1.0, 0.0)], weights=[0.75, 0.25]),
         dpoptax.doppler(b=[1 / 11, 1 / 11], a=[-9 / 11]),
         optax.adam(learning_rate),
     )
@@ -95,15 +95,15 @@ def test_inject_hyperparams(reference):
     [
         (dpoptax.disk, {"kappa": 0.7, "gamma": 0.5}),
         (dpoptax.pmlf, {"length": 2, "beta": 0.5, "b": (1.0,)}),
-        (dpoptax.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
+        (dpoptax.contrib.inner_outer, {"length": 2, "beta": 0.5, "momentum": 0.9}),
         (dpoptax.adaptive_kalman, {"stddev": 0.1}),
-        (dpoptax.adaptive_fir, {"length": 3, "stddev": 0.1}),
+        (dpoptax.contrib.adaptive_fir, {"length": 3, "stddev": 0.1}),
         (dpoptax.lp_adam, {"learning_rate": 0.1, "b": (1.0,)}),
-        (dpoptax.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
-        (dpoptax.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
-        (dpoptax.james_stein, {"stddev": 0.1}),
-        (dpoptax.singular_value_shrinkage, {"stddev": 0.1}),
-        (dpoptax.scale_then_privatize, {}),
+        (dpoptax.contrib.adam_bc, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.contrib.shrunk_muon, {"learning_rate": 0.1, "stddev": 0.1}),
+        (dpoptax.contrib.james_stein, {"stddev": 0.1}),
+        (dpoptax.contrib.singular_value_shrinkage, {"stddev": 0.1}),
+        (dpoptax.contrib.scale_then_privatize, {}),
     ],
 )
 def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):

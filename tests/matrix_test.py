@@ -13,9 +13,9 @@ from jax_privacy import matrix_factorization as peer
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling
-from dpoptax._inverse_strategies import reciprocal
-from dpoptax._strategies import _buffered_noise, _settled_noise
-from tests.helpers import equations
+from dpoptax.matrix._inverse_strategies import reciprocal
+from dpoptax.matrix._strategies import _buffered_noise, _settled_noise
+from tests.helpers import equations, event_epsilon
 
 KEY = jax.random.key(0)
 CLIP = dpoptax.l2_clip(0.5)
@@ -35,7 +35,7 @@ def _dense(strategy, steps):
 
 
 def _releases(tx, steps, params):
-    total = dpoptax.assert_clipped(jax.tree.map(jnp.zeros_like, params), CLIP)
+    total = dpoptax.extend.trust_clipped(jax.tree.map(jnp.zeros_like, params), CLIP)
 
     def step(state, _):
         mean, state = tx.update(total, state, params)
@@ -60,7 +60,7 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
         want = np.einsum("ts,s...->t...", inverse, np.asarray(leaf, np.float64))
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
     (ledger,) = dpoptax.ledgers(state)
-    assert ledger == (dpoptax.Mechanism(1.5, 8, strategy=strategy), 24, "threefry")
+    assert ledger == (dpoptax.extend.Mechanism(1.5, 8, strategy=strategy), 24, "threefry")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,10 @@ def test_noise_is_the_inverse_of_the_strategy_times_white_noise(strategy):
 def test_the_factory_may_be_called_under_jit(strategy):
     def first(key):
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=4, key=key)
-        mean, state = tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3)))
-        return mean, tx.update(dpoptax.assert_clipped(jnp.zeros(3), CLIP), state)[0]
+        mean, state = tx.update(
+            dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), tx.init(jnp.zeros(3))
+        )
+        return mean, tx.update(dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP), state)[0]
 
     many = jax.jit(jax.vmap(first))(jax.random.split(KEY, 3))
     alone = jax.jit(first)
@@ -136,7 +138,7 @@ def test_what_is_priced_is_what_float32_computes(strategy):
 def test_buffers_that_were_rounded_to_another_type_are_refused(strategy):
     """As who keeps an optimizer's state in bfloat16 does: the noise were another than is priced."""
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     _, state = tx.update(total, tx.init(jnp.zeros(3)))
     narrow = dataclasses.replace(state, buffers=optax.tree.cast(state.buffers, jnp.bfloat16))
     with pytest.raises(ValueError, match="bfloat16, not (float|int)32: the state was cast"):
@@ -149,7 +151,7 @@ def test_buffers_of_other_parameters_are_refused(strategy):
     the step before, and of nothing else.
     """
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
-    three, one = (dpoptax.assert_clipped(jnp.zeros(n), CLIP) for n in (3, 1))
+    three, one = (dpoptax.extend.trust_clipped(jnp.zeros(n), CLIP) for n in (3, 1))
     _, state = tx.update(three, tx.init(jnp.zeros(3)))
     structure = jax.tree.structure(tx.init(jnp.zeros(1)))
     restored = jax.tree.unflatten(structure, jax.tree.leaves(state))
@@ -160,7 +162,7 @@ def test_buffers_of_other_parameters_are_refused(strategy):
 @pytest.mark.parametrize("strategy", [BANDED, BUFFERED, BISR])
 def test_no_product_of_the_noise_is_at_a_platforms_default_precision(strategy):
     tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
-    total = dpoptax.assert_clipped(jnp.zeros(3), CLIP)
+    total = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP)
     traced = jax.make_jaxpr(tx.update)(total, tx.init(jnp.zeros(3)))
     highest = (jax.lax.Precision.HIGHEST,) * 2
     products = [e for e in equations(traced.jaxpr) if e.primitive is jax.lax.dot_general_p]
@@ -200,7 +202,7 @@ def test_memory_does_not_grow_with_the_bands():
         strategy = matrix.banded_inverse_square_root(100, bands)
         tx = dpoptax.correlated_noise(strategy, noise_multiplier=1.0, batch_size=8, key=KEY)
         state = jax.eval_shape(tx.init, params)
-        update = lambda p, s: tx.update(dpoptax.assert_clipped(p, CLIP), s, p)  # noqa: E731
+        update = lambda p, s: tx.update(dpoptax.extend.trust_clipped(p, CLIP), s, p)  # noqa: E731
         analysis = jax.jit(update).lower(params, state).compile().memory_analysis()
         return sum(x.size for x in jax.tree.leaves(state)), analysis.temp_size_in_bytes
 
@@ -245,13 +247,13 @@ def test_the_clipped_sum_is_in_the_release_and_noise_is_scaled_to_the_clip():
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=0.0, batch_size=4, key=KEY)
     params = jnp.zeros(2, jnp.bfloat16)
     mean, _ = tx.update(
-        dpoptax.assert_clipped(jnp.array([8.0, 4.0]), CLIP), tx.init(params), params
+        dpoptax.extend.trust_clipped(jnp.array([8.0, 4.0]), CLIP), tx.init(params), params
     )
     assert mean.dtype == jnp.bfloat16
     np.testing.assert_array_equal(mean.astype(float), [2.0, 1.0])
     tx = dpoptax.correlated_noise(BANDED, noise_multiplier=2.0, batch_size=4, key=KEY)
     params = jnp.zeros(50_000)
-    mean, _ = tx.update(dpoptax.assert_clipped(params, CLIP), tx.init(params))
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(params, CLIP), tx.init(params))
     first = 2.0 * 0.5 / 4 / BANDED.coefficients[0]
     np.testing.assert_allclose(jnp.std(mean), first, rtol=0.02)
 
@@ -330,8 +332,8 @@ def test_at_full_participation_both_ways_of_accounting_agree():
     sampling = BANDED.under(sampler)
     np.testing.assert_allclose(sampling.sensitivity(24), 6**0.5, rtol=1e-6)
     rounds = accounting.epsilon(noise_multiplier=4.0, sampler=sampling, steps=24, delta=1e-5)
-    once = accounting.event_epsilon(
-        dpa.GaussianDpEvent(4.0 / 6**0.5), 1e-5, neighbouring_relation="replace-special"
+    once = event_epsilon(
+        dpa.GaussianDpEvent(4.0 / 6**0.5), 1e-5, neighboring_relation="replace-special"
     )
     np.testing.assert_allclose(rounds, once, rtol=1e-3)
 
@@ -402,7 +404,7 @@ def test_a_strategy_under_a_sampler_prices_no_state():
     sampler = _cyclic(batch_size=250)
     for tx in (dpoptax.gaussian_noise, functools.partial(dpoptax.correlated_noise, BUFFERED)):
         state = tx(noise_multiplier=1.0, batch_size=250, key=KEY).init(jnp.zeros(2))
-        with pytest.raises(ValueError, match="pass the sampler alone"):
+        with pytest.raises(ValueError, match="must be a sampler without a strategy"):
             accounting.epsilon_spent(state, BUFFERED.under(sampler), 1e-5)
 
 

@@ -238,7 +238,7 @@ def test_inner_outer_normalises_nothing(problem):
         x = x - 0.05 * outer
         window = [x, *window[:-1]]
         want.append(x)
-    _same(_run(problem, dpoptax.inner_outer(k, beta, momentum), 0.05), np.stack(want))
+    _same(_run(problem, dpoptax.contrib.inner_outer(k, beta, momentum), 0.05), np.stack(want))
 
 
 @pytest.mark.parametrize(
@@ -252,12 +252,17 @@ def test_inner_outer_normalises_nothing(problem):
         (lambda: dpoptax.pmlf(0, 0.5, [1.0]), "length=0"),
         (lambda: dpoptax.pmlf(2, 1.5, [1.0]), "beta=1.5"),
         (lambda: dpoptax.pmlf(2, 0.5, [0.5]), "gain"),
-        (lambda: dpoptax.inner_outer(2, 0.5, 1.0), "momentum=1.0"),
+        (lambda: dpoptax.contrib.inner_outer(2, 0.5, 1.0), "momentum=1.0"),
         (lambda: dpoptax.adaptive_kalman(0.0), "stddev=0.0"),
         (lambda: dpoptax.adaptive_kalman(1.0, decay=1.0), "decay=1.0"),
-        (lambda: dpoptax.kalman_gain(noise_stddev=-1.0, drift_stddev=1.0), "noise_stddev=-1"),
         (
-            lambda: dpoptax.kalman_gain(noise_stddev=1.0, drift_stddev=1.0, hessian_stddev=1.0),
+            lambda: dpoptax.filters.kalman_gain(noise_stddev=-1.0, drift_stddev=1.0),
+            "noise_stddev=-1",
+        ),
+        (
+            lambda: dpoptax.filters.kalman_gain(
+                noise_stddev=1.0, drift_stddev=1.0, hessian_stddev=1.0
+            ),
             "above hessian_stddev",
         ),
     ],
@@ -273,7 +278,7 @@ def test_bad_arguments(factory, message):
         (lambda: dpoptax.disk("0.7", 0.5), "kappa='0.7': want a Python number"),
         (lambda: dpoptax.disk(0.7, [0.5]), r"gamma=\[0.5\]: want a Python number"),
         (lambda: dpoptax.adaptive_kalman("0.1"), "stddev='0.1': want a Python number"),
-        (lambda: dpoptax.james_stein("0.1"), "stddev='0.1': want a Python number"),
+        (lambda: dpoptax.contrib.james_stein("0.1"), "stddev='0.1': want a Python number"),
         (lambda: dpoptax.pmlf("2", 0.5, [1.0]), "length='2': want a Python number"),
     ],
 )

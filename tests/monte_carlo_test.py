@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from dpoptax import accounting, matrix
-from dpoptax._privacy import chains, importance, monte_carlo, pricing
-from dpoptax._privacy.chains import AllocationChain, SeparatedChain
-from dpoptax._privacy.importance import ADD, REMOVE, Proposal, Run, draw
-from dpoptax._privacy.monte_carlo import epsilon_bound
+from dpoptax._pricing import accountants, importance_sampling, monte_carlo, participation_chains
+from dpoptax._pricing.importance_sampling import ADD, REMOVE, Proposal, Run, draw
+from dpoptax._pricing.monte_carlo import epsilon_bound
+from dpoptax._pricing.participation_chains import AllocationChain, SeparatedChain
 from dpoptax.sampling import MinSeparationSampler, PoissonSampler, RandomAllocationSampler
 
 DELTA = 1e-5
@@ -84,7 +84,7 @@ def true_epsilon(centres, weights, sigma, delta, points=81):
 def test_a_lattice_has_the_moments_of_all_participations(name):
     case = SMALL[name]
     centres, weights = mixture(case)
-    single = chains.lattice(*case)
+    single = participation_chains.lattice(*case)
     assert single.greatest_norm() == pytest.approx(np.linalg.norm(centres, axis=1).max())
     for power in (2.5, -0.7):
         exponents = (power**2 - power) * (centres**2).sum(1) / (2 * 1.3**2)
@@ -93,7 +93,9 @@ def test_a_lattice_has_the_moments_of_all_participations(name):
         inner = power**2 * centres @ centres.T / 1.3**2
         pairs = inner + exponents[:, None] + exponents
         expected = math.log(weights @ np.exp(pairs) @ weights)
-        assert chains.copied(*case, 2).log_moment(power, 1.3)[0] == pytest.approx(expected)
+        assert participation_chains.copied(*case, 2).log_moment(power, 1.3)[0] == pytest.approx(
+            expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_an_adversary_who_adapts_gains_nothing():
 def test_a_negative_entry_of_the_strategy_is_refused():
     """Then the pair does not dominate: two steps' parts in opposite directions add up."""
     with pytest.raises(ValueError, match="an entry of -0.5: with random participation"):
-        chains.lattice(AllocationChain(4, 1), (1.0, -0.5), 4)
+        participation_chains.lattice(AllocationChain(4, 1), (1.0, -0.5), 4)
 
 
 def test_wealth_passes_a_wrong_claim_no_more_often_than_stated():
@@ -204,7 +206,7 @@ def test_a_certificate_fails_no_more_often_than_stated(monkeypatch):
     monkeypatch.setattr(monte_carlo, "FAILURE", 0.1 / delta)
     monkeypatch.setattr(monte_carlo, "RESERVED", 0.0)
     for seed in range(200):
-        monkeypatch.setattr(importance, "_SEED", seed)
+        monkeypatch.setattr(importance_sampling, "_SEED", seed)
         failed += epsilon_bound(run, delta, most=50.0, effort=1e-3) < truth * (1 - 1e-4)
     assert stats.binomtest(failed, 200, 0.1, alternative="greater").pvalue > 1e-3
 
@@ -288,8 +290,8 @@ class TestAgainstWhatIsKnown:
         found = strategy.under(sampler).sensitivity(8)
         assert found == pytest.approx(np.linalg.norm(centres, axis=1).max())
         made = strategy.under(sampler).dp_event(2.0, 8)
-        assert pricing.epsilon_of(made, DELTA, "pld", RELATION) == pytest.approx(
-            pricing.epsilon_of(dpa.GaussianDpEvent(2.0 / found), DELTA, "pld", RELATION)
+        assert accountants.epsilon_of(made, DELTA, "pld", RELATION) == pytest.approx(
+            accountants.epsilon_of(dpa.GaussianDpEvent(2.0 / found), DELTA, "pld", RELATION)
         )
 
     @pytest.mark.slow
@@ -314,8 +316,8 @@ class TestUse:
         run = {"noise_multiplier": 1.0, "steps": 12, "delta": DELTA, "accountant": "monte_carlo"}
         other = matrix.BandedToeplitz((1.0, 0.5)).under(RandomAllocationSampler(60, 10, seed=9))
         first = accounting.epsilon(sampler=self.PRICED, **run)
-        pricing._priced.cache_clear()
-        importance.best_proposal.cache_clear()
+        accountants._priced.cache_clear()
+        importance_sampling.best_proposal.cache_clear()
         assert accounting.epsilon(sampler=other, **run) == first
 
     def test_the_overflow_of_batches_is_paid_for(self):
@@ -336,13 +338,15 @@ class TestUse:
             accounting.epsilon(sampler=PoissonSampler(60, 10, seed=0), **run)
         event = self.PRICED.dp_event(1.0, 12)
         with pytest.raises(ValueError, match="prices one run at a time"):
-            pricing.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "monte_carlo", RELATION)
+            accountants.epsilon_of(
+                dpa.SelfComposedDpEvent(event, 2), DELTA, "monte_carlo", RELATION
+            )
         replaced = dpa.NeighboringRelation.REPLACE_ONE
         with pytest.raises(ValueError, match="a record that is replaced by another"):
-            pricing.epsilon_of(event, DELTA, "monte_carlo", replaced)
+            accountants.epsilon_of(event, DELTA, "monte_carlo", replaced)
         # Two runs compose by what bounds each.
-        twice = pricing.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "pld", RELATION)
-        assert twice > pricing.epsilon_of(event, DELTA, "pld", RELATION)
+        twice = accountants.epsilon_of(dpa.SelfComposedDpEvent(event, 2), DELTA, "pld", RELATION)
+        assert twice > accountants.epsilon_of(event, DELTA, "pld", RELATION)
 
     def test_a_strategy_of_all_bands_is_priced_where_its_states_are_few(self):
         sampler = RandomAllocationSampler(60, 10, seed=0)

@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import box_muller, draws
 from dpoptax._noise import fixed_point as _fixed_point
+from dpoptax._random import box_muller, tree_noise
 from tests import helpers
 
 pytestmark = pytest.mark.optimized
@@ -32,7 +32,7 @@ def _release(tx, total, steps=1):
     state, releases = tx.init(total), []
     update = jax.jit(tx.update)
     for _ in range(steps):
-        mean, state = update(dpoptax.assert_clipped(total, CLIP), state)
+        mean, state = update(dpoptax.extend.trust_clipped(total, CLIP), state)
         releases.append(mean)
     return releases
 
@@ -44,12 +44,12 @@ def test_tails_to_five_standard_deviations(stage, count):
     stddev = 1.5 * 2.0 / 4
     if stage == "fixed point":
         stddev *= 1 + math.sqrt(count) * _fixed_point.grid(2.0, 1.5, 4) / 2.0
-    draws = np.asarray(mean, np.float64) / stddev
+    tree_noise = np.asarray(mean, np.float64) / stddev
     for edge in (1.0, 2.0, 3.0, 4.0, 4.5, 5.0):
-        for beyond in (np.sum(draws > edge), np.sum(draws < -edge)):
+        for beyond in (np.sum(tree_noise > edge), np.sum(tree_noise < -edge)):
             tail = stats.binomtest(int(beyond), count, stats.norm.sf(edge))
             assert tail.pvalue > 1e-5, (edge, beyond)
-    wrong = stats.binomtest(int(np.sum(draws > 4.0)), count, stats.norm.sf(4.0 * 0.95))
+    wrong = stats.binomtest(int(np.sum(tree_noise > 4.0)), count, stats.norm.sf(4.0 * 0.95))
     assert wrong.pvalue < 1e-5
 
 
@@ -72,7 +72,7 @@ def _tail_of_box_muller(edges):
 
 def _delta(mass, width, sigma, delta):
     """δ of one release at the ε that goes with `delta`, as bins of the noise tell it."""
-    epsilon = dpoptax.accounting.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
+    epsilon = dpoptax.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
     moved = np.roll(mass, round(1 / (sigma * width)))
     return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
 
@@ -192,7 +192,7 @@ def test_no_key_is_used_twice(fixed_point, monkeypatch):
 
     def draw_by(in_rows):
         monkeypatch.setattr(box_muller, "normal_in_rows", in_rows)
-        integers = draws.Noise(None, in_rows, lambda shape: (math.prod(shape),) * 2)
+        integers = tree_noise.Noise(None, in_rows, lambda shape: (math.prod(shape),) * 2)
         monkeypatch.setattr(_fixed_point, "integers", lambda stddev: integers)
 
     draw_by(once)
@@ -208,7 +208,7 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(stage):
     whole = _release(tx, total, steps=4)
     state = tx.init(total)
     for _ in range(2):
-        _, state = tx.update(dpoptax.assert_clipped(total, CLIP), state)
+        _, state = tx.update(dpoptax.extend.trust_clipped(total, CLIP), state)
     leaves, treedef = jax.tree.flatten(state)
     saved = [
         np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
@@ -222,13 +222,13 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(stage):
     ]
     state = jax.tree.unflatten(treedef, restored)
     for want in whole[2:]:
-        got, state = jax.jit(tx.update)(dpoptax.assert_clipped(total, CLIP), state)
+        got, state = jax.jit(tx.update)(dpoptax.extend.trust_clipped(total, CLIP), state)
         chex.assert_trees_all_equal(got, want)
     correlation = np.corrcoef(np.stack(whole)) - np.eye(4)
     assert np.abs(correlation).max() < 5 / 1_000**0.5
 
 
-def test_neighbouring_draws_of_a_release_are_independent():
+def test_neighboring_draws_of_a_release_are_independent():
     (mean,) = _release(_noise(), jnp.zeros(1_000_000))
     for lag in (1, 2, 3, 128, 1024, 4096, 500_000):
         correlation = np.corrcoef(mean[lag:], mean[:-lag])[0, 1]
@@ -252,9 +252,9 @@ def test_fixed_point_noise_has_the_stated_scale_and_centre():
     (mean,) = _release(_noise(True), total)
     step = _fixed_point.grid(2.0, 1.5, 4)
     stddev = 1.5 * (2.0 + math.sqrt(50_000) * step) / 4
-    draws = (np.asarray(mean, np.float64) - 5.0 / 12) / stddev
-    assert stats.kstest(draws, "norm").pvalue > 1e-3
-    assert stats.kstest(draws * 1.05, "norm").pvalue < 1e-3
+    tree_noise = (np.asarray(mean, np.float64) - 5.0 / 12) / stddev
+    assert stats.kstest(tree_noise, "norm").pvalue > 1e-3
+    assert stats.kstest(tree_noise * 1.05, "norm").pvalue < 1e-3
 
 
 def test_the_grid_leaves_room_for_the_sum_and_for_the_noise():
@@ -286,7 +286,7 @@ def test_rounding_moves_a_sum_by_at_most_the_stated_sensitivity():
     rng = np.random.default_rng(0)
     total = rng.normal(size=1_000).astype(np.float32)
     moved = total + 2.0 * np.float32(1 / math.sqrt(1_000))
-    clipped = dpoptax.assert_clipped(jnp.zeros(1_000), dpoptax.l2_clip(2.0))
+    clipped = dpoptax.extend.trust_clipped(jnp.zeros(1_000), dpoptax.l2_clip(2.0))
     bound = _fixed_point.sensitivity_on_grid(clipped, step)
     key = jax.random.key(0)
     releases = [_fixed_point.add_noise(jnp.asarray(t), 3.0, key, step) for t in (total, moved)]
@@ -300,7 +300,7 @@ def test_fixed_point_without_noise_is_exact_and_keeps_dtypes():
     np.testing.assert_array_equal(mean, total / 4)
     half = jnp.ones(3, jnp.bfloat16)
     tx = _noise(True)
-    mean, _ = tx.update(dpoptax.assert_clipped(half, CLIP), tx.init(half), half)
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(half, CLIP), tx.init(half), half)
     assert mean.dtype == jnp.bfloat16
 
 

@@ -8,9 +8,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._noise import box_muller, draws, fixed_point
-from dpoptax._noise.keys import split
-from dpoptax._noise.rows import Rows, fits
+from dpoptax._noise import fixed_point
+from dpoptax._random import box_muller, tree_noise
+from dpoptax._random.keys import split
+from dpoptax._random.row_matrix import RowMatrix, fits
 
 pytestmark = pytest.mark.optimized
 
@@ -22,8 +23,10 @@ SMALL = [
 ALONE = [(0,), (3, 0, 2), (2**18 + 2,), (512, 513), (7, 7, 7, 7, 7, 2)]
 KEYS = {"threefry": jax.random.key(3), "chacha20": jnp.arange(8, dtype=jnp.uint32)}
 NOISES = {
-    "normal": (lambda tree, key: draws.add_noise(tree, 1.0, key)),
-    "integers": (lambda tree, key: draws.each_leaf(tree, key, _INTEGERS, lambda _, drawn: drawn)),
+    "normal": (lambda tree, key: tree_noise.add_noise(tree, 1.0, key)),
+    "integers": (
+        lambda tree, key: tree_noise.each_leaf(tree, key, _INTEGERS, lambda _, drawn: drawn)
+    ),
 }
 _INTEGERS = fixed_point.integers(1000.0)
 
@@ -81,7 +84,7 @@ def test_which_arrays_are_drawn_alone(shape):
 def test_sums_come_back_from_their_rows(dtype):
     rng = np.random.default_rng(0)
     tree = [jnp.asarray(rng.integers(-99, 99, shape), dtype) for shape in SMALL]
-    rows = Rows(SMALL, box_muller.halves)
+    rows = RowMatrix(SMALL, box_muller.halves)
     matrix = rows.packed(tree)
     assert matrix.shape == rows.shape
     for unpacked in (rows.unpacked(matrix), jax.jit(rows.unpacked)(matrix)):
@@ -90,8 +93,10 @@ def test_sums_come_back_from_their_rows(dtype):
 
 def test_sums_of_several_dtypes_keep_them():
     tree = {"a": jnp.full(9, 2, jnp.bfloat16), "b": jnp.ones((4, 4)), "c": jnp.full(9, 3.0)}
-    noise = draws.Noise(lambda _, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves)
-    kept = jax.jit(lambda key: draws.each_leaf(tree, key, noise, lambda leaf, _: leaf))
+    noise = tree_noise.Noise(
+        lambda _, leaf: jnp.zeros_like(leaf), lambda *_: 0.0, box_muller.halves
+    )
+    kept = jax.jit(lambda key: tree_noise.each_leaf(tree, key, noise, lambda leaf, _: leaf))
     for name, leaf in kept(KEYS["threefry"]).items():
         assert same_bits(leaf, tree[name]), name
 
@@ -102,7 +107,7 @@ def test_a_step_for_several_devices_is_traced_on_one():
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=8, key=KEYS["threefry"])
 
     def release(total):
-        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(1.0), examples=8)
+        clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(1.0), examples=8)
         return tx.update(clipped, tx.init(total))[0]
 
     with jax.sharding.use_abstract_mesh(mesh):

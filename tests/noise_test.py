@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import dpoptax
-from dpoptax._noise import box_muller
+from dpoptax._random import box_muller
 
 pytestmark = pytest.mark.optimized
 
@@ -24,7 +24,7 @@ def _release(params, *, steps=1, multiplier=1.5, batch_size=4, key=0, total=None
     total = jax.tree.map(jnp.zeros_like, params) if total is None else total
     state, releases = tx.init(params), []
     for _ in range(steps):
-        mean, state = jax.jit(tx.update)(dpoptax.assert_clipped(total, CLIP), state, params)
+        mean, state = jax.jit(tx.update)(dpoptax.extend.trust_clipped(total, CLIP), state, params)
         releases.append(mean)
     return releases, state
 
@@ -57,10 +57,10 @@ def test_draws_are_float32_under_bfloat16_parameters():
     params = jnp.zeros(50_000, jnp.bfloat16)
     total = jnp.zeros(50_000, jnp.bfloat16)
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    mean, _ = tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(params))
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(total, CLIP), tx.init(params))
     assert mean.dtype == jnp.float32
     assert len(np.unique(mean)) > 40_000  # bfloat16 normals have 128 distinct values
-    mean, _ = tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(params), params)
+    mean, _ = tx.update(dpoptax.extend.trust_clipped(total, CLIP), tx.init(params), params)
     assert mean.dtype == jnp.bfloat16
 
 
@@ -93,7 +93,7 @@ def test_ledger_counts_releases_and_is_found_anywhere():
     for _ in range(5):
         _, state = tx.update(jnp.ones((4, 3)), state, params)
     (ledger,) = dpoptax.ledgers({"anything": (state,)})
-    assert ledger == (dpoptax.Mechanism(noise_multiplier=1.5, batch_size=4), 5, "threefry")
+    assert ledger == (dpoptax.extend.Mechanism(noise_multiplier=1.5, batch_size=4), 5, "threefry")
     assert dpoptax.ledgers(optax.adam(1e-3).init(params)) == ()
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         dpoptax.ledgers(jax.vmap(lambda _: tx.init(params))(jnp.arange(2)))
@@ -109,7 +109,7 @@ def test_gradients_that_were_not_clipped_are_refused():
 def test_masking_the_noise_is_refused():
     params = {"w": jnp.zeros(3), "v": jnp.zeros(2)}
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=1, key=jax.random.key(0))
-    half = dpoptax.assert_clipped({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
+    half = dpoptax.extend.trust_clipped({"w": jnp.zeros(3), "v": optax.MaskedNode()}, CLIP)
     with pytest.raises(TypeError, match="masked"):
         tx.update(half, tx.init(params))
 
@@ -137,7 +137,7 @@ def test_bad_arguments(change, error, message):
 @pytest.mark.parametrize("fixed_point", [False, True])
 def test_noise_that_would_be_flushed_to_zero_beside_a_sum_is_refused(fixed_point):
     clip = dpoptax.l2_clip(2e-38)
-    total = dpoptax.assert_clipped(jnp.array([2e-38, 0.0]), clip)
+    total = dpoptax.extend.trust_clipped(jnp.array([2e-38, 0.0]), clip)
     tx = dpoptax.gaussian_noise(
         noise_multiplier=0.25, batch_size=1, key=jax.random.key(0), fixed_point=fixed_point
     )
@@ -193,7 +193,7 @@ def test_noise_that_two_results_read_is_drawn_once(kind):
         tx = optax.chain(noise, *filters)
 
         def update(params, state, total):
-            updates, state = tx.update(dpoptax.assert_clipped(total, CLIP), state, params)
+            updates, state = tx.update(dpoptax.extend.trust_clipped(total, CLIP), state, params)
             return optax.apply_updates(params, updates), state
 
         params = jax.ShapeDtypeStruct((100, 100), jnp.float32)

@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 import dpoptax
 from dpoptax import matrix
-from dpoptax.auditing import _search as adversary
+from dpoptax.auditing import _worst_example as adversary
 from tests import adversary_test, programs
 from tests.helpers import covering
 from tests.networks import NETWORKS
@@ -130,7 +130,7 @@ def test_noise_is_the_same(stage, platform):
     begun = tx.init(params)
 
     def two(state):
-        total = dpoptax.assert_clipped(params, CLIP, examples=8)
+        total = dpoptax.extend.trust_clipped(params, CLIP, examples=8)
         first, state = tx.update(total, keyed(state, begun), params)
         second, state = tx.update(total, state, params)
         return first, second, raw(state)

@@ -1,6 +1,7 @@
 """Gradient points: what `track_iterates` remembers and `gradient_points` makes of it."""
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,7 +21,7 @@ def test_without_tracking_the_point_is_params():
 def test_points_are_mixtures_of_the_iterates_whatever_the_optimizer_does():
     rows = [(1.5, -0.25, -0.25), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
     tx = optax.chain(
-        dpoptax.track_iterates(rows, weights=[2.0, -1.5, 0.5]),
+        dpoptax.extend.track_iterates(rows, weights=[2.0, -1.5, 0.5]),
         optax.adamw(optax.linear_schedule(0.5, 0.1, 5), weight_decay=0.1),
     )
     params = jnp.array([1.0, -2.0])
@@ -38,7 +39,7 @@ def test_points_are_mixtures_of_the_iterates_whatever_the_optimizer_does():
 
 
 def test_scheduled_weights_and_tangent():
-    tx = dpoptax.track_iterates(
+    tx = dpoptax.extend.track_iterates(
         [(1.0, 0.0)],
         weights=lambda t: [1.0 + t],
         tangent_row=(1.0, -1.0),
@@ -57,7 +58,7 @@ def test_scheduled_weights_and_tangent():
 
 def test_masked_parameters_stay_where_they_are():
     tx = optax.masked(
-        dpoptax.track_iterates([(2.0, -1.0)], [1.0]), {"train": True, "frozen": False}
+        dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]), {"train": True, "frozen": False}
     )
     params = {"train": jnp.ones(2), "frozen": {"a": jnp.ones(3)}}
     state = tx.init(params)
@@ -69,7 +70,7 @@ def test_masked_parameters_stay_where_they_are():
 
 @pytest.mark.parametrize("other", [{"params": jnp.ones(2)}, jnp.ones(3)])
 def test_a_state_of_other_parameters_says_so(other):
-    state = dpoptax.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
+    state = dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
     with pytest.raises((TypeError, ValueError)) as caught:
         dpoptax.gradient_points(state, other)
     assert "earlier parameters of other shapes" in " ".join(caught.value.__notes__)
@@ -77,7 +78,8 @@ def test_a_state_of_other_parameters_says_so(other):
 
 def test_two_trackers_are_refused_by_name():
     tx = optax.chain(
-        dpoptax.track_iterates([(1.0,)], [1.0]), dpoptax.track_iterates([(1.0,)], [1.0])
+        dpoptax.extend.track_iterates([(1.0,)], [1.0]),
+        dpoptax.extend.track_iterates([(1.0,)], [1.0]),
     )
     params = jnp.ones(2)
     with pytest.raises(ValueError, match=r"opt_state\[0\], opt_state\[1\]"):
@@ -95,7 +97,7 @@ def test_two_trackers_are_refused_by_name():
 )
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        dpoptax.track_iterates(**kwargs)
+        dpoptax.extend.track_iterates(**kwargs)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_bad_arguments(kwargs, message):
     [
         dpoptax.disk(kappa=0.7, gamma=0.5),
         dpoptax.pmlf(2, 0.1, [1.0]),
-        dpoptax.track_iterates([(1.0, 0.0)], [1.0]),
+        dpoptax.extend.track_iterates([(1.0, 0.0)], [1.0]),
     ],
     ids=["disk", "pmlf", "track_iterates"],
 )
@@ -111,3 +113,94 @@ def test_an_update_without_parameters_says_what_to_call(stage):
     params = {"w": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
         stage.update(params, stage.init(params))
+
+
+def _step(method, noise, grads_of):
+    """Returns a step through a chain: its optimizer state is taken apart by jit, as in loops."""
+    tx = optax.chain(noise, method, optax.sgd(0.1))
+    params = jnp.ones(3)
+
+    def step(state, batch):
+        return tx.update(grads_of(state, params, batch), state, params)
+
+    return step, tx.init(params), jnp.ones((4, 3))
+
+
+def _gaussian():
+    return dpoptax.gaussian_noise(noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
+
+
+GRAD_FN = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), 1.0)
+WITH_POINTS = {
+    "disk": dpoptax.disk,
+    "disk of one gradient": lambda: dpoptax.disk(gamma=None),
+    "disk of a product": lambda: dpoptax.disk(gamma=0.0),
+    "disk on a schedule": lambda: dpoptax.disk(lambda t: 0.7),
+    "pmlf": dpoptax.pmlf,
+    "inner_outer": lambda: dpoptax.contrib.inner_outer(2, 0.5, 0.9),
+    "linear_map": lambda: dpoptax.extend.linear_map(2.0),
+    "track_reference": dpoptax.extend.track_reference,
+}
+AT_PARAMETERS = {
+    "disk": lambda: dpoptax.disk(kappa=1.0),
+    "pmlf": lambda: dpoptax.pmlf(length=1),
+    "doppler": dpoptax.doppler,
+}
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("name", WITH_POINTS)
+def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, jit):
+    wrap = jax.jit if jit else lambda f: f
+    make = WITH_POINTS[name]
+    at_points = lambda state, params, batch: GRAD_FN(  # noqa: E731
+        dpoptax.gradient_points(state, params), batch
+    )
+    step, state, batch = _step(make(), _gaussian(), at_points)
+    wrap(step)(state, batch)
+    for elsewhere in (
+        lambda state, params, batch: GRAD_FN(params, batch),
+        lambda state, params, batch: GRAD_FN(dpoptax.gradient_points((), params), batch),
+    ):
+        step, state, batch = _step(make(), _gaussian(), elsewhere)
+        with pytest.raises(ValueError, match="not taken at this method's points"):
+            wrap(step)(state, batch)
+    noise = dpoptax.clip_and_noise(1.0, noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
+    step, state, batch = _step(make(), noise, lambda state, params, batch: batch)
+    with pytest.raises(ValueError, match="not taken at this method's points"):
+        wrap(step)(state, batch)
+
+
+def test_a_method_refuses_gradients_at_the_points_of_another():
+    tx = optax.chain(_gaussian(), dpoptax.disk())
+    params = jnp.ones(3)
+    other = dpoptax.pmlf().init(params)
+    with pytest.raises(ValueError, match="not taken at this method's points"):
+        tx.update(
+            GRAD_FN(dpoptax.gradient_points(other, params), jnp.ones((4, 3))),
+            tx.init(params),
+            params,
+        )
+
+
+@pytest.mark.parametrize("name", AT_PARAMETERS)
+def test_a_method_without_points_of_its_own_takes_gradients_at_the_parameters(name):
+    make = AT_PARAMETERS[name]
+    step, state, batch = _step(make(), _gaussian(), lambda _, params, batch: GRAD_FN(params, batch))
+    step(state, batch)
+
+
+def test_points_made_by_hand_are_not_checked():
+    by_hand = lambda state, params, batch: GRAD_FN(  # noqa: E731
+        dpoptax.GradientPoints((params,), (1.0,)), batch
+    )
+    step, state, batch = _step(dpoptax.disk(), _gaussian(), by_hand)
+    step(state, batch)
+
+
+def test_parts_of_a_batch_are_taken_at_the_same_points():
+    params, batch = jnp.ones(3), jnp.ones((4, 3))
+    state = dpoptax.disk().init(params)
+    parts = GRAD_FN(params, batch), GRAD_FN(dpoptax.gradient_points(state, params), batch)
+    with pytest.raises(ValueError, match="points of different methods"):
+        dpoptax.accumulate(*parts)

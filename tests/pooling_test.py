@@ -34,7 +34,7 @@ def gradients(case, microbatch_size):
 
         return jnp.sum(mask), jax.vmap(jax.grad(loss))(images)
 
-    return dpoptax.in_microbatches(sums, microbatch_size)
+    return dpoptax.extend.in_microbatches(sums, microbatch_size)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

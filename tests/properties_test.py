@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpoptax
-from dpoptax._clips.per_example import sum_clipped
+from dpoptax._clip.clip_per_example import sum_clipped
 from tests import helpers
 
 pytestmark = pytest.mark.optimized
@@ -22,7 +22,7 @@ CLIPS = {
     "l2 huge": dpoptax.l2_clip(1e6),
     "automatic": dpoptax.automatic_clip(0.7),
     "AUTO-V": dpoptax.automatic_clip(0.7, gamma=0.0),
-    "psac": dpoptax.psac_clip(2.0),
+    "psac": dpoptax.contrib.psac_clip(2.0),
     "normalized": dpoptax.normalized_clip(3.0),
     "per layer": dpoptax.per_layer_clip([0.3, 2.0, 1e-3]),
     "per leaf": dpoptax.per_layer_clip(1.0),
@@ -30,10 +30,14 @@ CLIPS = {
     "automatic per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7)),
     "AUTO-V per leaf": dpoptax.per_layer_clip(dpoptax.automatic_clip(0.7, gamma=0.0)),
     "of each kind": dpoptax.per_layer_clip(
-        [dpoptax.automatic_clip(0.3, gamma=0.0), dpoptax.psac_clip(2.0), dpoptax.normalized_clip(9)]
+        [
+            dpoptax.automatic_clip(0.3, gamma=0.0),
+            dpoptax.contrib.psac_clip(2.0),
+            dpoptax.normalized_clip(9),
+        ]
     ),
-    "hyperspherical": dpoptax.hyperspherical_clip(1.0, angle_norm=0.5),
-    "hyperspherical box": dpoptax.hyperspherical_clip(1.0, beta=0.3),
+    "hyperspherical": dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=0.5),
+    "hyperspherical box": dpoptax.contrib.hyperspherical_clip(1.0, beta=0.3),
 }
 SHAPES = [[(3, 2), (4,), ()], [(1,), (2, 1, 3), (7,)], [(64,), (1, 1), (0, 2)]]
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpoptax
-from dpoptax._noise.selecting import of_release
+from dpoptax.tables._row_selecting_noise import release_context
 from tests.helpers import covering, floats, slow_but
 
 KEY = jax.random.key(0)
@@ -31,7 +31,7 @@ def _curvature(params):
 # Transforms of the noise stage take a ClippedSum, all others take privatized gradients.
 NOISE = {
     "gaussian_noise": lambda: dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY),
-    "geodp": lambda: dpoptax.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
+    "geodp": lambda: dpoptax.contrib.geodp(0.01, noise_multiplier=0.1, batch_size=4, key=KEY),
     "adaptive_gaussian_noise": lambda: dpoptax.adaptive_gaussian_noise(
         ADAPTIVE, noise_multiplier=1.0, batch_size=4, key=KEY
     ),
@@ -58,26 +58,30 @@ METHODS = {
     "low_pass": lambda: dpoptax.low_pass(*FILTER),
     "low_pass_steady": lambda: dpoptax.low_pass(*FILTER, start="steady"),
     "doppler": lambda: dpoptax.doppler(*FILTER),
-    "track_reference": lambda: dpoptax.track_reference(),
-    "track_iterates": lambda: dpoptax.track_iterates([(1.5, -0.5)], [1.0]),
+    "track_reference": lambda: dpoptax.extend.track_reference(),
+    "track_iterates": lambda: dpoptax.extend.track_iterates([(1.5, -0.5)], [1.0]),
     "disk": lambda: dpoptax.disk(0.7, 0.5),
     "disk_one_gradient": lambda: dpoptax.disk(0.7, None),
     "disk_hessian": lambda: dpoptax.disk(0.7, 0.0),
     "disk_schedule": lambda: dpoptax.disk(optax.linear_schedule(0.9, 0.5, 3), 0.5),
     "disk_swapped_gain": lambda: dpoptax.disk(0.7, 0.5, filter_gain=0.3),
     "pmlf": lambda: dpoptax.pmlf(3, 0.5, *FILTER),
-    "inner_outer": lambda: dpoptax.inner_outer(3, 0.5, 0.9),
-    "scale_by_lp_adam": lambda: dpoptax.scale_by_lp_adam(*FILTER),
-    "adaptive_fir": lambda: dpoptax.adaptive_fir(3, 0.1),
+    "inner_outer": lambda: dpoptax.contrib.inner_outer(3, 0.5, 0.9),
+    "scale_by_lp_adam": lambda: dpoptax.extend.scale_by_lp_adam(*FILTER),
+    "adaptive_fir": lambda: dpoptax.contrib.adaptive_fir(3, 0.1),
     "adaptive_kalman": lambda: dpoptax.adaptive_kalman(0.1),
-    "singular_value_shrinkage": lambda: dpoptax.singular_value_shrinkage(1e-3),
-    "singular_value_shrinkage_of_mean": lambda: dpoptax.singular_value_shrinkage(1e-3, decay=0.9),
-    "james_stein": lambda: dpoptax.james_stein(1e-3),
-    "scale_by_shrunk_muon": lambda: dpoptax.scale_by_shrunk_muon(1e-3),
-    "linear_map": lambda: dpoptax.linear_map(0.5),
-    "linear_map_followed": lambda: dpoptax.linear_map(_curvature, every=2),
-    "scale_then_privatize": lambda: dpoptax.scale_then_privatize(),
-    "scale_then_privatize_entry": lambda: dpoptax.scale_then_privatize(each="entry", every=2),
+    "singular_value_shrinkage": lambda: dpoptax.contrib.singular_value_shrinkage(1e-3),
+    "singular_value_shrinkage_of_mean": lambda: dpoptax.contrib.singular_value_shrinkage(
+        1e-3, decay=0.9
+    ),
+    "james_stein": lambda: dpoptax.contrib.james_stein(1e-3),
+    "scale_by_shrunk_muon": lambda: dpoptax.contrib.scale_by_shrunk_muon(1e-3),
+    "linear_map": lambda: dpoptax.extend.linear_map(0.5),
+    "linear_map_followed": lambda: dpoptax.extend.linear_map(_curvature, every=2),
+    "scale_then_privatize": lambda: dpoptax.contrib.scale_then_privatize(),
+    "scale_then_privatize_entry": lambda: dpoptax.contrib.scale_then_privatize(
+        each="entry", every=2
+    ),
     "adaptive_kalman_per_leaf": lambda: dpoptax.adaptive_kalman(0.1, per_leaf=True),
 }
 ALL = {**NOISE, **METHODS}
@@ -98,15 +102,15 @@ def _params(dtype=jnp.float32):
 def _inputs(name, params, step):
     tree = jax.tree.map(lambda p: jnp.sin(3.0 * p + step).astype(p.dtype), params)
     if name == "adaptive_gaussian_noise":
-        pair = dpoptax.CountedGradient(tree, jnp.float32(0.3))
-        return dpoptax.assert_clipped(pair, ADAPTIVE, jnp.float32(0.1))
+        pair = dpoptax.extend.CountedGradient(tree, jnp.float32(0.3))
+        return dpoptax.extend.trust_clipped(pair, ADAPTIVE, jnp.float32(0.1))
     if name == "row_selecting_noise":
-        next_release = of_release(ALL[name]().init(params))
+        next_release = release_context(ALL[name]().init(params))
         count = jnp.asarray(step).astype(jnp.int32)
-        return dpoptax.assert_clipped(
+        return dpoptax.extend.trust_clipped(
             tree, SELECTING, dataclasses.replace(next_release, count=count)
         )
-    return dpoptax.assert_clipped(tree, CLIP) if name in NOISE else tree
+    return dpoptax.extend.trust_clipped(tree, CLIP) if name in NOISE else tree
 
 
 def _run(name, update, params, steps=4):

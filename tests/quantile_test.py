@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpoptax
-from dpoptax._clips.per_example import sum_clipped
+from dpoptax._clip.clip_per_example import sum_clipped
 from tests import bookkeeping_test, helpers
 from tests.networks import NETWORKS
 
@@ -27,7 +27,7 @@ def _stage(clip, *, noise_multiplier=0.0, batch_size=8, key=KEY):
 
 def _sum(clip, grads, threshold, mask=None):
     reference = jnp.asarray(threshold, jnp.float32)
-    return dpoptax.assert_clipped(sum_clipped(clip, grads, mask, reference), clip, reference)
+    return dpoptax.extend.trust_clipped(sum_clipped(clip, grads, mask, reference), clip, reference)
 
 
 def andrew(gradients, *, threshold, quantile, learning_rate):
@@ -103,7 +103,7 @@ def test_the_ledger_states_the_joint_cost():
     clip = dpoptax.adaptive_clip(0.1, count_share=0.04)
     tx = optax.chain(_stage(clip, noise_multiplier=1.5), optax.sgd(0.1))
     (ledger,) = dpoptax.ledgers(tx.init(jnp.zeros(3)))
-    assert ledger.mechanism == dpoptax.Mechanism(1.5, 8)
+    assert ledger.mechanism == dpoptax.extend.Mechanism(1.5, 8)
     gradient_multiplier = 1.5 / (1 - 0.04) ** 0.5
     count_multiplier = 2 * 1.5 / (2 * 0.04**0.5)  # over the sensitivity 1/2 of the centred count
     joint = (gradient_multiplier**-2 + count_multiplier**-2) ** -0.5
@@ -174,7 +174,7 @@ def test_norms_from_book_keeping_give_the_same_pair(name):
     for threshold in (1e-9, _middle_norm(network, points, batch), 1e9):
         at = dataclasses.replace(points, reference=jnp.float32(threshold))
         got, want = bookkeeping_test.both(network, wide, at, batch, mask)
-        assert isinstance(got, dpoptax.CountedGradient)
+        assert isinstance(got, dpoptax.extend.CountedGradient)
         bookkeeping_test.close(got, want)
     assert abs(want.count) == 5 * wide.count_share**0.5  # all on one side, without the masked
 
@@ -248,7 +248,7 @@ def test_per_example_stages_refuse_a_threshold_that_they_cannot_know():
     with pytest.raises(ValueError, match=r"clipped_grad.*adaptive_gaussian_noise"):
         dpoptax.clip_and_noise(clip, noise_multiplier=1.0, batch_size=2, key=KEY)
     with pytest.raises(ValueError, match="only its own noise stage knows"):
-        dpoptax.clip_per_example(clip)
+        dpoptax.extend.clip_per_example(clip)
 
 
 def test_bfloat16_parameters_get_bfloat16_updates():
@@ -266,7 +266,7 @@ def test_missing_and_foreign_thresholds_are_named():
     plain = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=2, key=KEY).init(params)
     with pytest.raises(ValueError, match=r"found no threshold.*adaptive_gaussian_noise"):
         grad_fn(dpoptax.gradient_points(plain, params), batch)
-    followed = dpoptax.track_reference().init(params)
+    followed = dpoptax.extend.track_reference().init(params)
     with pytest.raises(ValueError, match="found no threshold"):
         grad_fn(dpoptax.gradient_points(followed, params), batch)
     tx = _stage(dpoptax.adaptive_clip(0.2))
@@ -296,15 +296,15 @@ def test_bad_arguments(change, message):
 def test_in_fixed_point_what_is_released_is_on_a_grid():
     clip = dpoptax.adaptive_clip(0.5, count_share=0.04)
     release = {"noise_multiplier": 1.5, "batch_size": 4.0}
-    step = dpoptax.fixed_point_grid(clip, **release)
+    step = dpoptax.extend.fixed_point_grid(clip, **release)
     params, threshold = jnp.zeros(2000), jnp.float32(0.5)
-    pair = dpoptax.CountedGradient(jnp.linspace(-1 / 3, 1 / 3, 2000), jnp.float32(-0.3))
+    pair = dpoptax.extend.CountedGradient(jnp.linspace(-1 / 3, 1 / 3, 2000), jnp.float32(-0.3))
     for fixed_point in (False, True):
         tx = dpoptax.adaptive_gaussian_noise(
             clip, **release, key=jax.random.key(0), fixed_point=fixed_point
         )
         state = tx.init(params)
-        mean, state = tx.update(dpoptax.assert_clipped(pair, clip, threshold), state, params)
+        mean, state = tx.update(dpoptax.extend.trust_clipped(pair, clip, threshold), state, params)
         total = np.asarray(mean) * math.sqrt(1 - clip.count_share) / 0.5 * 4
         on_grid = np.abs(total / step - np.rint(total / step)).max() < 0.3
         assert on_grid == fixed_point

@@ -11,10 +11,10 @@ import optax
 import pytest
 from jax import lax
 
-from dpoptax._information_flow.following import Follower
-from dpoptax._information_flow.indices import GIVEN
-from dpoptax._information_flow.labels import Holds, Label
-from dpoptax._information_flow.rows import LEADING
+from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.example_axes import LEADING_AXIS
+from dpoptax._information_flow.label_follower import LabelFollower
+from dpoptax._information_flow.labels import Content, Label
 
 ROWS = 6
 W = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
@@ -34,10 +34,11 @@ def labels_of(fn, *given, public=()):
     """Those of the results; public arguments come first."""
     traced = jax.make_jaxpr(fn)(*public, *given)
     labels = [
-        Label(number=("argument", i), entries=GIVEN) for i in range(len(jax.tree.leaves(public)))
+        Label(number=("argument", i), entries=DISTINCT_ENTRIES)
+        for i in range(len(jax.tree.leaves(public)))
     ]
-    labels += [Label(Holds.PRIVATE, LEADING) for _ in jax.tree.leaves(given)]
-    return Follower({}).follow(traced.jaxpr, labels)[0]
+    labels += [Label(Content.PRIVATE, LEADING_AXIS) for _ in jax.tree.leaves(given)]
+    return LabelFollower({}).follow(traced.jaxpr, labels)[0]
 
 
 def convolved(x, kernel, **options):
@@ -168,7 +169,7 @@ OF_ONE = {
 def test_rows_that_are_said_to_be_of_one_example_are(name):
     params, fn = OF_ONE[name]
     labels = labels_of(fn, *batch(), public=(params,))
-    assert all(label.rows == LEADING for label in labels), [label.joined for label in labels]
+    assert all(label.rows == LEADING_AXIS for label in labels), [label.joined for label in labels]
     found = jax.tree.leaves(jax.jit(fn)(params, *batch()))
     assert all(len(each) == ROWS for each in found)
     for other in (batch(1), jax.tree.map(lambda x: x * jnp.nan if x.ndim > 1 else x, batch())):

@@ -28,14 +28,14 @@ def _run(options, each, shape, loss, clip_norm):
     noise = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=SIZE, key=jax.random.key(0))
     tx = optax.chain(
         noise,
-        dpoptax.scale_then_privatize(each=each, b2=0.9, eps=0.2, **options),
+        dpoptax.contrib.scale_then_privatize(each=each, b2=0.9, eps=0.2, **options),
         optax.adam(0.05, b2=0.95),
     )
     grad_fn = dpoptax.clipped_grad(loss, dpoptax.l2_clip(clip_norm))
 
     @jax.jit
     def draw(silent):
-        nothing = dpoptax.assert_clipped(jnp.zeros(shape), dpoptax.l2_clip(clip_norm))
+        nothing = dpoptax.extend.trust_clipped(jnp.zeros(shape), dpoptax.l2_clip(clip_norm))
         return noise.update(nothing, silent)
 
     silent, drawn = noise.init(x0), []
@@ -112,7 +112,9 @@ def _releases(seed, count, strengths):
 @pytest.mark.parametrize("each", ["entry", "side", "leaf"])
 def test_the_noise_keeps_its_power_and_the_scale_its_range(each):
     releases = _releases(0, 5, {"a": 1.0, "b": 1e-6, "c": 30.0})
-    scales = jax.tree.leaves(_scales(dpoptax.scale_then_privatize(each=each), releases, PARAMS))
+    scales = jax.tree.leaves(
+        _scales(dpoptax.contrib.scale_then_privatize(each=each), releases, PARAMS)
+    )
     every = np.concatenate([np.ravel(s) for s in scales]).astype(np.float64)
     np.testing.assert_allclose(np.mean(every**-2), 1.0, rtol=1e-5)
     assert every.min() > 1e-3
@@ -142,16 +144,16 @@ def test_layers_get_signals_of_one_size_where_the_noise_is_known():
     strengths, stddev = {"a": 0.04, "b": 0.02, "c": 0.06}, 0.1
     options = {"each": "leaf", "eps": 1e-3, "b2": 0.99}
     equal = _after_noisy_steps(
-        dpoptax.scale_then_privatize(stddev=stddev, **options), strengths, stddev
+        dpoptax.contrib.scale_then_privatize(stddev=stddev, **options), strengths, stddev
     )
     assert equal.max() < 1.25 * equal.min()
     # What is not told the noise takes it for signal.
-    other = _after_noisy_steps(dpoptax.scale_then_privatize(**options), strengths, stddev)
+    other = _after_noisy_steps(dpoptax.contrib.scale_then_privatize(**options), strengths, stddev)
     assert other.max() > 1.3 * other.min()
 
 
 def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
-    tx = dpoptax.scale_then_privatize()
+    tx = dpoptax.contrib.scale_then_privatize()
     update = jax.jit(lambda release: tx.update(release, tx.init(PARAMS), PARAMS)[1])
     for value in (0.0, np.nan, np.inf):
         state = update(jax.tree.map(lambda p, v=value: floats(np.full(p.shape, v)), PARAMS))
@@ -166,10 +168,10 @@ def test_releases_of_nothing_or_of_nan_leave_scales_that_can_be_taken_back():
 )
 def test_numbers_out_of_range_are_named(name, value):
     with pytest.raises(ValueError, match=f"{name}="):
-        dpoptax.scale_then_privatize(**{name: value})
+        dpoptax.contrib.scale_then_privatize(**{name: value})
 
 
 def test_in_front_of_the_noise_it_is_refused():
-    tx = dpoptax.scale_then_privatize()
+    tx = dpoptax.contrib.scale_then_privatize()
     with pytest.raises(TypeError, match="private"):
-        tx.update(dpoptax.assert_clipped(PARAMS, dpoptax.l2_clip(1.0)), tx.init(PARAMS))
+        tx.update(dpoptax.extend.trust_clipped(PARAMS, dpoptax.l2_clip(1.0)), tx.init(PARAMS))

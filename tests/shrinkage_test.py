@@ -49,7 +49,7 @@ def _tree(shape, stddev, seed):
 def test_singular_values_are_shrunk_as_the_paper_says(name, decay):
     shape, stddev = SHAPES[name], 0.3
     gradients = [_tree(shape, stddev, seed) for seed in range(4)]
-    got = _run(dpoptax.singular_value_shrinkage(stddev, decay=decay), gradients)
+    got = _run(dpoptax.contrib.singular_value_shrinkage(stddev, decay=decay), gradients)
     mean, bias, ranks = oracle.RunningMean(decay), oracle.RunningMean(decay), []
     for out, g in zip(got, gradients, strict=True):
         m, left = mean(np.asarray(g["kernel"], np.float64).reshape(-1, shape[-1]))
@@ -69,7 +69,7 @@ def test_james_stein_is_the_estimator_s_positive_part(per_leaf, decay):
         {k: jnp.asarray(s * rng.normal(size=(4, 5)), jnp.float32) for k, s in scales.items()}
         for _ in range(4)
     ]
-    got = _run(dpoptax.james_stein(0.7, per_leaf=per_leaf, decay=decay), gradients)
+    got = _run(dpoptax.contrib.james_stein(0.7, per_leaf=per_leaf, decay=decay), gradients)
     means = {k: oracle.RunningMean(decay) for k in scales}
     cut = 0
     for out, g in zip(got, gradients, strict=True):
@@ -88,7 +88,7 @@ def test_james_stein_is_the_estimator_s_positive_part(per_leaf, decay):
 
 def test_few_coordinates_are_left_alone():
     g = [jnp.array([0.1, -0.1]), jnp.array(0.2), jnp.zeros((0, 3)), jnp.zeros(2)]
-    for tx in (dpoptax.james_stein(1.0), dpoptax.singular_value_shrinkage(1.0)):
+    for tx in (dpoptax.contrib.james_stein(1.0), dpoptax.contrib.singular_value_shrinkage(1.0)):
         (out,) = _run(tx, [g])
         jax.tree.map(np.testing.assert_array_equal, out, g)
 
@@ -108,7 +108,7 @@ def _errors(tx, signal, stddev, draws=200):
 @pytest.mark.parametrize("strength", [0.0, 0.6, 1.5, 4.0])
 @pytest.mark.parametrize(
     ("make", "bound"),
-    [(dpoptax.singular_value_shrinkage, 0.35), (dpoptax.james_stein, 1.0)],
+    [(dpoptax.contrib.singular_value_shrinkage, 0.35), (dpoptax.contrib.james_stein, 1.0)],
 )
 def test_the_mean_squared_error_of_low_rank_signals_is_less(make, bound, strength):
     stddev = 0.2
@@ -130,7 +130,9 @@ def test_the_error_is_the_one_that_theory_gives_for_the_best_shrinker(strength):
     xn = x / unit
     y = np.sqrt((xn + 1 / xn) * (xn + beta / xn)) if xn else 0.0
     best = x**2 * (1 - oracle.product_of_cosines(y, beta) ** 2)
-    ((error, spread), _) = _errors(dpoptax.singular_value_shrinkage(stddev), signal, stddev, 16)
+    ((error, spread), _) = _errors(
+        dpoptax.contrib.singular_value_shrinkage(stddev), signal, stddev, 16
+    )
     total = error * signal.size
     assert abs(total - best) < 0.05 * best + 6 * spread * signal.size + 20 * edge
 
@@ -142,8 +144,8 @@ def test_a_running_mean_finds_signal_that_no_release_shows():
     gradients = [
         jnp.asarray(signal + stddev * rng.normal(size=shape), jnp.float32) for _ in range(60)
     ]
-    alone = _run(dpoptax.singular_value_shrinkage(stddev), gradients)[-1]
-    averaged = _run(dpoptax.singular_value_shrinkage(stddev, decay=0.95), gradients)[-1]
+    alone = _run(dpoptax.contrib.singular_value_shrinkage(stddev), gradients)[-1]
+    averaged = _run(dpoptax.contrib.singular_value_shrinkage(stddev, decay=0.95), gradients)[-1]
     mean = _run(dpoptax.low_pass([0.05], [-0.95]), gradients)[-1]
 
     def error(out):
@@ -154,7 +156,12 @@ def test_a_running_mean_finds_signal_that_no_release_shows():
 
 
 @pytest.mark.parametrize(
-    "make", [dpoptax.singular_value_shrinkage, dpoptax.james_stein, dpoptax.scale_by_shrunk_muon]
+    "make",
+    [
+        dpoptax.contrib.singular_value_shrinkage,
+        dpoptax.contrib.james_stein,
+        dpoptax.contrib.scale_by_shrunk_muon,
+    ],
 )
 def test_what_was_refused_stays_nan(make):
     g = {"w": jnp.full((4, 3), jnp.nan), "b": jnp.full(5, jnp.nan)}
@@ -164,7 +171,12 @@ def test_what_was_refused_stays_nan(make):
 
 
 @pytest.mark.parametrize(
-    "make", [dpoptax.singular_value_shrinkage, dpoptax.james_stein, dpoptax.scale_by_shrunk_muon]
+    "make",
+    [
+        dpoptax.contrib.singular_value_shrinkage,
+        dpoptax.contrib.james_stein,
+        dpoptax.contrib.scale_by_shrunk_muon,
+    ],
 )
 @pytest.mark.parametrize("scale", [0.0, 1e-15, 1e15])
 def test_any_scale(make, scale):
@@ -175,7 +187,7 @@ def test_any_scale(make, scale):
 
 def test_without_noise_nothing_is_shrunk():
     g = _tree((6, 9), 0.3, 0)
-    for tx in (dpoptax.singular_value_shrinkage(0.0), dpoptax.james_stein(0.0)):
+    for tx in (dpoptax.contrib.singular_value_shrinkage(0.0), dpoptax.contrib.james_stein(0.0)):
         (out,) = _run(tx, [g])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), out, g)
 
@@ -184,8 +196,8 @@ def test_without_noise_nothing_is_shrunk():
 def test_shrunk_muon_is_its_formula(name):
     shape, stddev, decay = SHAPES[name], 0.3, 0.8
     gradients = [_tree(shape, stddev, seed) for seed in range(4)]
-    got = _run(dpoptax.scale_by_shrunk_muon(stddev, decay=decay), gradients)
-    adam = dpoptax.scale_by_lp_adam((0.1,), (-0.9,), stddev=stddev)
+    got = _run(dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=decay), gradients)
+    adam = dpoptax.extend.scale_by_lp_adam((0.1,), (-0.9,), stddev=stddev)
     others = _run(adam, [{"bias": g["bias"]} for g in gradients])
     mean = oracle.RunningMean(decay)
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
@@ -204,7 +216,7 @@ def test_shrunk_muon_without_noise_is_optax_s_with_an_exact_decomposition():
         {"kernel": jax.random.normal(jax.random.fold_in(jax.random.key(0), i), (5, 9))}
         for i in range(3)
     ]
-    got = _run(dpoptax.shrunk_muon(0.5, stddev=0.0, decay=0.9), gradients)
+    got = _run(dpoptax.contrib.shrunk_muon(0.5, stddev=0.0, decay=0.9), gradients)
     # Cubic Newton–Schulz steps, enough of them to converge; optax's scale is that of its shape.
     muon = optax.contrib.muon(
         0.5, ns_coeffs=(1.5, -0.5, 0.0), ns_steps=40, beta=0.9, nesterov=False
@@ -226,8 +238,8 @@ def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
     errors = {"shrunk": [], "muon": [], "seen": []}
     for _ in range(20):
         noisy = {"kernel": jnp.asarray(signal + stddev * rng.normal(size=shape), jnp.float32)}
-        (shrunk,) = _run(dpoptax.scale_by_shrunk_muon(stddev, decay=0.0), [noisy])
-        (muon,) = _run(dpoptax.scale_by_shrunk_muon(0.0, decay=0.0), [noisy])
+        (shrunk,) = _run(dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=0.0), [noisy])
+        (muon,) = _run(dpoptax.contrib.scale_by_shrunk_muon(0.0, decay=0.0), [noisy])
         u, s, v = np.linalg.svd(shrunk["kernel"], full_matrices=False)
         seen = (u * (s > 1e-4)) @ v * np.sqrt(shape[1] / shape[0])
         for name, x in (("shrunk", shrunk["kernel"]), ("muon", muon["kernel"]), ("seen", seen)):
@@ -239,18 +251,18 @@ def test_the_cosines_are_the_best_weights_of_the_directions_that_are_seen():
 def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
     release = {"noise_multiplier": 1.0, "batch_size": 64}
     clip = dpoptax.l2_clip(1.0)
-    stddev = dpoptax.release_stddev(clip, **release)
+    stddev = dpoptax.extend.noise_stddev(clip, **release)
     params = {"w": jnp.zeros((30, 20)), "b": jnp.zeros(20)}
     for tx in (
-        dpoptax.singular_value_shrinkage(stddev),
-        dpoptax.james_stein(stddev),
-        dpoptax.scale_by_shrunk_muon(stddev, decay=0.0),
+        dpoptax.contrib.singular_value_shrinkage(stddev),
+        dpoptax.contrib.james_stein(stddev),
+        dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=0.0),
     ):
         chain = optax.chain(dpoptax.gaussian_noise(**release, key=jax.random.key(0)), tx)
         state = chain.init(params)
         out, state = jax.jit(
             lambda state, chain=chain: chain.update(
-                dpoptax.assert_clipped(params, clip), state, params
+                dpoptax.extend.trust_clipped(params, clip), state, params
             )
         )(state)
         # Noise alone: nothing of the kernel is left, or as good as nothing.
@@ -262,12 +274,12 @@ def test_behind_the_noise_they_get_its_stddev_and_the_ledger_is_dp_sgd_s():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dpoptax.singular_value_shrinkage(-1.0), "stddev=-1"),
-        (lambda: dpoptax.james_stein(float("nan")), "stddev=nan"),
-        (lambda: dpoptax.james_stein(1.0, decay=1.0), "decay=1.0"),
-        (lambda: dpoptax.scale_by_shrunk_muon(float("inf")), "stddev=inf"),
-        (lambda: dpoptax.scale_by_shrunk_muon(1.0, b1=1.0), "b1=1.0"),
-        (lambda: dpoptax.shrunk_muon(0.1, stddev=1.0, b2=1.0), "b2=1.0"),
+        (lambda: dpoptax.contrib.singular_value_shrinkage(-1.0), "stddev=-1"),
+        (lambda: dpoptax.contrib.james_stein(float("nan")), "stddev=nan"),
+        (lambda: dpoptax.contrib.james_stein(1.0, decay=1.0), "decay=1.0"),
+        (lambda: dpoptax.contrib.scale_by_shrunk_muon(float("inf")), "stddev=inf"),
+        (lambda: dpoptax.contrib.scale_by_shrunk_muon(1.0, b1=1.0), "b1=1.0"),
+        (lambda: dpoptax.contrib.shrunk_muon(0.1, stddev=1.0, b2=1.0), "b2=1.0"),
     ],
 )
 def test_bad_arguments(make, message):

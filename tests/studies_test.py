@@ -132,12 +132,12 @@ def test_figure_4_some_beta_wins_but_none_of_those_that_the_paper_names():
 def test_the_proven_hyperspherical_clip_buys_no_direction_at_equal_privacy():
     gradients, truth = studies.heterogeneous_gradients(0)
     hyperspherical = {
-        f"angle_norm={rho}": dpoptax.hyperspherical_clip(1.0, angle_norm=rho)
+        f"angle_norm={rho}": dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=rho)
         for rho in (0.3, 1.0, 3.0, 6.0)
     }
     clips = hyperspherical | {
         "l2": dpoptax.l2_clip(1.0),
-        "box": dpoptax.hyperspherical_clip(1.0, beta=1.0),
+        "box": dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0),
     }
     cosines = studies.release_cosines(gradients, truth, clips, noise_multiplier=1.0, key=KEY)
     best = max(cosines[name] for name in hyperspherical)
@@ -156,7 +156,7 @@ def test_a_reference_keeps_its_own_direction_and_learns_slowly():
     noise = 1.5 * jax.random.normal(jax.random.key(5), truth.shape) / np.sqrt(truth.size)
     reference = truth + noise
     own = float(reference @ truth / np.linalg.norm(reference) / np.linalg.norm(truth))
-    clips = {rho: dpoptax.hyperspherical_clip(1.0, angle_norm=rho) for rho in (0.1, 1.0)}
+    clips = {rho: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=rho) for rho in (0.1, 1.0)}
     cosines = studies.release_cosines(
         gradients, truth, clips, noise_multiplier=1.0, reference=reference, key=KEY
     )

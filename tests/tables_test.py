@@ -16,9 +16,10 @@ from scipy import special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing, sampling, tables
-from dpoptax._clips.row_selection import count_rows
-from dpoptax._noise.ledger import with_key
-from dpoptax._noise.selecting import draw_rows
+from dpoptax._noise.ledger import replace_key
+from dpoptax.tables._row_selecting_noise import draw_rows
+from dpoptax.tables._row_selection import count_rows
+from tests.helpers import event_epsilon
 from tests.oracles import adafest as oracle
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -313,7 +314,7 @@ def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
     run = {"noise_multiplier": sigma, "sampling_probability": 1.0, "steps": 7}
     for accountant in ("pld", "rdp"):
         one = accounting.epsilon(**run, delta=1e-5, accountant=accountant)
-        found = accounting.event_epsilon(both, 1e-5, accountant=accountant)
+        found = event_epsilon(both, 1e-5, accountant=accountant)
         assert found == pytest.approx(one, rel=1e-3)
 
 
@@ -363,7 +364,7 @@ def test_a_sum_is_released_once_by_the_state_that_selected_its_rows():
 def test_a_sum_whose_rows_nobody_selected_is_refused():
     params = as_arrays(some_params())
     sums = [
-        dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP),
+        dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, CLIP),
         dpoptax.clipped_grad(loss_fn, CLIP)(
             dpoptax.gradient_points((), params), (jnp.zeros((B, L), int), jnp.zeros(B))
         ),
@@ -395,18 +396,18 @@ def test_a_sum_that_was_changed_is_refused():
         dpoptax.correlated_noise(
             dpoptax.matrix.BandedToeplitz((1.0, 0.5)), noise_multiplier=1.0, batch_size=B, key=KEY
         ),
-        dpoptax.geodp(0.1, noise_multiplier=1.0, batch_size=B, key=KEY),
+        dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=B, key=KEY),
     ],
     ids=["gaussian", "correlated", "geodp"],
 )
 def test_other_noise_stages_refuse_selected_rows(stage):
-    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, CLIP)
+    total = dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, CLIP)
     with pytest.raises(TypeError, match="row_selecting_noise"):
         stage.update(total, stage.init({"w": jnp.zeros(2)}))
 
 
 def test_the_stage_refuses_other_sums():
-    total = dpoptax.assert_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
+    total = dpoptax.extend.trust_clipped({"w": jnp.zeros(2)}, dpoptax.l2_clip(1.0))
     with pytest.raises(TypeError, match="row_selecting_noise"):
         noise().update(total, noise().init(None))
     other = tables.row_selecting_clip(dpoptax.l2_clip(0.4), SELECTION, share=0.3)
@@ -454,8 +455,8 @@ def test_a_table_that_is_used_a_second_time_is_refused(loss):
     [
         (dpoptax.disk(0.7, 0.5), "gradient points"),
         (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("doppler-first-order-1")), "gradient points"),
-        (dpoptax.linear_map(0.5), "linear map"),
-        (dpoptax.track_reference(), "reference"),
+        (dpoptax.extend.linear_map(0.5), "linear map"),
+        (dpoptax.extend.track_reference(), "reference"),
         (dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")), "remembers"),
         (optax.adam(0.1), "remembers"),
         (optax.sgd(0.1, momentum=0.9), "remembers"),
@@ -494,7 +495,8 @@ def test_other_parameters_may_have_any_optimizer():
         (lambda: tables.row_selecting_clip(dpoptax.adaptive_clip(1.0), SELECTION),
          TypeError, "select_rows"),
         (lambda: tables.row_selecting_clip(
-            dpoptax.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError, "select_rows"),
+            dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0), SELECTION), TypeError,
+            "select_rows"),
         (lambda: tables.selected_grad(loss_fn, dpoptax.l2_clip(1.0), where=table_of),
          TypeError, "row_selecting_clip"),
         (lambda: tables.selected_grad(of_user, CLIP, where=table_of)(
@@ -633,7 +635,7 @@ def test_a_vocabulary_is_priced_with_the_run():
     tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=30, key=KEY)
     state = tx.init(None)
     for _ in range(5):
-        total = dpoptax.assert_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0))
+        total = dpoptax.extend.trust_clipped(jnp.zeros(2), dpoptax.l2_clip(1.0))
         _, state = tx.update(total, state)
     spent = accounting.epsilon_spent(state, sampler, 1e-4, accountant="rdp", also=[event])
     assert 1.99 < spent <= 2.0
@@ -650,7 +652,7 @@ def test_a_vocabulary_without_noise_has_no_epsilon():
     selection = tables.RowSelection(table_size=9, capacity=2, threshold=1.0)
     found = tables.select_rows([[1], [2]], selection=selection, noise_multiplier=0, key=KEY)
     assert found.rows.tolist() == [1, 2]
-    assert accounting.event_epsilon(found.event, 1e-5) == math.inf
+    assert event_epsilon(found.event, 1e-5) == math.inf
     with pytest.raises(ValueError, match="no row was selected"):
         tables.select_rows([[-1]], selection=selection, noise_multiplier=0, key=KEY)
 
@@ -693,7 +695,7 @@ def test_an_audit_of_whole_steps_finds_what_is_claimed_and_no_more():
     begun = tx.init(table)
 
     def step(key, mask):
-        state = dataclasses.replace(begun, noise=with_key(begun.noise, key))
+        state = dataclasses.replace(begun, noise=replace_key(begun.noise, key))
         found = grad_fn(state, table, batch, mask)
         released, _ = tx.update(found.sum, state)
         values = jnp.zeros((V, D)).at[found.rows.rows].set(2 * released, mode="drop")

@@ -8,8 +8,8 @@ from scipy import spatial, special, stats
 
 import dpoptax
 from dpoptax import accounting, auditing
-from dpoptax._privacy import events, pricing
-from dpoptax._privacy.trade_offs import gaussian_trade_off
+from dpoptax._pricing import accountants, events
+from dpoptax._pricing.trade_off_functions import gaussian_trade_off
 from tests import games
 
 RATES = np.linspace(1e-4, 1 - 1e-4, 501)
@@ -63,11 +63,11 @@ def test_full_batches_of_an_allocation_add_their_probability_to_delta():
         events.RandomAllocationDpEvent(1.0, period=4, steps=4, overflow=p) for p in (0.0, 1e-6)
     )
     relation = events.RELATIONS["replace-special"]
-    epsilons, deltas = pricing.profile_of(full, relation, 1e-3)
-    _, exact = pricing.profile_of(event, relation, 1e-3)
+    epsilons, deltas = accountants.profile_of(full, relation, 1e-3)
+    _, exact = accountants.profile_of(event, relation, 1e-3)
     np.testing.assert_allclose(deltas - exact, 1e-6, rtol=1e-6)
     # And so they are from an epsilon that is stated.
-    stated = pricing.epsilon_of(full, float(deltas[30]), "pld", relation, 1e-3)
+    stated = accountants.epsilon_of(full, float(deltas[30]), "pld", relation, 1e-3)
     assert stated == pytest.approx(epsilons[30], rel=1e-2)
 
 
@@ -109,7 +109,9 @@ def test_few_false_positives_are_not_taken_for_none(mu):
     alpha = np.array([0.0, 1e-300, 1e-20, 5e-17, 1e-15, 1e-10])
     exact = special.ndtr(-special.ndtri(alpha) - mu)
     np.testing.assert_allclose(gaussian_trade_off(mu)(alpha), exact, rtol=1e-12)
-    claimed = accounting.trade_off(noise_multiplier=1 / mu, sampling_probability=1.0, steps=1)
+    claimed = accounting.planned_guarantee(
+        noise_multiplier=1 / mu, sampling_probability=1.0, steps=1
+    ).trade_off
     assert np.all(claimed(alpha) <= exact * (1 + 1e-9))
     assert claimed(0.0) <= 1.0
 

@@ -11,7 +11,7 @@ import pytest
 
 import dpoptax
 from dpoptax import accounting, auditing, matrix, sampling
-from dpoptax.training import audit
+from dpoptax.training import audit, models
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.data.augmentations import flipped, shifted, step_key
 from dpoptax.training.data.dataset import load_dataset
@@ -22,25 +22,26 @@ from dpoptax.training.methods import (
     AdamBC,
     AdaptiveClip,
     Augmented,
-    AugmentedDisk,
     CorrelatedNoise,
     Disk,
     GeoDP,
-    JamesStein,
     LPAdam,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
-    ShrunkMuon,
-    SignSGD,
-    SingularValues,
 )
-from dpoptax.training.models import models
 from dpoptax.training.run import chain
 from dpoptax.training.run.planning import plan_run, text
 from dpoptax.training.run.privacy import make_plan
 from dpoptax.training.run.resolved import resolve
 from dpoptax.training.run.seeds import Keys
+from experiments.methods import (
+    AugmentedDisk,
+    JamesStein,
+    Muon,
+    ScaleThenPrivatize,
+    ShrunkMuon,
+    SignSGD,
+    SingularValues,
+)
 from tests import resume_test
 from tests.helpers import normal, slow_but
 
@@ -159,8 +160,8 @@ def test_the_count_of_an_adaptive_clip_is_paid_from_the_gradient_s_share():
     release, clip = resolved.release, resolved.clip
     state = release.init(params)
     reference = dpoptax.gradient_points(state, params).reference
-    pair = dpoptax.CountedGradient(params, jnp.zeros(()))
-    clipped = dpoptax.assert_clipped(pair, clip, reference)
+    pair = dpoptax.extend.CountedGradient(params, jnp.zeros(()))
+    clipped = dpoptax.extend.trust_clipped(pair, clip, reference)
     noise, _ = jax.jit(release.update)(clipped, state, params)
     assert np.std(noise) == pytest.approx(2.0 / (1 - 0.19) ** 0.5 / 64, rel=0.02)
 
@@ -197,7 +198,7 @@ def test_correlated_noise_with_another_sampling_has_no_epsilon(sampling):
 
 def test_groups_smaller_than_the_batch_are_refused():
     config = tiny(method=CorrelatedNoise(bands=30), sampling="cyclic")
-    with pytest.raises(ValueError, match=r"batch_size=64 is above the 47 records of a group"):
+    with pytest.raises(ValueError, match=r"at most the 47 records of a group, got 64"):
         make_plan(config, 1438)
 
 
@@ -235,7 +236,7 @@ def test_the_augmented_step_averages_shifted_copies_before_the_clip(no_room):
     plan = make_plan(config, dataset.train_size)
     got = train(config, dataset, plan).params
     init_key, noise_key = jax.random.split(jax.random.key(plan.sampler.seed))
-    model = models.build_model(config, 10, dataset.kind)
+    model = config.build_model(10)
     example = jax.tree.map(lambda x: x[0], dataset.train)
     params = models.init_variables(model, example["inputs"], init_key).params
     state = chain.build_chain(config, 0.0, Keys.of(noise_key)).optimizer.init(params)
@@ -280,7 +281,7 @@ def test_every_step_has_a_key_of_its_own():
     tx = chain.build_chain(tiny(**METHODS["augmented"]), 1.0, Keys.of(jax.random.key(0))).optimizer
     params = jnp.zeros(2)
     state = tx.init(params)
-    clipped = dpoptax.assert_clipped(params, dpoptax.l2_clip(1.0))
+    clipped = dpoptax.extend.trust_clipped(params, dpoptax.l2_clip(1.0))
     keys = {tuple(jax.random.key_data(step_key(state)).tolist())}
     for _ in range(3):
         _, state = tx.update(clipped, state, params)
@@ -343,12 +344,12 @@ def test_adam_of_a_method_is_its_own_and_knows_the_noise():
     release = jax.random.key(3)
     trainer = chain.build_chain(config, 1.0, Keys.of(release)).optimizer
     noise = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=64, key=release)
-    adam = dpoptax.adam_bc(0.01, stddev=1.0 / 64)
+    adam = dpoptax.contrib.adam_bc(0.01, stddev=1.0 / 64)
     params = jnp.zeros(5)
     state, states = trainer.init(params), (noise.init(params), adam.init(params))
     whole, first, second = (jax.jit(tx.update) for tx in (trainer, noise, adam))
     for step in range(3):
-        clipped = dpoptax.assert_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
+        clipped = dpoptax.extend.trust_clipped(normal(step, (5,)), dpoptax.l2_clip(1.0))
         got, state = whole(clipped, state, params)
         mean, noise_state = first(clipped, states[0], params)
         want, adam_state = second(mean, states[1], params)
@@ -404,7 +405,7 @@ def test_a_config_of_a_ciphers_seed_is_audited():
     dataset = load_dataset("digits")
     config = tiny(generator="chacha20", seed=2**255)
     plan = make_plan(config, dataset.train_size)
-    own = resolve(config, plan, num_classes=10, kind=dataset.kind)
+    own = resolve(config, plan, num_classes=10)
     game = audit._model(own, dataset)
     first = jax.tree.map(lambda x: x[0], dataset.train["inputs"])
     want = models.init_variables(own.model, first, own.init_key).params
@@ -420,9 +421,12 @@ def test_what_claims_nothing_is_not_audited():
 @pytest.mark.parametrize(
     ("method", "behind"),
     [
-        (SingularValues(0.5), lambda s: dpoptax.singular_value_shrinkage(s, decay=0.5)),
-        (JamesStein(0.5, False), lambda s: dpoptax.james_stein(s, decay=0.5, per_leaf=False)),
-        (ShrunkMuon(0.5), lambda s: dpoptax.scale_by_shrunk_muon(s, decay=0.5)),
+        (SingularValues(0.5), lambda s: dpoptax.contrib.singular_value_shrinkage(s, decay=0.5)),
+        (
+            JamesStein(0.5, False),
+            lambda s: dpoptax.contrib.james_stein(s, decay=0.5, per_leaf=False),
+        ),
+        (ShrunkMuon(0.5), lambda s: dpoptax.contrib.scale_by_shrunk_muon(s, decay=0.5)),
         (Muon(0.5), lambda s: optax.chain(optax.contrib.muon(1.0, beta=0.5), optax.scale(-1.0))),
         (SignSGD(), lambda s: optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g))),
     ],
@@ -439,7 +443,7 @@ def test_what_is_not_linear_stands_behind_the_noise_and_knows_it(method, behind)
         total = jax.tree.map(
             lambda p, t=step: jnp.sin(jnp.arange(p.size) + t).reshape(p.shape), params
         )
-        clipped = dpoptax.assert_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
+        clipped = dpoptax.extend.trust_clipped(total, dpoptax.l2_clip(config.l2_clip_norm))
         got, first = trainer.optimizer.update(clipped, states[0], params)
         want, second = by_hand.update(clipped, states[1], params)
         states = first, second

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import pytest
 
 from dpoptax import tune_microbatch_size
-from dpoptax._clipped_grad import tuning
+from dpoptax._clipped_grad import microbatch_tuning
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Time passes only when a step says so."""
     now = [0.0]
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(microbatch_tuning.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -109,7 +109,7 @@ def test_fast_steps_are_called_several_times_in_a_turn(clock):
     [(1, [1]), (8, [8]), (16, [16, 4]), (256, [256, 64, 16, 4]), (96, [96, 24, 6])],
 )
 def test_default_candidates(batch_size, expected):
-    assert tuning._default_candidates(batch_size) == expected
+    assert microbatch_tuning._default_candidates(batch_size) == expected
 
 
 @pytest.mark.parametrize("candidates", [[], [0], [17]])

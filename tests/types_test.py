@@ -9,7 +9,7 @@ import pytest
 
 NAMESPACES = (
     "dpoptax", "dpoptax.accounting", "dpoptax.auditing", "dpoptax.filters", "dpoptax.matrix",
-    "dpoptax.sampling", "dpoptax.selection", "dpoptax.spectrum",
+    "dpoptax.sampling", "dpoptax.accounting.selection", "dpoptax.filters.spectrum",
     "dpoptax.users",
 )  # fmt: skip
 

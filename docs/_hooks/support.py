@@ -40,11 +40,11 @@ def methods():
     clip, release = dpoptax.l2_clip(1.0), {"noise_multiplier": 2.0, "batch_size": _B}
     key = jax.random.key(0)
     white = dpoptax.gaussian_noise(**release, key=key)
-    stddev = dpoptax.release_stddev(clip, **release)
+    stddev = dpoptax.extend.noise_stddev(clip, **release)
     low_pass = dpoptax.filters.preset("doppler-first-order-1")
     banded = dpoptax.correlated_noise(matrix.BandedToeplitz((1.0, 0.5)), **release, key=key)
     buffered = matrix.BufferedToeplitz((0.5,), (0.4,), steps=_STEPS)
-    sphere = dpoptax.hyperspherical_clip(1.0, angle_norm=1.0)
+    sphere = dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0)
     adaptive = dpoptax.adaptive_clip(1.0)
     rows = dpoptax.tables.RowSelection(table_size=9, capacity=3, threshold=8.0)
     selecting = dpoptax.tables.row_selecting_clip(clip, rows)
@@ -57,17 +57,23 @@ def methods():
         "DOPPLER, `low_pass`": (clip, optax.chain(white, dpoptax.doppler(*low_pass))),
         "DiSK": (clip, optax.chain(white, dpoptax.disk(0.7, 0.5))),
         "DP-PMLF": (clip, optax.chain(white, dpoptax.pmlf(2, 0.1, *low_pass))),
-        "inner-outer momentum": (clip, optax.chain(white, dpoptax.inner_outer(2, 0.5, 0.9))),
+        "inner-outer momentum": (
+            clip,
+            optax.chain(white, dpoptax.contrib.inner_outer(2, 0.5, 0.9)),
+        ),
         "`adaptive_kalman`": (clip, optax.chain(white, dpoptax.adaptive_kalman(stddev))),
-        "`adaptive_fir`": (clip, optax.chain(white, dpoptax.adaptive_fir(3, stddev))),
+        "`adaptive_fir`": (clip, optax.chain(white, dpoptax.contrib.adaptive_fir(3, stddev))),
         "`lp_adam`": (clip, optax.chain(white, dpoptax.lp_adam(0.1, *low_pass))),
-        "`adam_bc`": (clip, optax.chain(white, dpoptax.adam_bc(0.1, stddev=stddev))),
+        "`adam_bc`": (clip, optax.chain(white, dpoptax.contrib.adam_bc(0.1, stddev=stddev))),
         "`singular_value_shrinkage`": (
             clip,
-            optax.chain(white, dpoptax.singular_value_shrinkage(stddev)),
+            optax.chain(white, dpoptax.contrib.singular_value_shrinkage(stddev)),
         ),
-        "`james_stein`": (clip, optax.chain(white, dpoptax.james_stein(stddev))),
-        "`shrunk_muon`": (clip, optax.chain(white, dpoptax.shrunk_muon(0.1, stddev=stddev))),
+        "`james_stein`": (clip, optax.chain(white, dpoptax.contrib.james_stein(stddev))),
+        "`shrunk_muon`": (
+            clip,
+            optax.chain(white, dpoptax.contrib.shrunk_muon(0.1, stddev=stddev)),
+        ),
         "`optax.contrib.muon`": (clip, optax.chain(white, optax.contrib.muon(0.1))),
         "DP-SignSGD": (clip, optax.chain(white, optax.scale_by_sign())),
         "`adaptive_clip`": (
@@ -91,7 +97,7 @@ def methods():
             ),
         ),
         "two noise stages": (clip, optax.chain(white, optax.identity())),
-        "GeoDP as published": (clip, dpoptax.geodp(0.1, **release, key=key)),
+        "GeoDP as published": (clip, dpoptax.contrib.geodp(0.1, **release, key=key)),
         "no noise stage": (clip, optax.identity()),
     }
 

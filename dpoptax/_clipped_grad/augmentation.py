@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
 
 
 def augmented(

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._clips.clipped_sum import check_released
-from dpoptax._methods.kalman import corrected
+from dpoptax._clip.clipped_sum import check_released
 from dpoptax._points import track_iterates
-from dpoptax._trees import PyTree, check_known
+from dpoptax._tree import PyTree, check_known
+from dpoptax.filters._kalman import corrected
 
 Schedule = Callable[[jax.Array], jax.Array | float]
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax._methods.low_pass import LowPassState, low_pass
-from dpoptax._trees import PyTree, check_decays, check_known, check_stddev, float32_at_least
+from dpoptax._tree import PyTree, check_decays, check_known, check_stddev, float32_at_least
+from dpoptax.filters._low_pass import LowPassState, low_pass
 
 
 class ScaleByLpAdamState(NamedTuple):
@@ -63,7 +63,7 @@ def scale_by_lp_adam(
         0 the fourth root of the variance that v̂ has from noise alone, stddev (2(1 − b2)/(1 +
         b2))^(1/4): below that v̂ − stddev² cannot be told from 0.
       stddev: the noise's standard deviation in the released mean, absolute, to take off; see
-        `dpoptax.release_stddev`. 0 takes nothing off.
+        `dpoptax.extend.noise_stddev`. 0 takes nothing off.
       accumulator_dtype: the dtype of the filter's buffers; by default the parameters'.
 
     Returns:
@@ -161,7 +161,7 @@ def adam_bc(
     Args:
       learning_rate: a number or a schedule.
       stddev: the noise's standard deviation in the released mean, absolute; see
-        `dpoptax.release_stddev`.
+        `dpoptax.extend.noise_stddev`.
       b1: decay of the first moment, in [0, 1).
       b2: decay of the second moment, in [0, 1).
       eps: the least denominator; the paper's γ′ is its square.

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.clipped_sum import check_released
-from dpoptax._maps import Diagonal, LinearMapState
+from dpoptax._clip.clipped_sum import check_released
+from dpoptax._linear_map import Diagonal, LinearMapState
 from dpoptax._methods.singular_values import is_kernel
 from dpoptax._serialization import register, serializable
-from dpoptax._trees import PyTree, check_decays, check_known, check_stddev
+from dpoptax._tree import PyTree, check_decays, check_known, check_stddev
 
 Each: TypeAlias = Literal["entry", "side", "leaf"]
 # Second moments of one parameter: of its entries, of its rows and its columns, or of all.
@@ -82,9 +82,10 @@ def scale_then_privatize(
       power: 0.5 makes gradients of one size everywhere, as Adam's denominator does; 0.25 leaves the
         least noise in all, for a given share of clipped examples (AdaCliP).
       stddev: the noise's standard deviation in a mean without scales, absolute, whose square over
-        s² is taken off g̃²; see `dpoptax.release_stddev`. 0 takes nothing off: then noise, which
-        is in proportion to d, keeps scales as they are, the more so the more of g̃ it is. Where
-        nearly all of g̃ is noise, even in a mean over 1/(1 − b2) steps, what is left is error.
+        s² is taken off g̃²; see `dpoptax.extend.noise_stddev`. 0 takes nothing off: then noise,
+        which is in proportion to d, keeps scales as they are, the more so the more of g̃ it is.
+        Where nearly all of g̃ is noise, even in a mean over 1/(1 − b2) steps, what is left is
+        error.
       every: number of steps after which scales change, by the square of the mean release since
         (DP²'s delay): its noise is less by that factor.
       normalized: whether s is over its rms.

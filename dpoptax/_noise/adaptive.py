@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, UnitClip, clip_norm, positive
-from dpoptax._clips.clipped_sum import ClippedSum
-from dpoptax._clips.per_example import clip_each
+from dpoptax._clip.clip import Clip, UnitClip, clip_norm, positive
+from dpoptax._clip.clip_per_example import clip_each
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._noise.gaussian import GaussianNoiseState, noisy_mean_of
-from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Mechanism, begin, check_mechanism
 from dpoptax._noise.release import check_same_clip, release
 from dpoptax._points import ReferenceState
+from dpoptax._random.keys import check_noise_key
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
 
 # The threshold stays a number whose reciprocal is a normal float32.
 _THRESHOLDS = (1e-9, 1e9)

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpoptax._clips.base import Clip, as_clip
-from dpoptax._clips.clipped_sum import ClippedSum
+from dpoptax._clip.clip import Clip, as_clip
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._noise.correlated_fixed_point import add_correlated_noise, begin_buffers
-from dpoptax._noise.draws import add_noise
-from dpoptax._noise.keys import check_noise_key, fold_in
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import check_same_clip, release
+from dpoptax._random.keys import check_noise_key, fold_in
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._serialization import serializable
-from dpoptax._strategies import BandedToeplitz, Strategy
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
+from dpoptax.matrix._strategies import BandedToeplitz, Strategy
 
 
 @serializable
@@ -127,7 +127,7 @@ def correlated_noise(
         clip = as_clip(fixed_point_clip)
         sensitivity = clip.sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _in_fixed_point(strategy, mechanism, clip)
+        noising = _fixed_point_noise(strategy, mechanism, clip)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
@@ -168,7 +168,7 @@ def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
             )
 
 
-def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
+def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
     """The recursion of a banded strategy, in whole numbers; no noise where none is asked for."""
 
     def add(

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpoptax._clips.base import Clip, as_clip
-from dpoptax._clips.clipped_sum import ClippedSum
-from dpoptax._clips.per_example import clip_per_example
+from dpoptax._clip.clip import Clip, as_clip
+from dpoptax._clip.clip_per_example import clip_per_example
+from dpoptax._clip.clipped_sum import ClippedSum
 from dpoptax._noise import fixed_point as _fixed_point
-from dpoptax._noise.draws import add_noise
-from dpoptax._noise.keys import check_noise_key
 from dpoptax._noise.ledger import Imprint, Mechanism, begin, check_mechanism
 from dpoptax._noise.release import release
-from dpoptax._privacy.phases import checked_phases, least
+from dpoptax._pricing.noise_schedule import checked_phases, least
+from dpoptax._random.keys import check_noise_key
+from dpoptax._random.tree_noise import add_noise
 from dpoptax._serialization import serializable
-from dpoptax._trees import PyTree
+from dpoptax._tree import PyTree
 
 
 @serializable
@@ -184,11 +184,11 @@ def clip_and_noise(
     )
 
 
-def release_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: float) -> float:
+def noise_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: float) -> float:
     """The standard deviation of the noise in each coordinate of a released mean: σ C / B.
 
-    What methods that know the noise ask for, such as `dpoptax.adam_bc`: absolute, in the units of
-    the gradient. A public number.
+    An argument of methods that know the noise, such as `dpoptax.contrib.adam_bc`: absolute, in the
+    units of the gradient. A public number.
 
     Args:
       clip: the geometry; C is its sensitivity. A number C means `l2_clip(C)`.
@@ -200,7 +200,7 @@ def release_stddev(clip: Clip | float, *, noise_multiplier: float, batch_size: f
         not the same in every step and coordinate.
 
     >>> import dpoptax
-    >>> release_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
+    >>> noise_stddev(dpoptax.l2_clip(0.5), noise_multiplier=2.0, batch_size=100)
     0.01
     """
     clip = as_clip(clip)

@@ -18,18 +18,18 @@ Source: Ghazi et al., "Sparsity-Preserving Differentially Private Training of La
 Models", 2023.
 """
 
-from dpoptax._clips.row_selection import RowSelectingClip as RowSelectingClip
-from dpoptax._clips.row_selection import RowSelection as RowSelection
-from dpoptax._clips.row_selection import row_selecting_clip as row_selecting_clip
-from dpoptax._noise.selecting import RowSelectingNoiseState as RowSelectingNoiseState
-from dpoptax._noise.selecting import SelectedRows as SelectedRows
-from dpoptax._noise.selecting import row_selecting_noise as row_selecting_noise
 from dpoptax.tables._lookups import Located as Located
 from dpoptax.tables._lookups import apply_updates as apply_updates
 from dpoptax.tables._lookups import locate as locate
 from dpoptax.tables._lookups import look_up as look_up
 from dpoptax.tables._lookups import put_rows as put_rows
 from dpoptax.tables._lookups import take_rows as take_rows
+from dpoptax.tables._row_selecting_noise import RowSelectingNoiseState as RowSelectingNoiseState
+from dpoptax.tables._row_selecting_noise import SelectedRows as SelectedRows
+from dpoptax.tables._row_selecting_noise import row_selecting_noise as row_selecting_noise
+from dpoptax.tables._row_selection import RowSelectingClip as RowSelectingClip
+from dpoptax.tables._row_selection import RowSelection as RowSelection
+from dpoptax.tables._row_selection import row_selecting_clip as row_selecting_clip
 from dpoptax.tables._selected_grad import SelectedGrad as SelectedGrad
 from dpoptax.tables._selected_grad import selected_grad as selected_grad
 from dpoptax.tables._updates import rowwise_adagrad as rowwise_adagrad

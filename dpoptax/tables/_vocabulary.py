@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpoptax._clips.row_selection import RowSelection, count_rows
-from dpoptax._keys import check_key
 from dpoptax._noise.ledger import check_mechanism
-from dpoptax._noise.selecting import draw_rows
+from dpoptax._random.check_key import check_key
+from dpoptax.tables._row_selecting_noise import draw_rows
+from dpoptax.tables._row_selection import RowSelection, count_rows
 
 if TYPE_CHECKING:
     import dp_accounting as dpa
@@ -72,7 +72,7 @@ def select_rows(
     array([0, 1, 2], dtype=int32)
     """
     # Not at the top: it imports dp_accounting, which `selected_grad` has no use for.
-    from dpoptax._privacy.events import noisy_sum_event
+    from dpoptax._pricing.events import noisy_sum_event
 
     if not isinstance(selection, RowSelection):
         raise TypeError(f"selection={selection!r}: want a dpoptax.tables.RowSelection(...)")

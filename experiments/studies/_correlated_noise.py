@@ -11,11 +11,11 @@ import optax
 from scipy import signal
 
 from dpoptax import accounting, filters, matrix
+from dpoptax._clip.clipping_functions import automatic_clip
 from dpoptax._clipped_grad.clipped_grad import clipped_grad
-from dpoptax._clips.curves import automatic_clip
-from dpoptax._methods import low_pass
 from dpoptax._noise import correlated
 from dpoptax._points import gradient_points
+from dpoptax.filters import _low_pass
 
 
 def iterate_noise(
@@ -169,7 +169,7 @@ def _compare(arm, epsilon, steps, learning_rates, seeds):
                 batch_size=arm.sampler.batch_size,
                 key=jax.random.fold_in(key, 1),
             ),
-            optax.identity() if arm.filter is None else low_pass.low_pass(*arm.filter),
+            optax.identity() if arm.filter is None else _low_pass.low_pass(*arm.filter),
             optax.scale(-1.0),
         )
 

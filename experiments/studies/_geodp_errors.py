@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from dpoptax._clips.coordinates import from_hyperspherical, to_hyperspherical
-from dpoptax._keys import check_key
+from dpoptax._random.check_key import check_key
+from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 
 class GeoDPErrors(NamedTuple):
@@ -52,7 +52,7 @@ def geodp_errors(
     """Estimates the errors of GeoDP Definition 3 for one mean gradient, over `repeats` draws.
 
     GeoDP's noise is the published one, which is not private at this multiplier; see
-    `dpoptax.geodp`. Angles are counted from the equator, which changes no difference.
+    `dpoptax.contrib.geodp`. Angles are counted from the equator, which changes no difference.
 
     Args:
       gradient: ḡ, the mean of clipped gradients, (d,).

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpoptax._methods.kalman import kalman_gain
+from dpoptax.filters._kalman import kalman_gain
 
 
 class KalmanConvergence(NamedTuple):

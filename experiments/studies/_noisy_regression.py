@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from dpoptax._methods.disk import disk
-from dpoptax._methods.low_pass import low_pass
 from dpoptax._points import gradient_points
+from dpoptax.filters._low_pass import low_pass
 
 
 class NoisyRegression(NamedTuple):

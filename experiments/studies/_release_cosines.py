@@ -9,9 +9,9 @@ import numpy as np
 from jax import Array
 
 import dpoptax
-from dpoptax._clips.base import Clip
-from dpoptax._clips.per_example import sum_clipped
-from dpoptax._keys import check_key
+from dpoptax._clip.clip import Clip
+from dpoptax._clip.clip_per_example import sum_clipped
+from dpoptax._random.check_key import check_key
 
 
 def direction_clips(
@@ -20,9 +20,9 @@ def direction_clips(
     """Returns the compared geometries: l2, and angles bounded by a box or a norm."""
     return {
         "l2": dpoptax.l2_clip(1.0),
-        "box, β = 1": dpoptax.hyperspherical_clip(1.0, beta=1.0),
+        "box, β = 1": dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0),
         **{
-            f"angles, ρ = {rho:g}": dpoptax.hyperspherical_clip(1.0, angle_norm=rho)
+            f"angles, ρ = {rho:g}": dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=rho)
             for rho in angle_norms
         },
     }

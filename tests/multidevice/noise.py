@@ -41,7 +41,7 @@ def collectives(text):
 def noise_on(total):
     """The noisy mean of a sum."""
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
-    return tx.update(dpoptax.assert_clipped(total, CLIP), tx.init(total))[0]
+    return tx.update(dpoptax.extend.trust_clipped(total, CLIP), tx.init(total))[0]
 
 
 def released(total):
@@ -66,7 +66,7 @@ def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
     mesh = make_mesh((8,), ("data",), KINDS[0])
     total = floats(np.zeros((8, 4)))
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
-    specs = jax.tree.map(lambda _: P(), dpoptax.assert_clipped(total, CLIP))
+    specs = jax.tree.map(lambda _: P(), dpoptax.extend.trust_clipped(total, CLIP))
     specs = dataclasses.replace(specs, sum=spec)
     state = tx.init(total)
     mapped = jax.shard_map(
@@ -76,7 +76,7 @@ def test_inside_shard_map_a_part_of_a_sum_is_refused(spec):
         out_specs=(spec, jax.tree.map(lambda _: P(), state)),
         check_vma=False,
     )
-    mean, state = jax.jit(mapped)(dpoptax.assert_clipped(total, CLIP), state)
+    mean, state = jax.jit(mapped)(dpoptax.extend.trust_clipped(total, CLIP), state)
     if spec == P():
         assert np.isfinite(mean).all()
         assert dpoptax.ledgers(state)[0].releases == 1
@@ -99,8 +99,8 @@ def test_fixed_point_noise_is_the_same(correlated, kind):
 
     @jax.jit
     def release(total):
-        first, state = noise.update(dpoptax.assert_clipped(total, CLIP), noise.init(total))
-        second, _ = noise.update(dpoptax.assert_clipped(total, CLIP), state)
+        first, state = noise.update(dpoptax.extend.trust_clipped(total, CLIP), noise.init(total))
+        second, _ = noise.update(dpoptax.extend.trust_clipped(total, CLIP), state)
         return first, second
 
     total = put(zeros(), make_mesh((8,), ("data",), kind), LAYOUTS["first axis"])
@@ -148,7 +148,7 @@ def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
     rng = np.random.default_rng(0)
     whole = {name: floats(rng.normal(size=s)) for name, s in SHAPES.items()}
     split = put(whole, mesh, LAYOUTS[layout])
-    seal = jax.jit(lambda total: dpoptax.assert_clipped(total, CLIP))
+    seal = jax.jit(lambda total: dpoptax.extend.trust_clipped(total, CLIP))
     assert int(seal(split).seal) == int(seal(whole).seal)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=4, key=jax.random.key(5))
     update = jax.jit(lambda clipped: tx.update(clipped, tx.init(whole))[0])
@@ -163,7 +163,7 @@ def test_the_seal_of_a_split_sum_is_that_of_the_whole(kind, layout):
 def test_standard_deviation_on_split_outputs_and_noise_in_the_wrong_place():
     mesh = make_mesh((8,), ("data",), AxisType.Auto)
     total = put(zeros(), mesh, LAYOUTS["first axis"])
-    stddev = dpoptax.release_stddev(CLIP, noise_multiplier=2.0, batch_size=4)
+    stddev = dpoptax.extend.noise_stddev(CLIP, noise_multiplier=2.0, batch_size=4)
 
     def rejected(sample, scale):
         return stats.kstest(np.ravel(sample) / scale, "norm").pvalue < 1e-4

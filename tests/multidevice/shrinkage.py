@@ -13,9 +13,9 @@ from tests.helpers import floats
 from tests.multidevice.problem import KINDS, make_mesh, put
 
 METHODS = {
-    "singular values": lambda: dpoptax.singular_value_shrinkage(1.0, decay=0.5),
-    "James-Stein": lambda: dpoptax.james_stein(1.0, per_leaf=False),
-    "shrunk Muon": lambda: dpoptax.scale_by_shrunk_muon(1.0),
+    "singular values": lambda: dpoptax.contrib.singular_value_shrinkage(1.0, decay=0.5),
+    "James-Stein": lambda: dpoptax.contrib.james_stein(1.0, per_leaf=False),
+    "shrunk Muon": lambda: dpoptax.contrib.scale_by_shrunk_muon(1.0),
 }
 
 

@@ -11,10 +11,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clipped_grad.by_examples import per_example_sum
-from dpoptax._clips import sums as of_examples
-from dpoptax._clips.clipped_sum import is_intact
-from dpoptax.auditing import _search as adversary
+from dpoptax._clip import block_sums
+from dpoptax._clip.clipped_sum import is_intact
+from dpoptax._clipped_grad.per_example_sum import per_example_sum
+from dpoptax.auditing import _worst_example as adversary
 from tests.helpers import floats, no_room
 from tests.multidevice.problem import (
     CLIP,
@@ -145,7 +145,7 @@ def test_auxiliary_outputs_stay_with_their_examples(batch):
 
 @pytest.mark.slow
 def test_a_geometry_that_encodes(batch):
-    clip = dpoptax.hyperspherical_clip(0.3, angle_norm=0.5)
+    clip = dpoptax.contrib.hyperspherical_clip(0.3, angle_norm=0.5)
     mesh = make_mesh((8,), ("data",), KINDS[1])
     points = dpoptax.gradient_points((), conv_params())
     alone = dpoptax.clipped_grad(conv_loss, clip)(points, batch).sum
@@ -171,7 +171,7 @@ def test_tangents_and_references_travel(kind, batch):
 def test_a_linear_map_travels_and_takes_split_sums_back(kind, each, batch):
     """Scales made of a release that is split like the parameters."""
     noise = dpoptax.gaussian_noise(noise_multiplier=0.0, batch_size=EXAMPLES, key=KEY)
-    tx = optax.chain(noise, dpoptax.scale_then_privatize(each=each))
+    tx = optax.chain(noise, dpoptax.contrib.scale_then_privatize(each=each))
 
     def two_steps(params, **options):
         grad_fn = dpoptax.clipped_grad(loss_fn, CLIP, **options)
@@ -293,7 +293,7 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("split", [False, True])
 def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want, monkeypatch):
-    monkeypatch.setattr(of_examples, "in_whole_numbers", lambda whole: True)
+    monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])
     specs = FSDP if split else dict.fromkeys(FSDP, P())
     points = points_at(*(put(make_params(seed), mesh, specs) for seed in (0, 1)))

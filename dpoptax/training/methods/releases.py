@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -13,7 +12,7 @@ import dpoptax
 from dpoptax.matrix import Strategy, optimal_banded_toeplitz
 from dpoptax.training.data.augmentations import flipped, shifted
 from dpoptax.training.errors import ConfigError
-from dpoptax.training.methods.filters import Disk, Doppler, coefficients
+from dpoptax.training.methods.filters import Doppler, coefficients
 from dpoptax.training.methods.method import Method
 from dpoptax.training.roles import Role, field
 
@@ -32,33 +31,15 @@ class GeoDP(Method):
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
         """Algorithm 1 of the paper, which `dpoptax.accounting` refuses."""
         del clip, steps
-        return dpoptax.geodp(self.beta, **release)
+        return dpoptax.contrib.geodp(self.beta, **release)
 
     def unproven(self) -> str:
         """What its ledger says too."""
         return (
             "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean "
             "gradient are not a mean: one example can turn a small mean gradient around by π, "
-            "whatever the batch. Use dpoptax.hyperspherical_clip with dpoptax.gaussian_noise for a "
-            "proven guarantee"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class HypersphericalClip(Method):
-    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
-
-    name: ClassVar[str] = "Hyperspherical"
-
-    angle_norm: float = 2.0
-    """Bound on the l2 norm of one example's angles from the equator, in radians."""
-    magnitude_weight: float = 0.1
-    """Share of the magnitude in the bounded vector, in (0, 1)."""
-
-    def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """The geometry, whatever clip the config names."""
-        return dpoptax.hyperspherical_clip(
-            l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
+            "whatever the batch. Use dpoptax.contrib.hyperspherical_clip with "
+            "dpoptax.gaussian_noise for a proven guarantee"
         )
 
 
@@ -91,29 +72,6 @@ class AdaptiveClip(Method):
         """Noise on gradient and count together; it keeps the clip norm."""
         del steps
         return dpoptax.adaptive_gaussian_noise(cast(Any, clip), **release)
-
-
-@dataclasses.dataclass(frozen=True)
-class DecayingNoise(Method):
-    """DP-SGD with noise that falls in the course of a run, each release priced with its own."""
-
-    name: ClassVar[str] = "Decaying noise"
-    evenly_noised: ClassVar[bool] = False
-
-    ratio: float = 2.0
-    """Noise of the first phase over that of the last; below 1 it rises."""
-    phases: int = 10
-    """Number of phases of equal length and equal ratio to the next."""
-
-    def schedule(self, steps: int) -> dict[int, float]:
-        """Geometric from `ratio` to 1, or from 1 to 1/`ratio`."""
-        if not (isinstance(self.phases, int) and self.phases >= 1):
-            raise ConfigError(f"phases={self.phases} is not allowed; give a positive whole number")
-        if not 0 < self.ratio < math.inf:
-            raise ConfigError(f"ratio={self.ratio} is not allowed; give a positive finite number")
-        phases = min(self.phases, steps)
-        falling = [self.ratio ** (1 - i / max(phases - 1, 1)) for i in range(phases)]
-        return {i * steps // phases: each / min(falling) for i, each in enumerate(falling)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,24 +122,12 @@ class Augmented(Method):
     flip: bool = False
     """Whether every other copy, at random, is the mirror image, left for right."""
 
-    @property
-    def copies(self) -> int:
-        """The multiplicity."""
-        return self.multiplicity
-
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         """The mean loss of the copies."""
         augment = shifted(self.shift, mirrored=self.mirrored)
         if self.flip:
             augment = flipped(augment)
         return dpoptax.augmented(loss_fn, augment, self.multiplicity)
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentedDisk(Augmented, Disk):
-    """DiSK on gradients that are means over copies, the same ones at both of its points."""
-
-    name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +146,7 @@ class AdamBC(Method):
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """Its Adam, whatever optimizer the config names."""
         momentum = (1.0 - self.b1,), (-self.b1,)
-        return dpoptax.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
+        return dpoptax.extend.scale_by_lp_adam(*momentum, b2=self.b2, eps=self.eps, stddev=stddev)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +170,7 @@ class LPAdam(Doppler):
     def direction(self, stddev: float) -> optax.GradientTransformation:
         """Its Adam, whatever optimizer the config names, in the projected space if there is one."""
         known = stddev if self.noise_corrected else 0.0
-        adam = dpoptax.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
+        adam = dpoptax.extend.scale_by_lp_adam(*coefficients(self), b2=self.b2, stddev=known)
         if self.rank is None:
             return adam
         return optax.contrib.scale_by_galore(self.rank, base_optimizer=adam)

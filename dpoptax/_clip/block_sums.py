@@ -1,0 +1,369 @@
+"""Sums over examples, and bounds how one example changes the rounding of the sum.
+
+An example moves a sum by its own summand, and by changing the rounding of all terms added after it.
+If B terms are added one after the other, an adversary can choose them so that each rounds the other
+way. In pairs of blocks of b examples, this affects only the terms of the same block, and one
+addition in each level above. The change is then bounded for any data and any order within a block.
+Let S_i be the absolute size of the summand of example i, with f_i S_i ≤ M C. The sum of a block
+with k terms errs by at most γ_k Σ_i f_i S_i ≤ γ_k b M C.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpoptax._clip.bounds import UNIT_ROUNDOFF, gamma, ldexp
+from dpoptax._tree import float32_at_least
+
+BLOCK_LENGTH = 32
+"""The most examples of one term each that are summed in one piece."""
+
+ROUNDING_LIMIT = 2.0**-7
+"""The most that one example may change the rounding of a part of a sum, relative to C.
+
+Blocks are short enough to keep it. Sums that could not are taken over integers.
+"""
+
+FLOAT_TOTALS = 8
+"""Up to this number of micro-batches or devices, totals are added in floating point."""
+
+# A block has at least this many terms. Blocks become longer if their results would have more than
+# `_CACHED_ENTRIES` entries, so that the results stay in a cache.
+_MINIMUM_TERMS = 128
+_CACHED_ENTRIES = 2**16
+# A sum is rounded once with an example and once without, relative to the rounded sum.
+_TWO_ROUNDINGS = 2.02 * UNIT_ROUNDOFF
+# The sums above its block that include an example have at most this many times B examples together.
+_PAIR_SUMS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """Says how one example changes the rounding of a sum, relative to C.
+
+    Its own summand is not included.
+
+    Attributes:
+      length: the most examples of a block.
+      blocks: the change within its block.
+      joined: the change in the sums above blocks, and in sums taken one term after the other.
+      own: the rounding of the summand itself, and of the entries that it adds to.
+      termwise: whether `joined` counts terms, f S ≤ M C, instead of whole summands, f n ≤ C.
+    """
+
+    length: int = 0
+    blocks: float = 0.0
+    joined: float = 0.0
+    own: float = 0.0
+    termwise: bool = False
+
+
+def combine_roundings(roundings: Iterable[Rounding]) -> float:
+    """Returns τ of sums that share no coordinate, such as the sums of several parameters.
+
+    For blocks of one length, the total error is at most γ Σ_i f_i S_i, with S_i of the whole
+    gradient (Minkowski), so the largest counts. Blocks of different lengths cover different
+    coordinates, so their squares add up. The same holds above blocks for sums that count norms and
+    sums that count terms, since an example may have C of each.
+    """
+    by_length: dict[int, float] = {}
+    joined = {False: 0.0, True: 0.0}
+    own = 0.0
+    for each in roundings:
+        by_length[each.length] = max(each.blocks, by_length.get(each.length, 0.0))
+        joined[each.termwise] = max(each.joined, joined[each.termwise])
+        own += each.own
+    return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
+
+
+class WholeBatch(NamedTuple):
+    """Describes the batch that a sum is a part of.
+
+    Attributes:
+      examples: B, the examples of all micro-batches and devices.
+      devices: the number of devices that share them.
+    """
+
+    examples: int
+    devices: int = 1
+
+
+def layout_rounding(whole: WholeBatch) -> float:
+    """Returns τ of adding the totals of micro-batches and devices.
+
+    It is the same for up to `FLOAT_TOTALS` of each. These are added in any order: the sums that
+    include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples on a device and over
+    devices, plus an eighth. More devices are also added in floating point while this changes
+    little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
+    along (`compensated_add`).
+    """
+    devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
+    return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
+
+
+def tau(whole: WholeBatch, roundings: Iterable[Rounding] = ()) -> float:
+    """Returns τ of the clipped sum of a batch: of formed gradients, other sums, and layouts."""
+    formed = block_rounding(whole.examples, BLOCK_LENGTH)
+    return combine_roundings([*roundings, formed]) + layout_rounding(whole)
+
+
+def uses_integer_totals(whole: WholeBatch) -> bool:
+    """Returns whether the totals of devices are added as integers."""
+    return (
+        whole.devices > FLOAT_TOTALS
+        and _device_rounding(whole.devices, whole.examples) > 2.0 * ROUNDING_LIMIT
+    )
+
+
+def _device_rounding(devices: int, examples: int) -> float:
+    return _TWO_ROUNDINGS * (devices + 1) / 2 * examples
+
+
+def parts_rounding(parts: int, examples: int) -> float:
+    """Returns τ of adding this many totals of all examples, one after the other."""
+    return _TWO_ROUNDINGS * (parts - 1) * examples
+
+
+def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
+    """Returns the number of examples that are summed in one piece.
+
+    Args:
+      examples: B.
+      terms: the terms of each entry of an example's summand.
+      entries: the number of entries of the sum.
+      ratio: M, such that f S ≤ M C.
+    """
+    most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
+    least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
+    return max(1, min(most, least))
+
+
+def block_rounding(
+    examples: int, block: int, *, terms: int = 1, ratio: float = 1.0, whole: float = 1.0
+) -> Rounding:
+    """Returns how one example changes a sum by `sum_in_blocks`, or several of its parts.
+
+    Args:
+      examples: B.
+      block: b, the most examples of a block.
+      terms: the terms of each entry of an example's summand.
+      ratio: M, such that f S ≤ M C.
+      whole: an upper bound of an example's summand, relative to C.
+    """
+    length = min(block, examples)
+    above = _TWO_ROUNDINGS * _PAIR_SUMS * examples * whole if examples > block else 0.0
+    return Rounding(length, 2.0 * gamma(length * terms) * length * ratio, above)
+
+
+def sum_in_blocks(
+    block_sum: Callable[..., jax.Array], *terms: jax.Array, block: int = BLOCK_LENGTH
+) -> jax.Array:
+    """Sums over the leading axis: `block_sum` of each block, then their results in pairs.
+
+    Args:
+      block_sum: maps arrays (b, …) to the sum over the first axis; rows of zeros add nothing.
+      terms: arrays (B, …).
+      block: the most examples of a block.
+    """
+    size = terms[0].shape[0]
+    if size <= block:
+        return block_sum(*terms)
+    # If no length down to a quarter divides the batch, it is padded.
+    lengths = (n for n in range(block, block // 4 - 1, -1) if size % n == 0)
+    length = next(lengths, block)
+
+    def cut(x: jax.Array) -> jax.Array:
+        if size % length:
+            x = jnp.pad(x, [(0, -size % length)] + [(0, 0)] * (x.ndim - 1))
+        return x.reshape(-1, length, *x.shape[1:])
+
+    return _sum_in_pairs(jax.vmap(block_sum)(*map(cut, terms)))
+
+
+def _sum_in_pairs(x: jax.Array) -> jax.Array:
+    while x.shape[0] > 1:
+        half = x.shape[0] // 2
+        sums = x[:half] + x[half : 2 * half]
+        # The barrier keeps the compiler from writing out all levels for each entry.
+        x = lax.optimization_barrier(jnp.concatenate([sums, x[2 * half :]]))
+    return x[0]
+
+
+def sum_weighted_examples(
+    weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH
+) -> jax.Array:
+    """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
+
+    `block_rounding(B, block)` bounds how one example changes its rounding.
+    """
+
+    def block_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
+        return jnp.einsum("b,b...->...", weights, values, precision=lax.Precision.HIGHEST)
+
+    return sum_in_blocks(block_sum, weights, values, block=block)
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerSteps:
+    """Represents numbers as multiples of two powers of two, whose sums are exact in any order.
+
+    A number is rounded to multiples of a step g = 2^-exponent. The remainder is rounded to
+    multiples of the fine step 2^-finer g. Whole steps may overflow on the way, since integers add
+    modulo their range and the total is within it. Fine steps do not overflow.
+
+    Attributes:
+      exponent: chosen so that totals and summands are at most 2³⁰ steps (2⁶² in float64).
+      finer: 30 − ⌈log₂ N⌉ for N numbers that are added to an entry.
+    """
+
+    exponent: int
+    finer: int
+
+    def split(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns whole and fine steps of values in float32 or float64."""
+        kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
+        # The difference below must be exact. `ldexp` is not a product, which XLA could fuse with
+        # it, so that the difference would include the rounding of `values`.
+        scaled = ldexp(values, jnp.int32(self.exponent))
+        whole = jnp.round(scaled)
+        return whole.astype(kind), jnp.round((scaled - whole) * 2.0**self.finer).astype(kind)
+
+    def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
+        """Returns the sums of whole and fine steps as numbers, rounded once."""
+        kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
+        high = (whole >> 12) << 12  # a float holds both parts exactly
+        low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
+        return (high.astype(kind) + low) * 2.0**-self.exponent
+
+
+def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
+    """Returns steps for `count` numbers at each entry, each and in total at most `largest`.
+
+    Raises:
+      ValueError: the step is not a power of two of float32's range.
+    """
+    exponent = bits - math.ceil(math.log2(largest))
+    if abs(exponent) > 126:
+        raise ValueError(
+            f"sums of up to {largest:g}, from the clip's bound, are too far from 1 for float32: "
+            "scale the loss, and the bound with it"
+        )
+    return IntegerSteps(exponent, _fine_bits(count, bits))
+
+
+def _fine_bits(count: int, bits: int = 30) -> int:
+    """Returns the bits of fine steps such that `count` of at most half a whole step fit."""
+    return max(0, bits - math.ceil(math.log2(count or 1)))
+
+
+def step_rounding(count: int, rows: int, columns: int, largest: float, examples: float) -> Rounding:
+    """Returns how one example changes a sum by `make_steps`, relative to C.
+
+    The change has half a fine step for each number that it adds, and the conversion of the sums
+    back to floats. There, the fine steps below a whole one round, the 2¹² whole ones outside of the
+    high part, and the total. Steps are relative to C and the rest to C/(1 + τ) with τ ≤ 1/2, which
+    makes half as much more.
+
+    Args:
+      count: the numbers at an entry, of all examples together.
+      rows: T, the numbers that an example adds, possibly all to one entry.
+      columns: the entries of a row.
+      largest: as for `make_steps`.
+      examples: an upper bound of the sum.
+    """
+    # A step is at most twice as long as necessary.
+    whole = 2.0**-29 * largest
+    fine = whole * 2.0 ** -_fine_bits(count)
+    added = 0.5 * fine * rows * math.sqrt(columns)
+    low = _TWO_ROUNDINGS * 2**12 * whole * math.sqrt(rows * columns)
+    return Rounding(joined=_TWO_ROUNDINGS * examples, own=1.5 * (added + low))
+
+
+def sum_lookups(
+    lookups: Sequence[tuple[jax.Array, jax.Array]],
+    size: int,
+    *,
+    terms: int,
+    examples: int,
+    bound: float,
+    ratio: float,
+    whole: float,
+) -> jax.Array:
+    """Returns a table (size, C) with the sum of the values of all lookups, each of one row.
+
+    A scatter adds one after the other. If one example could change too much of its rounding,
+    numbers are added as `IntegerSteps`. `lookup_rounding` bounds the change.
+
+    Args:
+      lookups: rows (N,), integers, and values (N, C). No value is above `ratio` · `bound`.
+      size: the number of rows.
+      terms: T, the lookups of one example.
+      examples: B, at least the examples of the lookups: those of all micro-batches and devices.
+      bound: C.
+      ratio: M, such that f S ≤ M C.
+      whole: the most that all lookups of one example add to an entry, relative to C.
+
+    Raises:
+      ValueError: a `bound` whose step is not a power of two of float32's range.
+    """
+    wide = float32_at_least(*(values for _, values in lookups))
+    table: jax.Array = jnp.zeros((size, lookups[0][1].shape[-1]), wide)
+    count = terms * examples
+    if _scatter_rounding(terms, examples, ratio) is not None:
+        for rows, values in lookups:
+            table = table.at[rows].add(values.astype(wide))
+        return table
+    bits = 62 if wide == jnp.float64 else 30
+    exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
+    for rows, values in lookups:
+        parts = exact.split(values.astype(wide))
+        coarse, fine = coarse.at[rows].add(parts[0]), fine.at[rows].add(parts[1])
+    return exact.join(coarse, fine)
+
+
+def lookup_rounding(
+    columns: int, *, terms: int, examples: int, ratio: float, whole: float
+) -> Rounding:
+    """Returns how one example changes a sum by `sum_lookups`, with rows of `columns` entries."""
+    rounding = _scatter_rounding(terms, examples, ratio)
+    if rounding is None:
+        largest = max(examples * whole, ratio)
+        rounding = step_rounding(terms * examples, terms, columns, largest, examples * whole)
+    return rounding
+
+
+def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | None:
+    """Returns how one example changes a scatter, or `None` if it changes too much."""
+    if terms * examples * UNIT_ROUNDOFF >= 0.5:
+        return None
+    change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
+    return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
+
+
+def two_sum(total: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum of two float arrays and its exact rounding error.
+
+    Source: Knuth, "The Art of Computer Programming", volume 2, 4.2.2, theorem B.
+    """
+    found = total + value
+    other = found - total
+    return found, (total - (found - other)) + (value - other)
+
+
+def compensated_add(
+    total: jax.Array, lost: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a total with one more value, and the rounding error of it and of earlier totals.
+
+    The error is added back as soon as it counts, so it stays below the last place of the total. If
+    it accumulated, the error of K values would itself be rounded K² times.
+    """
+    total, off = two_sum(total, value)
+    return two_sum(total, lost + off)

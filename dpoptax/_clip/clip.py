@@ -1,0 +1,191 @@
+"""Defines clip geometries, which bound the sensitivity of a sum, and the plain l2 clip."""
+
+import abc
+import dataclasses
+import math
+import numbers
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._tree import PyTree
+
+# Some libraries take a bound of 0 or infinity as a request for another geometry.
+_REMEDIES = {
+    0.0: "want a number in (0, 1e9]; at 0 every gradient is cut to nothing. To scale all gradients "
+    "to one length, the limit of a small clip bound, write dpoptax.automatic_clip(1.0, gamma=0.0)",
+    math.inf: "want a number in (0, 1e9]; without a bound no noise makes the sum private. To have "
+    "the bound found, privately, write dpoptax.adaptive_clip(1.0) with "
+    "dpoptax.adaptive_gaussian_noise; to train without privacy, take the gradient of the mean "
+    "loss, without clip and noise",
+}
+
+
+class Clip(abc.ABC):
+    """Defines how a per-example gradient is bounded. Subclasses are frozen dataclasses.
+
+    A geometry assigns the gradient's leaves to groups, and scales each group by a factor of its l2
+    norms. The scaled gradient has an l2 norm of at most `sensitivity`, for every input. A geometry
+    that bounds another quantity encodes the gradient first, and decodes the noisy mean.
+
+    Attributes:
+      encodes: whether `encode` differs from the identity.
+      by_norms: whether `encode` needs only each gradient's norm, as `scaling`, `statistic` and
+        `join` describe. Otherwise a geometry that encodes needs per-example gradients.
+      followed: whether a noise stage of the geometry keeps the reference.
+      selects: whether rows of a table were released for the sum, which that noise stage prices.
+    """
+
+    encodes: ClassVar[bool] = False
+    by_norms: ClassVar[bool] = False
+    followed: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """Returns the largest l2 norm that one example can add to a `ClippedSum`."""
+
+    @abc.abstractmethod
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Maps float32 upper bounds of norms, (…, groups), to factors of the same shape.
+
+        For every t ≥ 0, t · factor(t) must be at most the group's bound. An example is scaled by
+        the factor of an upper bound of its norm, so it also stays below the bound. Where the factor
+        is not finite, such as C/t at 0, the group adds zero.
+        """
+
+    def groups(self, tree: PyTree) -> list[int]:
+        """Returns the group of each leaf of `tree`, in the order of `jax.tree.leaves`; here 0."""
+        return [0] * len(jax.tree.leaves(tree))
+
+    def encode(self, grads: PyTree, reference: PyTree) -> PyTree:
+        """Encodes gradients before they are scaled and summed, leaves (B, …); here the identity.
+
+        The result is not finite for examples whose gradient is not. `reference` is public.
+        """
+        del reference
+        return grads
+
+    def scaling(self, reference: PyTree) -> "Clip":
+        """Returns the geometry whose factors `encode` scales gradients by; here itself."""
+        del reference
+        return self
+
+    def statistic(self, norms: jax.Array, reference: PyTree) -> jax.Array | None:
+        """Returns the number that `encode` adds to each gradient, (B,), from its norm; here `None`.
+
+        Statistics are multiples of one number, up to 2⁸ times it, so sums of 2¹⁶ are exact.
+        """
+        del norms, reference
+        return None
+
+    def join(self, gradient: PyTree, statistic: jax.Array | None) -> PyTree:
+        """Joins sums of scaled gradients and of statistics to the sum that `encode` defines."""
+        del statistic
+        return gradient
+
+    def decode(self, mean: PyTree, reference: PyTree) -> PyTree:
+        """Returns the gradient that the noisy mean encodes, shaped like the parameters."""
+        del reference
+        return mean
+
+
+class UnitClip(Clip):
+    """Base of geometries that encode each gradient as a vector of l2 norm at most 1."""
+
+    encodes: ClassVar[bool] = True
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns 1, the bound of every encoded gradient."""
+        return 1.0
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Clamps the norm to 1 after rounding."""
+        return jnp.minimum(1.0, 1.0 / norms)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedClip(Clip):
+    """Base of geometries that bound the norm of the whole gradient by C, and scale with C."""
+
+    l2_clip_norm: float
+
+    @property
+    def sensitivity(self) -> float:
+        """Returns C, the clipping bound."""
+        return self.l2_clip_norm
+
+
+@dataclasses.dataclass(frozen=True)
+class L2Clip(BoundedClip):
+    """Scales to min(1, C/‖g‖) g; see `l2_clip`."""
+
+    def factors(self, norms: jax.Array) -> jax.Array:
+        """Returns min(1, C/‖g‖)."""
+        return jnp.minimum(1.0, self.l2_clip_norm / norms)
+
+
+def l2_clip(l2_clip_norm: float) -> L2Clip:
+    """Clips each example's gradient to an l2 norm: g ↦ min(1, C/‖g‖) g.
+
+    Privacy: one example adds at most C = `l2_clip_norm` to the sum, in l2 norm. An example with a
+    non-finite gradient adds exactly zero.
+
+    Args:
+      l2_clip_norm: C, in the units of the gradient of one example's loss.
+
+    Raises:
+      ValueError: `l2_clip_norm` is not a positive, finite number.
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy", 2016, Algorithm 1.
+
+    >>> l2_clip(1.0).sensitivity
+    1.0
+    """
+    return L2Clip(clip_norm("l2_clip_norm", l2_clip_norm))
+
+
+def positive(name: str, value: float) -> float:
+    """Returns `value` as a float, or raises an error with its name if it is not positive."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a traced array: it is part of the privacy claim, so it must be a Python "
+            "number, fixed before jit"
+        )
+    found = _number(value)
+    if not 0.0 < found <= 1e9:
+        raise ValueError(f"{name}={value!r}: want a number in (0, 1e9]")
+    return found
+
+
+def clip_norm(name: str, value: float) -> float:
+    """Returns a positive bound; the error for 0 or infinity names the intended geometry."""
+    found = math.nan if isinstance(value, jax.core.Tracer) else _number(value)
+    if found in _REMEDIES:
+        raise ValueError(f"{name}={found}: {_REMEDIES[found]}")
+    return positive(name, value)
+
+
+def _number(value: Any) -> float:
+    """Returns `value` as a float; NaN if it is not a number, such as a string of one."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except TypeError:
+        return math.nan
+
+
+def as_clip(clip: Clip | float) -> Clip:
+    """Returns `clip`, or `l2_clip(clip)` if it is a number."""
+    if isinstance(clip, numbers.Real) and not isinstance(clip, bool):
+        return L2Clip(clip_norm("clip", float(clip)))
+    return check_clip(clip)
+
+
+def check_clip(clip: object) -> Clip:
+    """Returns `clip`, or raises if it is not a clip geometry."""
+    if not isinstance(clip, Clip):
+        raise TypeError(f"clip={clip!r}: want a clip geometry such as dpoptax.l2_clip(1.0)")
+    return clip

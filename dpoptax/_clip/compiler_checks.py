@@ -1,0 +1,58 @@
+"""Checks the clipping bound's assumptions about the compiler."""
+
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
+# operands of products that need full precision.
+_FORBIDDEN_FLAGS = ("xla_cpu_enable_fast_math", "xla_enable_fast_math")
+_FORBIDDEN_VARIABLES = {
+    "NVIDIA_TF32_OVERRIDE": ("0",),
+    "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",),
+}
+
+
+def check_settings() -> None:
+    """Raises if the environment makes arithmetic less exact than the clipping bound assumes.
+
+    Raises:
+      RuntimeError: a flag or variable that must not be set.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    for name in _FORBIDDEN_FLAGS:
+        found = re.search(rf"--{name}(?:=(\S*))?(?:\s|$)", flags)
+        if found and (found[1] or "true").lower() not in ("false", "0"):
+            raise RuntimeError(
+                f"XLA_FLAGS sets `{found[0].strip()}`, under which the compiler may reorder sums "
+                "and ignore NaN, so the sensitivity of a clipped sum would not hold. Remove the "
+                "flag and restart Python."
+            )
+    for name, allowed in _FORBIDDEN_VARIABLES.items():
+        value = os.environ.get(name)
+        if value and value.upper() not in allowed:
+            raise RuntimeError(
+                f"`{name}={value}` lets products round their operands, so the sensitivity of a "
+                "clipped sum would not hold. Unset the variable and restart Python."
+            )
+
+
+def keeps_order(values: jax.Array) -> jax.Array:
+    """Returns whether the compiled program adds in the written order and knows NaN, for each value.
+
+    Covers compilers whose options are not in the environment, such as
+    `jax.jit(..., compiler_options={"xla_cpu_enable_fast_math": True})`.
+
+    Args:
+      values: integers that the compiler cannot know, such as exponents of private numbers.
+    """
+    mantissa = values.astype(jnp.int32) & 0x7FFFFF
+    number, nan = (  # in [1, 2), and NaN
+        lax.bitcast_convert_type(mantissa | pattern, jnp.float32)
+        for pattern in (jnp.int32(0x3F800000), jnp.int32(0x7FC00000))
+    )
+    # 2^-30 is lost next to 1. A compiler that reorders sums cancels `number` instead.
+    return ((number + 2.0**-30) - number == 0) & (nan != nan)

@@ -1,0 +1,76 @@
+"""Computes the clipped sum from per-example gradients: the reference, for any program."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._clip.clip import Clip
+from dpoptax._clip.clip_per_example import sum_clipped
+from dpoptax._ghost_clipping.trace.read_program import read_program
+from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
+from dpoptax._points import GradientPoints, weigh
+from dpoptax._tree import PyTree
+
+
+def per_example_sum(
+    loss_fn: Callable[..., PyTree],
+    clip: Clip,
+    points: GradientPoints,
+    batch: PyTree,
+    mask: jax.Array,
+    keys: jax.Array | None,
+    *,
+    has_aux: bool,
+    whole: WholeBatch | None = None,
+    grid: float | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Computes the clipped sum from per-example gradients, as `ghost_clipped_sum` does without.
+
+    Args:
+      loss_fn: the loss of one example.
+      clip: the geometry.
+      points: the gradient points and their weights.
+      batch: the examples, leaves (B, …).
+      mask: (B,), True for examples and False for padding.
+      keys: one key for each example, or `None`.
+      has_aux: whether the loss returns (loss, aux).
+      whole: the batch of all micro-batches and devices, `None` if it is this one.
+      grid: the step that clipped gradients are rounded to, `None` for no rounding.
+
+    Returns:
+      The sum, in units of `grid` if there is one, and the auxiliary outputs, `None` without
+      `has_aux`.
+    """
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
+    tangent = points.tangent is not None
+    params = points.points[0]
+    program = read_program(
+        loss_fn, params, *one, has_aux=has_aux, tangent=tangent
+    )  # raises for losses that mix examples
+    warn_of_vanishing(program, params)
+
+    def gradient(example: PyTree, key: jax.Array | None) -> tuple[PyTree, PyTree]:
+        args = (example,) if key is None else (example, key)
+        grad = jax.grad(lambda params: loss_fn(params, *args), has_aux=has_aux)
+        total: PyTree = None
+        aux: PyTree = None
+        for j, (point, weight) in enumerate(zip(points.points, points.weights, strict=True)):
+            if j == 0 and points.tangent is not None:
+                found = jax.jvp(grad, (point,), (points.tangent,), has_aux=has_aux)
+                value, derivative, *aux_here = found
+                term = jax.tree.map(lambda g, d, w=weight: w * g + d, value, derivative)
+            else:
+                out = grad(point)
+                value, *aux_here = out if has_aux else (out,)
+                term = jax.tree.map(lambda g, w=weight: weigh(g, w), value)
+            total = term if total is None else jax.tree.map(jnp.add, total, term)
+            aux = aux_here[0] if j == 0 and has_aux else aux
+        return total, aux
+
+    grads, aux = jax.vmap(gradient, in_axes=(0, None if keys is None else 0))(batch, keys)
+    if points.linear_map is not None:
+        grads = jax.vmap(points.linear_map.forward)(grads)
+    total = sum_clipped(clip, grads, mask, points.reference, grid=grid, whole=whole)
+    return total, aux

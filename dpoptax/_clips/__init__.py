@@ -1,1 +1,0 @@
-"""Clip geometries, the bounds that they rest on, and the sum under its seal."""

@@ -1,0 +1,287 @@
+"""Bounds the norms of gradients that have fixed terms in addition to outer products.
+
+    G = Σ_t rows_t ⊗ columns_t + Σ_k basis_k ⊙ weights_k
+
+Norm and sum only read the factors, bases and weights as they are stored here, however they were
+computed. G is defined by these stored numbers, and this G is clipped.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from dpoptax._clip import bounds
+from dpoptax._clip.bounds import GradientSize
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.cotangents import (
+    FixedTerm,
+    NotFactoredError,
+    OuterProducts,
+    normalize_fixed,
+)
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent
+from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax._xla import materialize
+
+# Scaled factors whose largest entry is smaller, before division by it, are treated as zero.
+_UNDERFLOW_THRESHOLD = 2.0**-40
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredTerm:
+    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, C), each full or 1.
+
+    `inner` is the inner product of basis and outer products along the axes where weights have size
+    1.
+    """
+
+    basis: jax.Array
+    weights: jax.Array
+    inner: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FactoredGradients:
+    """Holds the gradients of a parameter, with entries of at most about 1.
+
+    Attributes:
+      segments: the factors.
+      terms: the fixed terms that are added to their products.
+    """
+
+    segments: list[Segment]
+    terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
+
+
+def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], list[FixedTerm]]:
+    """Returns a cotangent as outer products in one layout, and fixed terms."""
+    shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
+    if outers:
+        if any(x.layout != outers[0].layout for x in outers):
+            raise NotFactoredError
+        return outers, _merge_terms(terms)
+    if any(t.thin != shape for t in terms):
+        raise NotFactoredError
+    # One number of each example for each entry: a single position.
+    parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
+    total = materialize(functools.reduce(operator.add, parts))
+    columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
+    segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
+    return [OuterProducts(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
+
+
+def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
+    """Multiplies one factor by a fixed array (K, R, C), of which R or C is 1."""
+    rows, columns = segment
+    if scale.shape[1] == 1:
+        return Segment(rows, columns * scale)
+    return Segment(rows * scale.swapaxes(1, 2), columns)
+
+
+def check_parts(outers: list[OuterProducts], terms: list[FixedTerm]) -> None:
+    """Raises a `NotFactoredError` for parts that `assemble_gradients` cannot hold."""
+    for outer in outers:
+        if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
+            raise NotFactoredError
+        for term in terms:
+            outer.sides(term.fixed_along)
+
+
+def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
+    """Adds up the fixed terms that share a basis."""
+    found: dict[tuple[int, tuple[int, ...]], FixedTerm] = {}
+    for term in terms:
+        key = (id(term.basis), term.thin)
+        if key in found:
+            term = FixedTerm(term.basis, found[key].weights + term.weights)
+        found[key] = term
+    return list(found.values())
+
+
+def assemble_gradients(
+    outers: list[OuterProducts], terms: list[FixedTerm], dtype: DTypeLike | None
+) -> tuple[FactoredGradients, jax.Array, jax.Array]:
+    """Divides gradients by a power of two of each example and stores them.
+
+    Returns:
+      The gradients, the exponent (B,) of the divisor, and whether they are finite, (B,). Gradients
+      that are not finite are zero.
+    """
+    cut = outers[0].cut
+    parts = [_scale_outer(x) for x in outers]
+    bases = [normalize_fixed(cut(_basis_array(t, len(outers[0].shape)))) for t in terms]
+    # Stored: these are long sums, which two readers would each compute again.
+    weights = materialize([jax.vmap(cut)(t.weights) for t in terms])
+    tops = [bounds.largest_entry(w) for w in weights]
+    exponents = [part.exponent for part in parts]
+    exponents += [e + bounds.binary_exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
+    largest = functools.reduce(jnp.maximum, exponents)
+    # A zero gradient is divided by 1, so no exponent below is near the end of its range.
+    divisor = jnp.where(largest < -(2**12), 0, largest)
+    sound = [jnp.all(jnp.isfinite(basis)) for basis, _ in bases]
+    finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
+    keep = functools.reduce(jnp.logical_and, finite + sound)
+
+    def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
+        return bounds.divide_by_power(
+            x, jnp.where(keep, divisor - exponent, bounds.ERASING_EXPONENT)
+        )
+
+    columns = materialize([over(part.segment.columns, part.taken) for part in parts])
+    segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
+    if dtype is not None:
+        segments = [segment.rounded(dtype) for segment in segments]
+    kept = materialize(
+        [jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)]
+    )
+    over_powers = materialize([over(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
+    found: list[MeasuredTerm] = []
+    for term, basis, weight in zip(terms, kept, over_powers, strict=True):
+        axes, inner = term.fixed_along, jnp.zeros_like(weight)
+        for outer, part, segment in zip(outers, parts, segments, strict=True):
+            if dtype is None and not outer.mixed:
+                inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
+            else:  # with the factors as they are now
+                now = OuterProducts(segment, outer.layout, outer.shape)
+                inner += now.inner_product(term.basis, axes)[0]
+        found.append(MeasuredTerm(basis, weight, inner))
+    return FactoredGradients(segments, found), largest, keep
+
+
+class _ScaledOuter(NamedTuple):
+    """Holds outer products whose scale has gone into one factor.
+
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken times
+    the product of the new ones.
+
+    Attributes:
+      segment: the new factors.
+      scale: the scale, normalized.
+      unit: the exponent of the scale.
+      taken: the exponent of the divisor, (B,).
+      exponent: that of the largest entries of the gradient, approximately.
+      finite: whether the factors are finite.
+      nothing: the examples whose columns were treated as zero.
+      changed: whether the rows differ from the rows before.
+    """
+
+    segment: Segment
+    scale: jax.Array
+    unit: jax.Array
+    taken: jax.Array
+    exponent: jax.Array
+    finite: jax.Array
+    nothing: jax.Array
+    changed: bool
+
+    def read(self, x: jax.Array, divisor: jax.Array, keep: jax.Array) -> jax.Array:
+        """Rescales numbers computed from the factors before to the new factors over 2^divisor."""
+        exponent = bounds.broadcast_examples(self.unit - divisor, x)
+        keep = bounds.broadcast_examples(keep & ~self.nothing, x)
+        # Overflow gives infinity: the numbers are part of a norm, which may not become smaller.
+        return jnp.where(keep, bounds.ldexp(x, exponent), 0.0)
+
+    def rows(self, keep: jax.Array) -> jax.Array:
+        """Returns the rows, zero where not `keep`; unchanged rows are already finite."""
+        if not self.changed:
+            return self.segment.rows
+        return materialize(
+            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASING_EXPONENT))
+        )
+
+
+def _scale_outer(outer: OuterProducts) -> _ScaledOuter:
+    rows, columns = outer.segment
+    scale, unit = jnp.ones((1, 1, 1), jnp.float32), jnp.zeros((), jnp.int32)
+    taken = jnp.zeros(rows.shape[:1], jnp.int32)
+    if outer.scale is not None:
+        scale, unit = normalize_fixed(outer.scale)
+        scale = materialize(outer.cut(scale))
+        rows, columns = scale_segment(outer.segment, scale)
+    finite = jnp.all(jnp.isfinite(scale))
+    if outer.mixed:
+        top = bounds.largest_entry(rows)
+        finite &= jnp.isfinite(top)
+        taken = jnp.maximum(bounds.binary_exponent(top), -126)
+        rows = bounds.divide_by_power(rows, taken)
+    top = bounds.largest_entry(columns)
+    # Otherwise the division would scale up the error of entries that underflowed.
+    nothing = top < (_UNDERFLOW_THRESHOLD if outer.scale is not None and not outer.mixed else 0.0)
+    columns = jnp.where(nothing.reshape(-1, 1, 1, 1), 0, columns)
+    top = jnp.where(nothing, 0, top)
+    taken = taken + unit
+    return _ScaledOuter(
+        Segment(rows, columns), scale, unit, taken, taken + bounds.binary_exponent(top),
+        finite & jnp.isfinite(top), nothing, rows is not outer.segment.rows,
+    )  # fmt: skip
+
+
+def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
+    return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
+
+
+def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> GradientSize:
+    """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
+
+    S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
+    ‖G‖² has
+
+        2 Σ_k ⟨weights_k, inner_k⟩ + Σ_kl ⟨basis_k ⊙ weights_k, basis_l ⊙ weights_l⟩.
+
+    Each summand errs by at most γ times the product of the sizes of its two sides.
+    """
+    segments, terms, count = factored.segments, factored.terms, len(factored.terms)
+    more, crossed = _term_sizes(terms, sizes)
+    size = factor_products.measure(segments, sizes, "gram")
+    absolute = (size.absolute + more) * (1.0 + bounds.gamma(4))
+    positions = sum(segment.rows.shape[2] for segment in segments)
+    operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
+    beside = bounds.gamma(operations) * more * (absolute + size.absolute)
+    error = beside + bounds.gamma(8) * jnp.square(absolute)
+    return GradientSize(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
+
+
+def _term_sizes(
+    terms: list[MeasuredTerm], sizes: tuple[int, int, int]
+) -> tuple[jax.Array, jax.Array]:
+    """Returns an upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and the share of terms in ‖G‖².
+
+    The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.
+    """
+    squares: dict[tuple[int, ...], jax.Array] = {}
+    crossed: dict[tuple[int, ...], jax.Array] = {}
+
+    def add(to: dict[tuple[int, ...], jax.Array], x: jax.Array) -> None:
+        to[x.shape] = to[x.shape] + x if x.shape in to else x
+
+    def total(found: dict[tuple[int, ...], jax.Array]) -> jax.Array:
+        sums = [factor_products.sum_by_axes(_drop_unit_axes(x)) for x in found.values()]
+        return functools.reduce(operator.add, sums)
+
+    for i, a in enumerate(terms):
+        add(crossed, 2.0 * a.weights * a.inner)
+        for j, b in enumerate(terms[i:], i):
+            thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
+            axes = [axis for axis, flag in enumerate(thin) if flag]
+            fixed = a.basis * b.basis
+            missing = math.prod(sizes[axis] for axis in axes if fixed.shape[axis] == 1)
+            for axis in axes:  # one axis after the other, for shorter chains of roundings
+                fixed = materialize(jnp.sum(fixed, axis, keepdims=True))
+            product = float(missing) * fixed * a.weights * b.weights
+            add(crossed, product if i == j else 2.0 * product)
+            if i == j:
+                add(squares, product)
+    room = 1.0 + bounds.gamma(sum(sizes) + len(terms) + 16)
+    lost = len(terms) * factor_products.UNDERFLOW_LOSS * math.sqrt(math.prod(sizes))
+    return room * jnp.sqrt(len(terms) * total(squares)) + lost, total(crossed)
+
+
+def _drop_unit_axes(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], *(n for n in x.shape[1:] if n != 1))

@@ -1,0 +1,125 @@
+"""Forms per-example gradients, where this is cheaper or no product represents them."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment
+from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.passes.run_passes import Passes, WeightedPair, weighted_pairs
+from dpoptax._ghost_clipping.plan import Plan
+from dpoptax._ghost_clipping.trace.program import Program, Use
+from dpoptax._points import weigh
+from dpoptax._tree import widen
+from dpoptax._xla import opaque_integers
+
+
+def form_gradients(
+    program: Program, plan: Plan, passes: Passes, factor_dtype: DTypeLike | None
+) -> dict[int, jax.Array]:
+    """Returns the per-example gradients (B, ...) of the formed parameters, in float32."""
+    total: dict[int, jax.Array] = {}
+
+    def add(leaf: int, value: jax.Array) -> None:
+        total[leaf] = total[leaf] + value if leaf in total else value
+
+    weights = passes.points.weights
+    for leaf in program.opaque:
+        for gradients, weight in zip(passes.gradients, weights, strict=True):
+            add(leaf, widen(weigh(gradients[leaf], weight)))
+        if passes.tangent is not None:
+            add(leaf, widen(passes.tangent[3][leaf]))
+    for use in plan.uses:
+        view = use.value.view
+        if view is not None:
+            gradient = _form_use(use, weighted_pairs(use, passes, True), factor_dtype)
+            shape = tuple(program.parameters[view.leaf].shape)
+            add(view.leaf, jax.vmap(lambda g, v=view, s=shape: v.scatter(g, s))(gradient))
+        else:
+            for leaf, gradient in _pull_back(use, passes, factor_dtype).items():
+                add(leaf, gradient)
+    return total
+
+
+def bundle_gradients(
+    formed: dict[int, jax.Array], groups: list[int]
+) -> tuple[list[jax.Array], tuple[tuple[int, ...], ...]]:
+    """Joins small formed gradients of one clip group to one array (B, entries)."""
+    bundles: dict[tuple[int, int | None], list[int]] = {}
+    for leaf, gradient in formed.items():
+        small = math.prod(gradient.shape[1:]) <= COSTS.bundled_entries
+        bundles.setdefault((groups[leaf], None if small else leaf), []).append(leaf)
+    flat = {leaf: g.reshape(g.shape[0], math.prod(g.shape[1:])) for leaf, g in formed.items()}
+    pieces = [jnp.concatenate([flat[i] for i in bundle], axis=1) for bundle in bundles.values()]
+    return pieces, tuple(map(tuple, bundles.values()))
+
+
+def _form_use(use: Use, pairs: Sequence[WeightedPair], dtype: DTypeLike | None) -> jax.Array:
+    """Returns per-example gradients by a used value, (B, ...) in float32, with its stacked axes."""
+    layout = use.layout
+    segments = [
+        Segment(*jax.vmap(use.factors)(operand, weigh(cotangent, weight)))
+        for operand, cotangent, weight in pairs
+    ]
+    if dtype is not None:
+        segments = [segment.rounded(dtype) for segment in segments]
+    stack = tuple(n for n, stacked in use.loops if stacked)
+    gradients = factor_products.multiply_factors(segments, layout.sizes)
+    return jax.vmap(lambda g: layout.fold(g, (*stack, *use.value.aval.shape)))(gradients)
+
+
+def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, jax.Array]:
+    """Returns gradients by the parameters behind a used value, by the chain rule per example."""
+    leaves = sorted(use.value.leaves)
+
+    def pull(chosen: list[jax.Array], gradient: jax.Array, j: int) -> list[jax.Array]:
+        def value(chosen: list[jax.Array]) -> jax.Array:
+            every = list(passes.leaves[j])
+            for leaf, x in zip(leaves, chosen, strict=True):
+                every[leaf] = x
+            return ParameterEvaluator(every)(use.value)
+
+        out, transpose = jax.vjp(value, chosen)
+        return jax.vmap(lambda g: transpose(g.astype(out.dtype))[0])(gradient)
+
+    total: dict[int, jax.Array] = {}
+    for j, weight in enumerate(passes.points.weights):
+        chosen = [passes.leaves[j][leaf] for leaf in leaves]
+        operand, cotangent = passes.operands[j][use.index], passes.cotangents[j][use.index]
+        gradient = _form_use(use, [(operand, cotangent, 1.0)], dtype)
+        if j == 0 and passes.tangent is not None:
+            direction, operands, cotangents, _ = passes.tangent
+            pairs = [(operand, cotangents[use.index], 1.0)]
+            if not jnp.issubdtype(operand.dtype, jnp.integer):
+                pairs.append((operands[use.index], cotangent, 1.0))
+            parts, changes = jax.jvp(
+                lambda c, g: pull(c, g, 0),
+                (chosen, gradient),
+                ([direction[leaf] for leaf in leaves], _form_use(use, pairs, dtype)),
+            )
+        else:
+            parts, changes = pull(chosen, gradient, j), None
+        for i, leaf in enumerate(leaves):
+            part = widen(weigh(parts[i], weight))
+            part = part if changes is None else part + widen(changes[i])
+            total[leaf] = total[leaf] + part if leaf in total else part
+    return total
+
+
+def unbundle_vector(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Splits a vector into arrays of the shapes of `like`."""
+    ends = np.cumsum([x.size for x in like])
+    starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
+    part = partial(lax.dynamic_slice, allow_negative_indices=False)
+    return [
+        part(vector, (start,), (x.size,)).reshape(x.shape)
+        for start, x in zip(starts, like, strict=True)
+    ]

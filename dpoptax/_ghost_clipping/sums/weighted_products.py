@@ -1,0 +1,218 @@
+"""Sums gradients held as factors, with a weight for each example, and bounds the rounding.
+
+The weight of an example multiplies one of its factors. The sum is then one contraction over
+examples and positions for each dense segment, and an integer sum for one-hot segments.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpoptax._clip import block_sums
+from dpoptax._clip.bounds import broadcast_examples, largest_ratio
+from dpoptax._ghost_clipping.norms import factor_products
+from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
+from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
+from dpoptax._tree import widen
+
+
+def sum_error(segments: list[Segment]) -> float:
+    """Returns the error of one weighted summand relative to S, before any sum over examples."""
+    return 2.0**-16 if any(map(_is_narrow_segment, segments)) else 2.0**-23
+
+
+def _is_narrow_segment(segment: Segment) -> bool:
+    return any(x.dtype == jnp.bfloat16 for x in segment)
+
+
+class SumParts(NamedTuple):
+    """Splits a sum of gradients: each dense segment by itself, one-hot ones together.
+
+    Attributes:
+      dense: segments without one-hot factors.
+      row_lookups: segments with one-hot rows.
+      column_lookups: segments with one-hot columns, swapped.
+      number: the number of parts, including fixed terms.
+      ratio: M, such that f S ≤ M C.
+      longest: the most products that an example adds to one entry of a dense segment.
+      block: the number of examples that are summed in one piece.
+    """
+
+    dense: list[Segment]
+    row_lookups: list[Segment]
+    column_lookups: list[Segment]
+    number: int
+    ratio: float
+    longest: int
+    block: int
+
+    @property
+    def whole(self) -> float:
+        """Returns the largest summand of an example in a part, relative to C. Parts may cancel."""
+        return 1.0 if self.number == 1 else self.ratio
+
+
+def split_sum(factored: FactoredGradients, sizes: tuple[int, int, int], examples: int) -> SumParts:
+    """Splits the sum over `examples` into parts."""
+    segments = factored.segments
+    row_lookups = [s for s in segments if is_one_hot(s.rows)]
+    column_lookups = [s.swapped for s in segments if is_one_hot(s.columns)]
+    dense = [s for s in segments if not (is_one_hot(s.rows) or is_one_hot(s.columns))]
+    number = len(dense) + bool(row_lookups) + bool(column_lookups) + len(factored.terms)
+    ratio = absolute_ratio(factored)
+    longest = max([1, *map(_terms_per_entry, dense)])
+    block = block_sums.block_length(examples, longest, math.prod(sizes), ratio)
+    return SumParts(dense, row_lookups, column_lookups, number, ratio, longest, block)
+
+
+def absolute_ratio(factored: FactoredGradients) -> float:
+    """Returns M: the parts of a clipped gradient are together at most M times its bound."""
+    positions = sum(segment.rows.shape[2] for segment in factored.segments)
+    return largest_ratio(positions + len(factored.terms))
+
+
+def sum_weighted_products(
+    factored: FactoredGradients,
+    weights: jax.Array,
+    sizes: tuple[int, int, int],
+    *,
+    bound: float,
+    examples: int,
+) -> jax.Array:
+    """Returns Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+
+    No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
+    `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
+    rounding.
+    """
+    cut = split_sum(factored, sizes, examples)
+    found = [_sum_weighted_segment(segment, weights, cut.block) for segment in cut.dense]
+    if cut.row_lookups:
+        found.append(_sum_one_hot(cut, cut.row_lookups, weights, sizes[1], examples, bound))
+    if cut.column_lookups:
+        table = _sum_one_hot(cut, cut.column_lookups, weights, sizes[2], examples, bound)
+        found.append(table.swapaxes(-1, -2))
+    for term in factored.terms:
+        found.append(
+            term.basis * block_sums.sum_weighted_examples(weights, term.weights, block=cut.block)
+        )
+    return functools.reduce(operator.add, found)
+
+
+def product_rounding(
+    factored: FactoredGradients, sizes: tuple[int, int, int], examples: int
+) -> block_sums.Rounding:
+    """Returns how much one example changes the rounding of `sum_weighted_products`."""
+    cut = split_sum(factored, sizes, examples)
+    found = [
+        block_sums.lookup_rounding(
+            sizes[0] * columns,
+            terms=sum(map(_terms_per_entry, lookups)),
+            examples=examples,
+            ratio=cut.ratio,
+            whole=cut.whole,
+        )
+        for lookups, columns in ((cut.row_lookups, sizes[2]), (cut.column_lookups, sizes[1]))
+        if lookups
+    ]
+    rounding = block_sums.Rounding()
+    if cut.dense or factored.terms:
+        rounding = block_sums.block_rounding(
+            examples, cut.block, terms=cut.longest, ratio=cut.ratio, whole=cut.whole
+        )
+    # All parts of an example are M C together, so the largest part counts. Fixed terms count once
+    # more, for the product of their sums with the fixed arrays.
+    joined = cut.ratio * block_sums.parts_rounding(cut.number + bool(factored.terms), examples)
+    joined += max(each.joined for each in [rounding, *found])
+    own = sum(each.own for each in found)
+    termwise = cut.number > 1 or any(each.termwise for each in found)
+    return dataclasses.replace(rounding, joined=joined, own=own, termwise=termwise)
+
+
+def _weigh_values(value: jax.Array, weight: jax.Array) -> jax.Array:
+    """Returns values (B, …) times the weight of their example, (B,)."""
+    return widen(value) * broadcast_examples(weight, value)
+
+
+def _sum_one_hot(
+    cut: SumParts,
+    segments: list[Segment],
+    weights: jax.Array,
+    size: int,
+    examples: int,
+    bound: float,
+) -> jax.Array:
+    """Returns the sum of segments whose rows are one-hot."""
+
+    def add(lookups: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
+        return block_sums.sum_lookups(
+            lookups,
+            size,
+            terms=sum(map(_terms_per_entry, segments)),
+            examples=examples,
+            bound=bound,
+            ratio=cut.ratio,
+            whole=cut.whole,
+        )
+
+    lookups = [
+        (_merge_examples(rows)[0], _merge_examples(_weigh_values(columns, weights))[0])
+        for rows, columns in segments
+    ]
+    return jax.vmap(add)(lookups)
+
+
+def _sum_weighted_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
+    rows, columns = segment
+    if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
+        rows = _weigh_values(rows, weights)
+    else:
+        columns = _weigh_values(columns, weights)
+
+    def outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+        return _outer_sums(_merge_examples(rows)[0], _merge_examples(columns)[0])
+
+    return block_sums.sum_in_blocks(outer_sums, rows, columns, block=block)
+
+
+def _terms_per_entry(segment: Segment) -> int:
+    """Returns how many products an example adds to an entry; bfloat16 has two per position."""
+    return max(1, segment.rows.shape[2]) * (2 if _is_narrow_segment(segment) else 1)
+
+
+def _merge_examples(factor: jax.Array) -> jax.Array:
+    """Reshapes a factor (B, K, T, ...) to (1, K, B T, ...)."""
+    batch, groups, positions = factor.shape[:3]
+    moved = factor if groups == 1 else factor.swapaxes(0, 1)
+    return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
+
+
+def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Returns rowsᵀ columns, (K, R, C), computed in the narrower dtype of the two factors.
+
+    The other factor includes the coefficients. In bfloat16 these would round, and could push a
+    contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high
+    and low, which keep 16 bits of the mantissa.
+    """
+
+    def dot(rows: jax.Array, columns: jax.Array) -> jax.Array:
+        if rows.shape[0] == 1:
+            return factor_products.contract("tr,tc->rc", rows[0], columns[0])[None]
+        return factor_products.contract("ktr,ktc->krc", rows, columns)
+
+    def parts(factor: jax.Array) -> list[jax.Array]:
+        if factor.dtype == narrow:
+            return [factor]
+        high = factor_products.round_to_dtype(factor, narrow)
+        return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
+
+    narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
+    if narrow.itemsize >= 4:
+        return dot(rows, columns)
+    found = [dot(r, c) for r in parts(rows) for c in parts(columns)]
+    return functools.reduce(operator.add, found)

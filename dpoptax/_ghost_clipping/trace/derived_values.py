@@ -1,0 +1,124 @@
+"""Computes the types of derived values: their parameters, and the views that they are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from dpoptax._ghost_clipping.trace import rules
+from dpoptax._ghost_clipping.trace.activity import ZERO_DERIVATIVE_PRIMITIVES, carries_gradient
+from dpoptax._ghost_clipping.trace.program import Constant, DerivedValue, Operation, Result
+from dpoptax._ghost_clipping.trace.views import View, view_of_result
+from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, type_of
+
+
+def derive_values(eqn: JaxprEqn, operands: tuple[DerivedValue, ...]) -> list[DerivedValue]:
+    """Returns the results of an operation on derived values."""
+    leaves = frozenset().union(*(v.leaves for v in operands))
+    varies = any(v.varies for v in operands)
+    nonlinear = max((v.nonlinear for v in operands if v.leaves), default="") or _nonlinear(eqn)
+    scans = tuple(sorted({s for v in operands for s in v.scans}))
+    application = Operation(eqn, operands, scans)
+    views, tiles = _result_views(eqn, operands), _find_tiles(eqn, operands)
+    outputs = []
+    for i, (var, view) in enumerate(zip(eqn.outvars, views, strict=True)):
+        aval = type_of(var)
+        flows = (
+            bool(leaves)
+            and eqn.primitive.name not in ZERO_DERIVATIVE_PRIMITIVES
+            and carries_gradient(aval)
+        )
+        outputs.append(
+            DerivedValue(
+                aval,
+                Result(application, i),
+                leaves if flows else frozenset(),
+                varies,
+                nonlinear if flows else "",
+                scans,
+                view if flows else None,
+                tiles if flows else None,
+            )  # fmt: skip
+        )
+    return outputs
+
+
+def _nonlinear(eqn: JaxprEqn) -> str:
+    """Returns the name of an operation whose derivative may not be linear, or an empty string."""
+    name = eqn.primitive.name
+    if name in CUSTOM_DERIVATIVE_CALLS:
+        return name
+    bits = eqn.params if name == "reduce_precision" else {}
+    few = bits and (bits["exponent_bits"] < 5 or bits["mantissa_bits"] < 7)
+    if few or any(rules.is_narrow(type_of(v).dtype) for v in eqn.outvars):
+        return f"{name} to few bits"
+    inner = [e for jaxpr in subprograms(eqn.params) for e in jaxpr.eqns]
+    return next(filter(None, map(_nonlinear, inner)), "")
+
+
+def _result_views(eqn: JaxprEqn, operands: tuple[DerivedValue, ...]) -> list[View | None]:
+    """Returns, for each result, the view of a parameter that it is, or `None`."""
+    name = eqn.primitive.name
+    unknown: list[View | None] = [None] * len(eqn.outvars)
+    moved = [v for v in operands if v.leaves]
+    if len(moved) != 1 or moved[0].view is None:
+        return unknown
+    if moved[0] is not operands[0] and name != "mul":
+        return unknown
+    if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
+        return unknown
+    view, lead = moved[0].view, len(moved[0].scans)
+    if name == "split":
+        return view.split(eqn.params["axis"] + lead, eqn.params["sizes"])
+    if len(eqn.outvars) != 1:
+        return unknown
+    others = [v.origin for v in operands if v is not moved[0]]
+    constants = [origin.value if isinstance(origin, Constant) else None for origin in others]
+    return [
+        view_of_result(view, name, _add_scan_axes(view.shape[:lead], name, eqn.params), constants)
+    ]
+
+
+def _find_tiles(
+    eqn: JaxprEqn, operands: tuple[DerivedValue, ...]
+) -> tuple[int, tuple[View, ...]] | None:
+    """Returns `DerivedValue.tiles` of a concatenation of whole parameters, or `None`."""
+    views = [v.view for v in operands if v.view is not None]
+    alike = len({v.scans for v in operands}) == 1
+    if eqn.primitive.name != "concatenate" or len(views) < len(operands) or not alike:
+        return None
+    return eqn.params["dimension"] + len(operands[0].scans), tuple(views)
+
+
+def _add_scan_axes(steps: tuple[int, ...], name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of an operation for all steps of the enclosing scans at once."""
+    lead, params = len(steps), dict(params)
+    front = tuple(range(lead))
+    if name == "reshape":
+        params["new_sizes"] = (*steps, *params["new_sizes"])
+    elif name == "transpose":
+        params["permutation"] = (*front, *(i + lead for i in params["permutation"]))
+    elif name == "squeeze":
+        params["dimensions"] = tuple(i + lead for i in params["dimensions"])
+    elif name == "broadcast_in_dim":
+        params["shape"] = (*steps, *params["shape"])
+        kept = (i + lead for i in params["broadcast_dimensions"])
+        params["broadcast_dimensions"] = (*front, *kept)
+    elif name == "slice":
+        starts = params["start_indices"]
+        params["strides"] = (*(1 for _ in steps), *(params["strides"] or (1 for _ in starts)))
+        params["start_indices"] = (*(0 for _ in steps), *starts)
+        params["limit_indices"] = (*steps, *params["limit_indices"])
+    return params
+
+
+def open_program(program: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, list[DerivedValue]]:
+    """Returns a program within a program, and its constants as derived values."""
+    consts = program.consts if isinstance(program, ClosedJaxpr) else ()
+    return _inner_jaxpr(program), [constant_value(value) for value in consts]
+
+
+def constant_value(value: Any) -> DerivedValue:
+    """Returns a constant of a trace as a derived value."""
+    return DerivedValue(jax.typeof(value), Constant(value))

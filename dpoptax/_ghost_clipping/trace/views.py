@@ -1,0 +1,182 @@
+"""Describes which entries of a parameter a derived value holds, and in what order.
+
+A reshape, a transposition, a slice or a scaling moves entries without mixing them. The gradient of
+such a view has the same norm as the gradient of the parameter, and two uses of a parameter can be
+compared entry by entry.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# One axis in row-major order, as runs of (size, stride) in the flattened parameter.
+AxisRuns = tuple[tuple[int, int], ...]
+
+_IDENTITY_PRIMITIVES = frozenset(
+    {
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "name",
+        "optimization_barrier",
+        "pvary",
+        "reduce_precision",
+        "sharding_constraint",
+    }
+)
+# Larger or smaller scales may overflow where the values do not.
+_MINIMUM_SCALE = 2.0**-60
+
+
+def merge_runs(atoms: AxisRuns) -> AxisRuns:
+    """Drops runs of size one and joins contiguous neighbors."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in atoms:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def _split_front(atoms: list[tuple[int, int]], size: int) -> AxisRuns | None:
+    """Removes `size` entries from the front of the runs; returns `None` if they do not divide."""
+    taken = []
+    while size > 1:
+        run, stride = atoms[0]
+        if size % run == 0:
+            taken.append(atoms.pop(0))
+            size //= run
+        elif run % size == 0:
+            rest = run // size
+            taken.append((size, stride * rest))
+            atoms[0] = (rest, stride)
+            size = 1
+        else:
+            return None
+    return tuple(taken)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Describes entries of one parameter: scale · parameter.ravel()[offset + strides · index]."""
+
+    leaf: int
+    axes: tuple[AxisRuns, ...]
+    offset: int = 0
+    scale: float = 1.0
+
+    @classmethod
+    def identity(cls, leaf: int, shape: tuple[int, ...]) -> "View":
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return cls(leaf, tuple(merge_runs(((n, s),)) for n, s in zip(shape, strides, strict=True)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(n for n, _ in axis) for axis in self.axes)
+
+    def atoms(self, axes: tuple[int, ...]) -> AxisRuns:
+        """Returns the runs of several axes, read as one axis."""
+        return merge_runs(sum((self.axes[i] for i in axes), ()))
+
+    def transpose(self, permutation: tuple[int, ...]) -> "View":
+        return dataclasses.replace(self, axes=tuple(self.axes[i] for i in permutation))
+
+    def reshape(self, shape: tuple[int, ...]) -> "View | None":
+        rest = list(self.atoms(tuple(range(len(self.axes)))))
+        axes: list[AxisRuns] = []
+        for size in shape:
+            axis = _split_front(rest, size)
+            if axis is None:
+                return None
+            axes.append(axis)
+        return dataclasses.replace(self, axes=tuple(axes))
+
+    def slice(
+        self, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None
+    ) -> "View | None":
+        axes, offset = [], self.offset
+        for axis, size, start, limit, step in zip(
+            self.axes, self.shape, starts, limits, strides or [1] * len(starts), strict=True
+        ):
+            if (start, limit, step) == (0, size, 1):
+                axes.append(axis)
+            elif len(axis) == 1:
+                stride = axis[0][1]
+                offset += start * stride
+                axes.append(merge_runs(((len(range(start, limit, step)), stride * step),)))
+            else:
+                return None
+        return dataclasses.replace(self, axes=tuple(axes), offset=offset)
+
+    def split(self, axis: int, sizes: Sequence[int]) -> "list[View | None]":
+        """Returns the pieces along an axis."""
+        starts, limits = [0] * len(self.axes), list(self.shape)
+        pieces = []
+        for size in sizes:
+            limits[axis] = starts[axis] + size
+            pieces.append(self.slice(starts, limits, None))
+            starts[axis] += size
+        return pieces
+
+    def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
+        atoms = self.atoms(tuple(range(len(self.axes))))
+        values = self.scale * values if self.scale != 1.0 else values
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
+            order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
+            return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
+        positions = jnp.full(1, self.offset)
+        for size, stride in atoms:
+            positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
+        flat = jnp.zeros(math.prod(shape), values.dtype)
+        return flat.at[positions].add(values.ravel()).reshape(shape)
+
+    def entries_of(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the view's part of an array flattened like the parameter, with shared memory."""
+        atoms = self.atoms(tuple(range(len(self.axes))))
+        strides = [stride * entries.itemsize for _, stride in atoms]
+        first = entries[self.offset :]
+        return np.lib.stride_tricks.as_strided(first, [size for size, _ in atoms], strides)
+
+
+def view_of_result(
+    view: View, name: str, params: Mapping[str, Any], constants: Sequence[Any]
+) -> View | None:
+    """Returns the view after one operation, or `None` if it does more than move entries.
+
+    `constants` holds the values of the other operands, `None` for unknown ones.
+    """
+    if name in _IDENTITY_PRIMITIVES:
+        return view
+    if name == "reshape":
+        return view.reshape(params["new_sizes"]) if params.get("dimensions") is None else None
+    if name == "transpose":
+        return view.transpose(params["permutation"])
+    if name == "squeeze":
+        kept = [i for i in range(len(view.axes)) if i not in params["dimensions"]]
+        return view.transpose(tuple(kept))
+    if name == "broadcast_in_dim":
+        kept_shape = [params["shape"][i] for i in params["broadcast_dimensions"]]
+        if math.prod(params["shape"]) != math.prod(view.shape) or tuple(kept_shape) != view.shape:
+            return None
+        return view.reshape(params["shape"])
+    if name == "slice":
+        return view.slice(params["start_indices"], params["limit_indices"], params["strides"])
+    if name == "neg":
+        return dataclasses.replace(view, scale=-view.scale)
+    if name in ("mul", "div") and len(constants) == 1 and np.ndim(constants[0]) == 0:
+        factor = constants[0]
+        if isinstance(factor, (int, float, np.generic, np.ndarray)) and factor:
+            factor = float(factor)
+            scale = view.scale * factor if name == "mul" else view.scale / factor
+            if _MINIMUM_SCALE <= abs(scale) <= 1 / _MINIMUM_SCALE:
+                return dataclasses.replace(view, scale=scale)
+    return None

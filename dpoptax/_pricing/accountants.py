@@ -1,0 +1,434 @@
+"""The epsilon of an event under each accountant.
+
+dp_accounting 0.6 leaves six gaps, and this module is the one place that closes them:
+
+* its RDP of a Gaussian does not double the sensitivity under replace-one, its PLD does (issue 378
+  of google/differential-privacy);
+* its PLD does not know sampling without replacement, but knows it under another name;
+* its RDP does not know truncated Poisson sampling, and adds the terms of a series without their
+  signs at orders that are not integers (`renyi`);
+* neither knows random allocation;
+* its PLD takes no account of the rounding of Fourier transforms (`composition`).
+
+What neither can compose, participation at random in sums with correlated noise, is priced by
+`monte_carlo` for one run at a time, and by the other two through an event that bounds it.
+"""
+
+import functools
+import math
+from typing import Any, TypeVar
+
+import attr
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting import DpEvent as Event
+from dp_accounting import pld, rdp
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution as Pair
+from dp_accounting.rdp.rdp_privacy_accountant import _effective_gaussian_noise_multiplier
+
+from dpoptax._pricing import (
+    composition,
+    importance_sampling,
+    monte_carlo,
+    one_release,
+    random_allocation,
+    renyi,
+)
+from dpoptax._pricing.checks import is_hashable
+from dpoptax._pricing.events import (
+    ParticipationDpEvent,
+    RandomAllocationDpEvent,
+    WorstOfDpEvent,
+    allocation_as_poisson,
+    bounded,
+    gaussian_event,
+    joint_multiplier,
+    overflows,
+    rewrite,
+    without_truncation,
+)
+
+AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
+
+DISCRETIZATION = 1e-4
+# Of a larger epsilon PLD states infinity: the interval that its grid would take is a loss of many
+# units, of which it can neither form the exponential nor compose the steps of a long run.
+LARGEST = 1e7
+# By more than a joint multiplier is rounded by: in all it is four roundings of a few parts in 2^53.
+_LESS = 1 - 2.0**-49
+# Monte Carlo looks for no larger epsilon, whose exponential might overflow.
+_MOST_DRAWN = 500.0
+# δ for which the grid of a whole curve is wide enough.
+LEAST_DELTA = 1e-10
+# Enough orders for a starting point, at a hundredth of the cost of all of them.
+FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
+
+
+def epsilon_of(
+    event: Event,
+    delta: float,
+    accountant: str,
+    relation: dpa.NeighboringRelation,
+    interval: float = DISCRETIZATION,
+) -> float:
+    """The least epsilon at delta that the named accountant proves for the event.
+
+    A coarser interval of the privacy loss makes PLD faster and its bound looser. What was priced
+    is kept: a calibration ends with what the run then asks for, and so do runs over many seeds.
+    """
+    if accountant != "monte_carlo":
+        event = bounded(event)
+    arguments = event, delta, accountant, relation, interval
+    return (_priced if is_hashable(event) else _price)(*arguments)
+
+
+def profile_of(
+    event: Event,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+    *,
+    least_delta: float = LEAST_DELTA,
+    points: int = 80,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns pairs of ε and δ that hold together by PLD, from ε = 0 to `least_delta`.
+
+    One pair of an infinite ε if none is proved at that δ. The results are kept, as by `epsilon_of`.
+    """
+    event = bounded(event)
+    arguments = event, relation, interval, least_delta, points
+    return (_profiled if is_hashable(event) else _profile)(*arguments)
+
+
+def _profile(
+    event: Event,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+    least_delta: float,
+    points: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    overflow = 0.0
+    if overflows(event):
+        event, overflow = without_truncation(event)
+    accountant = _pld_accountant(event, least_delta, relation, interval)
+    most = accountant.get_epsilon(least_delta)
+    if not math.isfinite(most):
+        return np.array([math.inf]), np.array([1.0])
+    # Closer to each other where a test has errors of all sizes.
+    epsilons = most * np.linspace(0, 1, points) ** 1.5
+    deltas = accountant.get_delta(epsilons)
+    deltas[-1] = min(deltas[-1], least_delta)
+    deltas = np.minimum(deltas + overflow, 1.0)
+    for values in (epsilons, deltas):
+        values.flags.writeable = False
+    return epsilons, deltas
+
+
+_profiled = functools.lru_cache(maxsize=256)(_profile)
+
+
+def delta_of(
+    event: Event, epsilon: float, accountant: str, relation: dpa.NeighboringRelation
+) -> float:
+    """Returns δ that the accountant proves at an ε of at least 0.
+
+    "monte_carlo" bounds ε at a δ only, so δ is then that of the bounding event by "pld".
+    """
+    event = bounded(event)
+    plain, overflow = without_truncation(event)
+
+    def price(event: Event) -> float:
+        if accountant == "rdp":
+            found = _compose(_RdpAccountant(None, relation), _for_rdp(event, relation))
+            return float(found.get_delta(epsilon))
+        found = _pld_accountant(event, LEAST_DELTA, relation, DISCRETIZATION)
+        return float(found.get_delta(np.array([epsilon]))[0])
+
+    found = min(1.0, price(plain) + overflow)
+    # As for ε: truncated draws are priced one by one where taking them out of δ shows.
+    if overflows(event) or overflow <= 1e-3 * found:
+        return found
+    return min(found, price(event))
+
+
+def _price(
+    event: Event,
+    delta: float,
+    accountant: str,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+) -> float:
+    if accountant == "monte_carlo":
+        return _monte_carlo_epsilon(event, delta, relation, interval)
+    plain, overflow = without_truncation(event)
+    only_by_delta = overflow > 0 and overflows(event)
+    if overflow >= delta and only_by_delta:
+        raise ValueError(
+            f"delta={delta} must be above {overflow:.3g}, the probability that the sampler's "
+            "largest batch is full in this run. Pass a larger `max_batch_size` or a larger `delta`."
+        )
+
+    def price(event: Event, delta: float) -> float:
+        if accountant == "rdp":
+            return _rdp_epsilon(event, delta, relation)
+        return _pld_epsilon(event, delta, relation, interval)
+
+    # Pricing the truncation takes several times as long, which δ does not show where it is rare.
+    if only_by_delta or overflow <= 1e-3 * delta:
+        return price(plain, delta - overflow)
+    if accountant == "rdp" and overflow < delta:
+        return min(price(plain, delta - overflow), price(event, delta))
+    return price(event, delta)
+
+
+_priced = functools.lru_cache(maxsize=4096)(_price)
+
+
+def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
+    """RDP epsilon over few orders, truncation left out: a starting point only."""
+    plain = rewrite(without_truncation(bounded(event))[0], allocation_as_poisson)
+    return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
+
+
+def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
+    """Renyi divergences of the event at the orders, sensitivity doubled under replace-one."""
+    event = bounded(event)
+    return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
+
+
+def _monte_carlo_epsilon(
+    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
+) -> float:
+    """An upper confidence bound; never above what "pld" proves for the event that bounds it.
+
+    Less is drawn where the interval is coarser than a result's.
+    """
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, dpa.NonPrivateDpEvent):
+        return math.inf
+    if not isinstance(event, ParticipationDpEvent):
+        raise ValueError(
+            "accountant='monte_carlo' prices one run at a time whose records take part by a "
+            "RandomAllocationSampler or a MinSeparationSampler, not an event of type "
+            f"{type(event).__name__}; use accountant='pld'"
+        )
+    if relation is dpa.NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "accountant='monte_carlo' cannot account for a record that is replaced by another; "
+            "use the neighboring relation that the sampler states"
+        )
+    known = epsilon_of(event.bound, delta, "pld", relation, interval)
+    lowest, highest = random_allocation.MULTIPLIERS
+    if event.overflow >= delta or not lowest <= event.noise_multiplier <= highest:
+        return known
+    run = importance_sampling.Run(event.chain, event.column, event.steps, event.noise_multiplier)
+    effort = 1.0 if interval <= DISCRETIZATION else 0.1
+    most = min(known, _MOST_DRAWN)
+    found = monte_carlo.epsilon_bound(run, delta - event.overflow, most=most, effort=effort)
+    return found if found < most else known
+
+
+class _RdpAccountant(rdp.RdpAccountant):
+    """dp_accounting's, with a sampled Gaussian's curve computed once and the worst of several."""
+
+    _rdp: np.ndarray
+    _orders: np.ndarray
+
+    def _maybe_compose(
+        self, event: Event, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        orders, relation = tuple(self._orders), self._neighboring_relation
+        if isinstance(event, dpa.PoissonSampledDpEvent):
+            # Several Gaussians on one sample are one with less noise.
+            multiplier = _effective_gaussian_noise_multiplier(event.event)
+            if isinstance(multiplier, float):
+                event = attr.evolve(event, event=dpa.GaussianDpEvent(multiplier))
+        if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+            refused = self._maybe_compose(without_truncation(event)[0], count, False)
+            if do_compose and refused is None:
+                self._rdp += count * renyi.truncated_rdp(event, orders, relation)
+            return refused
+        if do_compose and renyi.is_sampled_gaussian(event):
+            refused = super()._maybe_compose(event, count, False)
+            if refused is None:
+                self._rdp += count * renyi.sampled_gaussian_rdp(event, orders, relation)
+            return refused
+        if isinstance(event, RandomAllocationDpEvent):
+            refused = _refused_allocation(event, self._neighboring_relation)
+            if do_compose and refused is None:
+                self._rdp += count * random_allocation.renyi_divergences(
+                    event.noise_multiplier, event.period, event.steps, orders
+                )
+            return refused
+        if not isinstance(event, WorstOfDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        worst, before = np.zeros_like(self._rdp), self._rdp
+        for part in event.events:
+            self._rdp = np.zeros_like(before)
+            error = self._maybe_compose(part, count, do_compose)
+            if error is not None:
+                return error
+            worst = np.maximum(worst, self._rdp)
+        self._rdp = before + worst
+        return None
+
+
+class _PldAccountant(pld.PLDAccountant):
+    """dp_accounting's, with random allocation, and with a composition that knows its rounding.
+
+    Steps are built once, kept apart and composed where an epsilon is asked for; all Gaussian
+    releases without sampling as the one that they are together.
+    """
+
+    _pld: Pair
+
+    def __init__(self, relation: dpa.NeighboringRelation, interval: float) -> None:
+        super().__init__(relation, interval)
+        self._steps: dict[int, tuple[Pair, int]] = {}
+        self._gaussians: list[float] = []
+
+    def get_epsilon(self, target_delta: float) -> float:
+        if (pairs := self._pairs()) is None:
+            return math.inf
+        return composition.epsilon_of(pairs, self._value_discretization_interval, target_delta)
+
+    def get_delta(self, target_epsilon: Any) -> Any:
+        if (pairs := self._pairs()) is None:
+            return np.ones_like(target_epsilon)
+        return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
+
+    def _pairs(self) -> list[tuple[Pair, int]] | None:
+        """What is composed, and how often; None where a part hides nothing."""
+        if self._contains_non_dp_event:
+            return None
+        pairs = [(self._pld, 1), *self._steps.values()]
+        if self._gaussians:
+            rounded = _LESS if len(self._gaussians) > 1 else 1.0
+            event = gaussian_event(joint_multiplier(self._gaussians) * rounded)
+            if not isinstance(event, dpa.GaussianDpEvent):
+                return None
+            interval = self._value_discretization_interval
+            pairs.append((one_release.loss_of(event, self._neighboring_relation, interval), 1))
+        return pairs
+
+    def _maybe_compose(
+        self, event: Event, count: int, do_compose: bool
+    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+        interval = self._value_discretization_interval
+        if isinstance(event, dpa.GaussianDpEvent) and event.noise_multiplier > 0:
+            # Several are one with less noise.
+            event, count = gaussian_event(event.noise_multiplier / math.sqrt(count)), 1
+            if isinstance(event, dpa.GaussianDpEvent):
+                if do_compose:
+                    self._gaussians.append(event.noise_multiplier)
+                return None
+        if not isinstance(event, RandomAllocationDpEvent):
+            if not (do_compose and one_release.is_sampled_gaussian(event)):
+                return super()._maybe_compose(event, count, do_compose)
+            self._add(one_release.loss_of(event, self._neighboring_relation, interval), count)
+            return None
+        refused = _refused_allocation(event, self._neighboring_relation)
+        if do_compose and refused is None:
+            points = (
+                random_allocation.POINTS
+                if interval <= DISCRETIZATION
+                else random_allocation.COARSE_POINTS
+            )
+            sums = event.noise_multiplier, event.period, event.steps
+            self._add(random_allocation.pair(*sums, interval, points), count)
+        return refused
+
+    def _add(self, pair: Pair, count: int) -> None:
+        before = self._steps.get(id(pair), (pair, 0))[1]
+        self._steps[id(pair)] = pair, before + count
+
+
+def _refused_allocation(
+    event: RandomAllocationDpEvent, relation: dpa.NeighboringRelation
+) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
+    if event.overflow:
+        message = "the overflow of batches has to be taken out of delta first"
+    elif relation is dpa.NeighboringRelation.REPLACE_ONE:
+        message = "a record is taken out or replaced by one that contributes zero, not by another"
+    else:
+        return None
+    return dpa.PrivacyAccountant.CompositionErrorDetails(event, message)
+
+
+def _rdp_epsilon(
+    event: Event,
+    delta: float,
+    relation: dpa.NeighboringRelation,
+    orders: tuple[int, ...] | None = None,
+) -> float:
+    accountant = _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation))
+    return float(accountant.get_epsilon(delta))
+
+
+def _pld_epsilon(
+    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
+) -> float:
+    return float(_pld_accountant(event, delta, relation, interval).get_epsilon(delta))
+
+
+def _pld_accountant(
+    event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
+) -> _PldAccountant:
+    event = rewrite(event, _without_replacement_as_truncation)
+    # The grid spans the privacy loss, so its size grows with epsilon. Where order 2 alone says
+    # 2000 epsilon is above 50, and a coarser grid keeps four digits and bounds the memory.
+    try:
+        rough = guessed_epsilon(event, delta, relation)
+    except ValueError:
+        rough = 0.0
+    if rough > LARGEST:
+        event = dpa.NonPrivateDpEvent()
+    elif rough > 2000:
+        interval = max(interval, 1e-6 * rough)
+    return _compose(_PldAccountant(relation, interval), event)
+
+
+def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
+    try:
+        accountant.compose(event)
+        return accountant
+    except dpa.UnsupportedEventError as error:
+        kind = "rdp" if isinstance(accountant, rdp.RdpAccountant) else "pld"
+        other = "pld" if kind == "rdp" else "rdp"
+        raise ValueError(
+            f"accountant={kind!r} cannot account for event={event} under the neighboring "
+            f"relation {accountant.neighboring_relation.name}; try accountant={other!r}, or the "
+            "neighboring relation that the sampler states"
+        ) from error
+
+
+def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
+    """Halve every noise multiplier under replace-one: the sum moves by 2 C, not by C."""
+    if relation is not dpa.NeighboringRelation.REPLACE_ONE:
+        return event
+
+    def halve(e: Event) -> Event:
+        if isinstance(e, (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)):
+            return attr.evolve(e, noise_multiplier=e.noise_multiplier / 2)
+        return e
+
+    return rewrite(event, halve)
+
+
+def _without_replacement_as_truncation(event: Event) -> Event:
+    """Sampling B of N is Poisson sampling with probability 1, truncated to B at random.
+
+    Under either name: with probability q = B/N the target replaces another record's clipped
+    gradient in the sum, a move of 2 C, so (1 - q) N(0, s^2) + q N(2 C, s^2) against the same with
+    -2 C dominates the step (arXiv 2508.15089, always-truncated case).
+    """
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and isinstance(
+        event.event, dpa.GaussianDpEvent
+    ):
+        return dpa.TruncatedSubsampledGaussianDpEvent(
+            dataset_size=event.source_dataset_size,
+            sampling_probability=1.0,
+            truncated_batch_size=event.sample_size,
+            noise_multiplier=event.event.noise_multiplier,
+        )
+    return event

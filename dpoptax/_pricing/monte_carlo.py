@@ -1,0 +1,183 @@
+r"""An upper confidence bound on ε, where the privacy loss can be drawn and not be composed.
+
+**The pair.** A run of T steps reveals y = C G + σZ, C lower triangular without negative entries. A
+record adds u_s to the sum of step s, ‖u_s‖ ≤ 1, where it takes part, x_s = 1. What it adds may
+depend on all that was revealed before. Then the run is dominated, in both directions and for all ε
+at once, by
+
+    P = Σ_x p(x) N(C x, σ²I)   against   Q = N(0, σ²I)   in T dimensions.
+
+*Proof.* Let w_x be the likelihood ratio of the run with participations x to that without the
+record, L = Σ_x p(x) w_x, and φ convex; both curves are E_Q[φ(L)]: (L − e^ε)⁺ and (1 − e^ε L)⁺.
+Write step r's noise as a Brownian motion over [r − 1, r]. Under Q, dw_x = w_x ⟨m_x, dB⟩/σ with
+m_x = Σ_s C_rs x_s u_s, known when the step begins. For the pair above the same holds with numbers,
+m'_x = Σ_s C_rs x_s. Let V(t, w) be the mean of φ at the end of *its* run, begun at time t with
+ratios w. It solves ∂_t V + ½ Σ_xx' ∂_x ∂_x' V w_x w_x' m'_x m'_x' / σ² = 0, and ∂_x ∂_x' V is a
+mean of φ'' times positive numbers. As ⟨m_x, m_x'⟩ ≤ m'_x m'_x', C having no negative entry, V along
+the actual run has a drift of at most 0: E φ(L) = E V(T, w) ≤ V(0, 1). (Where φ is not smooth, as
+here, it is the limit of functions that are.) This is Kahane's inequality (1985), for what is
+revealed step by step; Choquette-Choo et al. (2024) prove the pair otherwise.
+
+**Importance.** δ(ε) is the mean of an X in [0, M] that `_pricing.importance_sampling` draws.
+
+**The test.** For a claim that δ(ε) ≥ m, wealth W = Π_i (1 + λ (m − X_i)) with 0 ≤ λ ≤ 1/M has a
+mean of at most 1: P[W ≥ 1/β] ≤ β. λ, α and the number of samples come from other draws. W rises
+with ε for the same draws, so that the least ε at which both directions reach 1/β is wrong only if
+one test failed, that of the direction and the ε where δ(ε) = m in truth.
+
+**The claim.** Each test has β = 10^-6 δ, and δ/100 is left out of m: what is stated holds but for
+that probability over the draws of the accounting, also after 10^4 prices, as those of a
+calibration, of which one is chosen; a statement that is wrong with probability p is a δ of p. Every
+question has draws of its own: what is asked next may depend on what was found, and the test of it
+fails with probability β nevertheless. The draws are functions of fixed numbers and of no data.
+
+Sources: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, "Near exact privacy amplification for
+matrix mechanisms" (2024), for the pair, Monte Carlo and the failure in δ; Dong and Ganesh, "Privacy
+amplification for BandMF via b-min-sep subsampling" (2026), for following a chain; Waudby-Smith and
+Ramdas, "Estimating means of bounded random variables by betting" (2023), for the test.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from dpoptax._pricing.importance_sampling import (
+    ADD,
+    REMOVE,
+    Losses,
+    Proposal,
+    Run,
+    best_proposal,
+    draw,
+)
+
+FAILURE, RESERVED = 1e-6, 1e-2
+# How many samples a test gets for each M/δ: few where it is far from deciding (below log(1/β),
+# about 25, none can pass), else as many as are drawn in about `_COST` sums over a state.
+_FEW, _LEAST, _MOST = 35.0, 45.0, 1000.0
+_COST, _OVERHEAD = 3 * 10**8, 15
+_SAMPLES = 2**14, 2**25
+_PILOTS = 2**11, 2**13
+# Tells what is planned by from what is tested.
+_PILOT, _TEST = "pilot", "test"
+
+
+def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:
+    """ε at δ, wrong with a probability that δ has room for; `most` where it would be more.
+
+    Args:
+      run: the pair.
+      delta: in (0, 1); what truncation may take of it is taken already.
+      most: an ε that is known to hold, or above which none is asked for.
+      effort: how much to draw, for one; with less ε comes out larger.
+    """
+    log_failure, target = math.log(FAILURE * delta), (1 - RESERVED) * delta
+    question = repr((run, float(delta), float(effort)))
+    pilots = [_pilot(run, direction, target, most, question) for direction in (REMOVE, ADD)]
+    roots = [pilot.root(target, most) for pilot in pilots]
+    # Lower than the estimates none would pass but by chance, and M is larger there.
+    least = 0.99 * max(roots)
+    if least >= most:
+        return most
+    tests = []
+    for pilot, root in zip(pilots, roots, strict=True):
+        work = effort * _COST if root > 0.9 * max(roots) else 0.0
+        tests.append(Test.planned(run, pilot, target, log_failure, least, work))
+    if any(test.log_wealth(np.zeros(0)) < -log_failure for test in tests):
+        return most  # No draws would do, not even such that are all 0.
+    with _progress(sum(test.samples for test in tests)) as advance:
+        wealths = [test.run(run, question, advance) for test in tests]
+
+    def proven(epsilon: float) -> bool:
+        # More than rounding could make of it.
+        return all(wealth(epsilon) >= -log_failure + 1e-6 for wealth in wealths)
+
+    low, high = least, most
+    if proven(low):
+        return low
+    if not proven(high):
+        return most
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if proven(middle) else (middle, high)
+    return high
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """A bet against δ(ε) ≥ m in one direction, all of it fixed before a sample is drawn.
+
+    Attributes:
+      proposal: what is drawn from.
+      target: m.
+      least: the least ε that is asked for.
+      samples: how many.
+      bet: λ.
+    """
+
+    proposal: Proposal
+    target: float
+    least: float
+    samples: int
+    bet: float
+
+    @classmethod
+    def planned(
+        cls,
+        run: Run,
+        pilot: Losses,
+        target: float,
+        log_failure: float,
+        least: float,
+        work: float,
+    ) -> "Test":
+        """With the λ that is best by other draws, and samples for so much work, 0 for few."""
+        bound = math.exp(pilot.proposal.log_bound(least))
+        each = bound / target
+        fitting = work / (each * run.steps * (run.lattice().most_states + _OVERHEAD))
+        needed = each * (min(_MOST, max(_LEAST, fitting)) if work else _FEW)
+        samples = int(min(max(_SAMPLES[0], math.ceil(needed)), _SAMPLES[1]))
+        # By the estimate; a λ of which it knows too little is less good, and no less valid.
+        square = float(np.mean(pilot.values(least) ** 2)) + bound * target / 1000
+        best = math.sqrt(-2 * log_failure / (samples * square))
+        return cls(pilot.proposal, target, least, samples, min(best, 1 / bound))
+
+    def run(
+        self, run: Run, question: str, advance: Callable[[int], object]
+    ) -> Callable[[float], float]:
+        """log W, as a function of ε ≥ `least`, which it rises with."""
+        seed, least = (_TEST, question), self.least
+        losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
+        return lambda epsilon: self.log_wealth(losses.values(epsilon))
+
+    def log_wealth(self, values: np.ndarray) -> float:
+        """log W of the samples, of which those that are zero may be left out."""
+        zeros = self.samples - len(values)
+        logs = np.log1p(self.bet * (self.target - values))
+        return float(logs.sum() + zeros * math.log1p(self.bet * self.target))
+
+
+def _pilot(run: Run, direction: int, target: float, most: float, question: str) -> Losses:
+    """Few draws of the proposal whose M is least at ε."""
+    epsilon = None
+    for samples in _PILOTS:
+        proposal = best_proposal(run, direction, target, epsilon)
+        found = draw(run, proposal, samples, seed=(_PILOT, question))
+        epsilon = found.root(target, most)
+    return found
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], object]]:
+    """A bar on a terminal, where tqdm is installed, for what takes more than some seconds."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield lambda number: None
+        return
+    options = {"delay": 3, "disable": None, "leave": False}
+    with tqdm(None, "privacy", total, unit="sample", unit_scale=True, **options) as bar:
+        yield bar.update

@@ -1,0 +1,90 @@
+"""Noise multipliers that change during a run, by a public schedule."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from dpoptax._pricing.checks import integer, number
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
+
+Phases: TypeAlias = tuple[tuple[int, float], ...]
+"""First step and noise multiplier of each phase, from step 0 on, in order."""
+
+
+_LAST = 2**31 - 1  # a noise stage counts to this
+
+
+def checked_phases(schedule: Mapping[int, float]) -> Phases:
+    """Returns the phases of a schedule from first steps to multipliers.
+
+    Raises:
+      ValueError: no phase starts at step 0, or a multiplier is not positive and finite.
+    """
+    phases: list[tuple[int, float]] = []
+    remedy = "a schedule of noise multipliers is a dict from the first step of each phase"
+    for first in sorted(integer("The step of a phase", step, 0, remedy) for step in schedule):
+        if first > _LAST:
+            raise ValueError(f"The step of a phase must be at most {_LAST}, got {first}.")
+        value = number(f"The noise multiplier from step {first} on", schedule[first])
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"The noise multiplier from step {first} on must be positive and finite, got "
+                f"{value}. No ε holds for a run if one step has no noise."
+            )
+        if not phases or phases[-1][1] != value:
+            phases.append((first, value))
+    if not phases or phases[0][0] != 0:
+        raise ValueError(
+            f"`noise_multiplier` must have a phase from step 0 on, got {dict(schedule)}. Pass a "
+            "schedule such as {0: 2.0, 100: 1.0}."
+        )
+    return tuple(phases)
+
+
+def least(phases: Phases) -> float:
+    """Returns the least multiplier of all phases."""
+    return min(multiplier for _, multiplier in phases)
+
+
+def at(phases: Phases, step: int) -> float:
+    """Returns the multiplier of a step."""
+    return next(multiplier for first, multiplier in reversed(phases) if first <= step)
+
+
+def scaled(phases: Phases, factor: float) -> Phases:
+    """Returns the phases with all multipliers times a factor."""
+    return tuple((first, factor * multiplier) for first, multiplier in phases)
+
+
+def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
+    """Returns the multipliers of the first `steps` steps with their numbers of steps, in order."""
+    ends = [first for first, _ in phases[1:]] + [steps]
+    found = [
+        (multiplier, min(end, steps) - first)
+        for (first, multiplier), end in zip(phases, ends, strict=True)
+    ]
+    return [(multiplier, count) for multiplier, count in found if count > 0]
+
+
+def event_of(
+    event: Callable[[float, int], "dpa.DpEvent"], phases: Phases, steps: int, *, apart: bool
+) -> "dpa.DpEvent":
+    """Returns the event of the first `steps` steps.
+
+    If the steps cannot be priced one by one, it is the event of the least multiplier among them.
+    Its releases with further independent noise are the actual ones.
+
+    Args:
+      event: the event of a multiplier and a number of steps.
+      phases: the multipliers.
+      steps: the number of steps.
+      apart: whether the steps can be priced one by one.
+    """
+    found = parts(phases, steps)
+    if len(found) > 1 and apart:
+        from dp_accounting import ComposedDpEvent  # which a noise stage can do without
+
+        return ComposedDpEvent([event(*part) for part in found])
+    return event(min((multiplier for multiplier, _ in found), default=phases[0][1]), steps)

@@ -1,0 +1,283 @@
+"""Who takes part when, as Markov chains, and what a record adds to sums with correlated noise.
+
+A record's participations x ∈ {0, 1}^T are drawn by a chain of few states, independently of all
+other records. The noise of step t is C⁻¹Z, C lower triangular with the same column moved down, so
+that the run reveals C G + Z, of which the record moves entry t by (C x)_t: a function of the
+participations that the column still reaches. A `Lattice` has these as states of its own, with all
+that is random about them; `dpoptax._pricing.monte_carlo` prices it.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from scipy import sparse
+
+# Beyond so many states in a step a sample costs seconds.
+MOST_STATES = 4096
+
+
+class Chain(abc.ABC):
+    """When a record takes part. Implementations are hashable, and their states are integers."""
+
+    period: int
+    """After how many steps `move` is the same again."""
+
+    @abc.abstractmethod
+    def start(self) -> dict[int, float]:
+        """The states before step 0 and their probabilities."""
+
+    @abc.abstractmethod
+    def move(self, step: int, state: int) -> tuple[float, int, int]:
+        """The probability of taking part in `step`, the state after it, and else the state."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocationChain(Chain):
+    """In exactly k of each T steps, uniformly chosen. The state: how often in this period so far.
+
+    Attributes:
+      period: T.
+      participations: k.
+    """
+
+    period: int
+    participations: int
+
+    def start(self) -> dict[int, float]:
+        """No participation."""
+        return {0: 1.0}
+
+    def move(self, step: int, state: int) -> tuple[float, int, int]:
+        """(k − c)/(T − t): as many steps as are left to go, of those that are left."""
+        place = step % self.period
+        probability = (self.participations - state) / (self.period - place)
+        if place == self.period - 1:
+            return probability, 0, 0
+        return probability, state + 1, state
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedChain(Chain):
+    """With probability p, unless in one of the last b − 1 steps. The state: how many more to rest.
+
+    Attributes:
+      separation: b.
+      probability: p.
+      period: 1.
+    """
+
+    separation: int
+    probability: float
+    period: int = 1
+
+    def start(self) -> dict[int, float]:
+        """As if the run had gone on for ever."""
+        resting = self.probability / (1 + (self.separation - 1) * self.probability)
+        free = 1 - (self.separation - 1) * resting
+        states = {rest: resting for rest in range(1, self.separation)}
+        return states | ({0: free} if free > 0 else {})
+
+    def move(self, step: int, state: int) -> tuple[float, int, int]:
+        """p, or 0 while it rests."""
+        del step
+        if state:
+            return 0.0, self.separation - 1, state - 1
+        return self.probability, self.separation - 1, 0
+
+
+# A state of the chain, how many steps ago each participation was that counts, and its place.
+_States = dict[tuple[int, tuple[int, ...]], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The states of a step, and how they are reached.
+
+    Attributes:
+      sums: (states,) (C x)_t, the sum of it over copies where there are several.
+      squares: (states,) the sum over copies of its square.
+      move: (states, states before), the probabilities of getting there.
+      following: (states before, ways) the states that follow each, the last one repeated.
+      log_chances: (states before, ways) the logarithms of their probabilities, −∞ for what repeats.
+    """
+
+    sums: np.ndarray
+    squares: np.ndarray
+    move: "sparse.csr_matrix"
+    following: np.ndarray
+    log_chances: np.ndarray
+
+    def behind(self, message: np.ndarray) -> np.ndarray:
+        """(states before,) log E[exp(message of the state that follows)]."""
+        terms = self.log_chances + message[self.following]
+        top = terms.max(axis=1)
+        return top + np.log(np.exp(terms - top[:, None]).sum(axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lattice:
+    """The states of a run: where the chain is, and which participations the column reaches.
+
+    Attributes:
+      layers: one a step; there is one state before the first.
+      copies: how many independent records' participations it follows together.
+    """
+
+    layers: tuple[Layer, ...]
+    copies: int = 1
+
+    @property
+    def most_states(self) -> int:
+        """How many states a step has at most."""
+        return max(len(layer.sums) for layer in self.layers)
+
+    def log_moment(self, power: float, sigma: float) -> tuple[float, list[np.ndarray]]:
+        """log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))], θ the power, and what it is made of.
+
+        With independent copies x_i of the participations that is log E_Q[Π_i w_{x_i}^θ], with w_x
+        the likelihood ratio of N(C x, σ²I) to Q = N(0, σ²I).
+
+        Returns:
+          The logarithm, and for each step a (states,) of the same given the state, over the rest
+          of the sum, the step itself included.
+        """
+        ahead = np.zeros(len(self.layers[-1].sums))
+        messages = []
+        for layer in self.layers[::-1]:
+            exponent = (power * layer.sums) ** 2 - power * layer.squares
+            messages.append(exponent / (2 * sigma**2) + ahead)
+            ahead = layer.behind(messages[-1])
+        return float(ahead[0]), messages[::-1]
+
+    def greatest_norm(self) -> float:
+        """The greatest ‖C x‖ that has a probability."""
+        ahead = np.zeros(len(self.layers[-1].sums))
+        for layer in self.layers[::-1]:
+            reached = (layer.squares + ahead)[layer.following]
+            ahead = reached.max(axis=1)
+        return float(np.sqrt(ahead[0]))
+
+
+@functools.lru_cache(maxsize=64)
+def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
+    """The states of `steps` steps.
+
+    Args:
+      chain: when a record takes part.
+      column: the first column of C, without zeros at its end; nowhere negative, as the proof of
+        the dominating pair wants it.
+      steps: T.
+
+    Raises:
+      ValueError: negative entries, or more states than can be followed.
+    """
+    if min(column) < 0:
+        raise ValueError(
+            f"the strategy's first column has an entry of {min(column):.3g}: with random "
+            "participation an epsilon is known where none is negative; use another strategy"
+        )
+    # A state: of the chain, and how many steps ago each participation was that counts.
+    before: _States = {}
+    start = []
+    for state, chance in chain.start().items():
+        before[state, ()] = len(before)
+        start.append(chance)
+    layers: list[Layer] = []
+    known: dict[object, tuple[Layer, _States]] = {}
+    for step in range(steps):
+        # The same before and the same moves: the very same layer, which `copied` builds on once.
+        key = step == 0, step % chain.period, tuple(before)
+        if key not in known:
+            known[key] = _after(chain, column, step, before, None if step else start)
+        layer, before = known[key]
+        layers.append(layer)
+    return Lattice(tuple(layers))
+
+
+def _after(
+    chain: Chain, column: tuple[float, ...], step: int, before: _States, start: list[float] | None
+) -> tuple[Layer, _States]:
+    """A step's layer, and its states; of the first one with the chances of what is before."""
+    after: _States = {}
+    edges = []
+    for (state, ages), place in before.items():
+        older = tuple(age + 1 for age in ages if age + 1 < len(column))
+        probability, taking, leaving = chain.move(step, state)
+        ways = ((probability, taking, (0, *older)), (1 - probability, leaving, older))
+        for chance, reached, window in ways:
+            if chance > 0:
+                found = after.setdefault((reached, window), len(after))
+                # All states before the first step are one.
+                edges.append((found, 0, chance * start[place]) if start else (found, place, chance))
+    if len(after) > MOST_STATES:
+        raise ValueError(
+            f"the strategy reaches back over {len(column)} steps, in which a record can have "
+            f"taken part in more ways than the {MOST_STATES} that can be followed; use a "
+            "strategy with fewer bands"
+        )
+    means = np.array([sum(column[age] for age in ages) for _, ages in after])
+    return _layer(means, means**2, edges, 1 if start else len(before)), after
+
+
+@functools.lru_cache(maxsize=16)
+def copied(chain: Chain, column: tuple[float, ...], steps: int, copies: int) -> Lattice:
+    """The states of several independent copies of a run, in no order."""
+    single = lattice(chain, column, steps)
+    before: dict[tuple[int, ...], int] = {(0,) * copies: 0}
+    layers = []
+    known: dict[object, tuple[Layer, dict[tuple[int, ...], int]]] = {}
+    for layer in single.layers:
+        key = id(layer), tuple(before)
+        if key not in known:
+            known[key] = _groups_after(layer, before)
+        joint, before = known[key]
+        layers.append(joint)
+    return Lattice(tuple(layers), copies)
+
+
+def _groups_after(
+    layer: Layer, before: dict[tuple[int, ...], int]
+) -> tuple[Layer, dict[tuple[int, ...], int]]:
+    """A step's layer of several copies, whose states are sorted groups of those of one."""
+    ways = [
+        [(int(s), math.exp(c)) for s, c in zip(states, logs, strict=True) if c > -math.inf]
+        for states, logs in zip(layer.following, layer.log_chances, strict=True)
+    ]
+    after: dict[tuple[int, ...], int] = {}
+    edges = []
+    for group, place in before.items():
+        reached: dict[tuple[int, ...], float] = {(): 1.0}
+        for member in group:
+            grown: dict[tuple[int, ...], float] = {}
+            for others, chance in reached.items():
+                for state, probability in ways[member]:
+                    key = tuple(sorted((*others, state)))
+                    grown[key] = grown.get(key, 0.0) + chance * probability
+            reached = grown
+        for key, chance in reached.items():
+            edges.append((after.setdefault(key, len(after)), place, chance))
+    members = np.array(list(after))
+    sums = layer.sums[members].sum(axis=1)
+    return _layer(sums, layer.squares[members].sum(axis=1), edges, len(before)), after
+
+
+def _layer(
+    sums: np.ndarray, squares: np.ndarray, edges: list[tuple[int, int, float]], before: int
+) -> Layer:
+    """From (state, state before, probability)."""
+    rows, columns, chances = zip(*edges, strict=True)
+    from scipy import sparse  # with the accounting, which drawing batches does without
+
+    move = sparse.csr_matrix((chances, (rows, columns)), (len(sums), before))
+    turned = move.tocsc()
+    counts = np.diff(turned.indptr)
+    place = np.minimum(np.arange(counts.max()), counts[:, None] - 1) + turned.indptr[:-1, None]
+    log_chances = np.log(turned.data[place])
+    log_chances[np.arange(counts.max()) >= counts[:, None]] = -np.inf
+    return Layer(sums, squares, move, turned.indices[place], log_chances)

@@ -1,0 +1,258 @@
+"""The privacy loss of random allocation: a record is in one of T noisy sums, which one is secret.
+
+Whatever the steps do, adaptively, they are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
+Q = N(0, σ² I) in T dimensions, in units of the clip bound: a step in which the record adds u to the
+sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. What P and Q tell apart is
+the likelihood ratio
+
+    L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)),
+
+where log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 1. After the first n of
+the T steps it is (T − n + Σ_{i ≤ n} w_i)/T.
+
+**An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
+under Q of convex functions of L. So they only grow where a value of a sum is replaced by a random
+one with the same mean: each of its values is moved to the two grid points around it, by chance, in
+such proportions that the mean stays. Sums of independent variables that were so replaced are in
+the same order, as are the compositions of such pairs. What comes out is a pair of distributions
+that dominates the mechanism, for every ε at once and under composition, and in the same way for
+Renyi divergences, whose integrands are convex too. Double precision is the one error left: all
+terms are positive, so that it is relative to what is summed.
+
+Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
+and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from scipy import special
+
+from dpoptax._pricing import renyi
+
+# How fine laws are: points over 8.5 standard deviations to both sides, and one in each further one,
+# to where double precision ends.
+POINTS, COARSE_POINTS = 1000, 400
+_BULK, _END = 8.5, 37.0
+_TAIL = np.arange(_BULK + 0.5, _END + 1)
+_KNOTS = np.arange(-_END, _END + 0.25, 0.25)
+# Below the first, amplification is not looked for; more noise than the second counts as the second.
+MULTIPLIERS = (0.25, 1e5)
+# Mass that is moved to an infinite loss, in place of a grid that holds it.
+_NEGLIGIBLE = 1e-22
+_MOST_ORDER = 512
+_LOG_UNKNOWN = math.log(1e-290)
+
+
+class Law(NamedTuple):
+    """The distribution under Q of a positive variable.
+
+    Attributes:
+      values: (n,) ascending.
+      masses: (n,) probabilities.
+    """
+
+    values: np.ndarray
+    masses: np.ndarray
+
+
+@functools.lru_cache(maxsize=64)
+def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
+    """The law of T L, of a pair that dominates the first `steps` of T = `period` noisy sums."""
+    single = _single(sigma, points)
+    total = single
+    for bit in bin(steps)[3:]:
+        total = _sum(total, total, points)
+        if bit == "1":
+            total = _sum(total, single, points)
+    # The terms of the steps that are to come are 1, without noise.
+    return Law(total.values + (period - steps), total.masses)
+
+
+def pair(
+    sigma: float, period: int, steps: int, interval: float, points: int = POINTS
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy losses of the dominating pair, on a grid, in both directions."""
+    values, masses = ratio_law(sigma, period, steps, points)
+    logs = np.log(values / period)
+    # Between two points of the grid a likelihood ratio is moved to them as above.
+    below = np.floor(logs / interval).astype(int)
+    up = np.clip(np.expm1(logs - below * interval) / math.expm1(interval), 0.0, 1.0)
+    first = int(below.min())
+    size = int(below.max()) - first + 2
+    q = np.bincount(below - first, masses * (1 - up), size)
+    q += np.bincount(below - first + 1, masses * up, size)
+    with np.errstate(divide="ignore"):
+        p = np.exp(np.log(q) + interval * (np.arange(size) + first))
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        _pmf(p, first, interval), _pmf(q[::-1], -(first + size - 1), interval)
+    )
+
+
+def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
+    """log E_Q[L^a] for a = 0, 1, ..., 512: exact, as E_Q[w^j] = exp(j (j − 1)/(2σ²)).
+
+    E[(c + Σ w_i)^a] / a! is the coefficient of z^a in e^{cz} (Σ_j E[w^j] z^j / j!)^n, all of whose
+    terms are positive; here in logarithms.
+    """
+    order = np.arange(_MOST_ORDER + 1)
+    log_factorials = special.gammaln(order + 1)
+    single = order * (order - 1) / (2 * sigma**2) - log_factorials
+    rest = period - steps
+    total = np.where(order == 0, 0.0, -np.inf)
+    if rest:
+        total = order * math.log(rest) - log_factorials
+    power = single
+    while steps:
+        if steps % 2:
+            total = _log_product(total, power)
+        steps //= 2
+        if steps:
+            power = _log_product(power, power)
+    return total + log_factorials - order * math.log(period)
+
+
+@functools.lru_cache(maxsize=64)
+def renyi_divergences(
+    sigma: float, period: int, steps: int, orders: tuple[float, ...]
+) -> np.ndarray:
+    """The greater of D_α(P‖Q) and D_α(Q‖P), or a bound on it, for each order; infinite above 512.
+
+    The first is exact at whole orders, and log E_Q[L^α] is convex in α: a chord bounds it between
+    two. The second is that of the pair that dominates.
+    """
+    alphas = np.asarray(orders, float)
+    exact = log_moments(sigma, period, steps)
+    found = np.full(len(alphas), np.inf)
+    for i, alpha in enumerate(alphas):
+        if 1 < alpha <= _MOST_ORDER:
+            remove = float(np.interp(alpha, np.arange(_MOST_ORDER + 1), exact))
+            add = _log_negative_moment(sigma, period, steps, alpha - 1)
+            found[i] = (max(remove, add, 0.0) + float(renyi.rounding(alpha))) / (alpha - 1)
+    found.flags.writeable = False
+    return found
+
+
+def _log_negative_moment(sigma: float, period: int, steps: int, order: float) -> float:
+    """A bound on log E_Q[L^−s], infinite where double precision does not reach to.
+
+    Of the law's lower tail only what has a mass above 10^-290 is known; the rest is taken to be at
+    the least value. Where that shows, as for great s, L is cut into averages A_j of T_j terms: by
+    Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
+    """
+    for pieces in (1, 2, 4, 8) if steps == period else (1,):
+        if pieces > period:
+            break
+        bound = 0.0
+        for j in range(pieces):
+            terms = period * (j + 1) // pieces - period * j // pieces
+            share, released = order * terms / period, terms if pieces > 1 else steps
+            values, masses = ratio_law(sigma, terms, released, COARSE_POINTS)
+            with np.errstate(divide="ignore"):
+                logs = np.log(masses) - share * np.log(values / terms)
+            known = float(special.logsumexp(logs))
+            unknown = _LOG_UNKNOWN - share * math.log(values[0] / terms)
+            bound += known
+            if unknown > -30.0 + known:
+                break
+        else:
+            # What is unknown adds e^-30 to each factor at most.
+            return bound + pieces * math.exp(-30.0)
+    return math.inf
+
+
+def _single(sigma: float, points: int) -> Law:
+    """The law of w, log-normal, moved to grid points."""
+    # Standard deviations from the mean of log w under Q; under P that mean is 1/σ further.
+    shift = 1 / sigma
+    z = _scores(points, shift)
+    values = np.exp(z * shift - shift**2 / 2)
+    q, p = _normal_masses(z), _normal_masses(z - shift)
+    # A cell has mass q and mean p/q, and is split between its ends.
+    up = np.clip((p - values[:-1] * q) / np.diff(values), 0.0, q)
+    masses = np.append(q - up, 0.0)
+    masses[1:] += up
+    return Law(values, masses)
+
+
+def _scores(points: int, shift: float = 0.0) -> np.ndarray:
+    """Standard deviations from −37 to 37 + shift, ascending, close from −8.5 to 8.5 + shift."""
+    bulk = np.linspace(-_BULK, _BULK + shift, points)
+    return np.concatenate([-_TAIL[::-1], bulk, _TAIL + shift])
+
+
+def _normal_masses(z: np.ndarray) -> np.ndarray:
+    """The standard normal's mass in each cell, from the smaller of the two tails."""
+    low, high = z[:-1], z[1:]
+    return np.where(
+        low > 0, special.ndtr(-low) - special.ndtr(-high), special.ndtr(high) - special.ndtr(low)
+    )
+
+
+def _sum(first: Law, second: Law, points: int) -> Law:
+    """The law of the sum of two independent variables, moved to grid points."""
+    grid = _grid(first, second, points)
+    values = np.add.outer(first.values, second.values).ravel()
+    masses = np.multiply.outer(first.masses, second.masses).ravel()
+    cell = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, len(grid) - 2)
+    up = masses * np.clip((values - grid[cell]) / np.diff(grid)[cell], 0.0, 1.0)
+    total = np.bincount(cell, masses - up, len(grid))
+    total[1:] += np.bincount(cell, up, len(grid))[:-1]
+    return Law(grid, total)
+
+
+def _grid(first: Law, second: Law, points: int) -> np.ndarray:
+    """Where the sum's law is kept: at even steps of its normal score, and both ends.
+
+    The score is that of the mixture of P and Q, estimated from few points of each law. It decides
+    how tight the result is, and not whether it is a bound.
+    """
+    (a, p), (b, q) = _thinned(first), _thinned(second)
+    values = np.add.outer(a, b).ravel()
+    order = np.argsort(values)
+    values, masses = values[order], np.multiply.outer(p, q).ravel()[order]
+    tilted = masses * values
+    mixture = masses / masses.sum() / 2 + tilted / tilted.sum() / 2
+    lower, upper = np.cumsum(mixture), np.cumsum(mixture[::-1])[::-1]
+    score = np.where(
+        lower < 0.5,
+        special.ndtri(np.maximum(lower, 1e-310)),
+        -special.ndtri(np.maximum(upper, 1e-310)),
+    )
+    # Sums of few points lie in heaps: read off at some scores, and even between them.
+    knots = np.interp(_KNOTS, np.maximum.accumulate(score), values)
+    inner = np.interp(_scores(points), _KNOTS, knots)
+    ends = first.values[[0, -1]] + second.values[[0, -1]]
+    return np.unique(np.concatenate([ends, np.clip(inner, *ends)]))
+
+
+def _thinned(law: Law, points: int = 200) -> Law:
+    edges = np.linspace(0, len(law.values), points + 1).astype(int)[:-1]
+    masses = np.add.reduceat(law.masses, edges)
+    means = np.add.reduceat(law.masses * law.values, edges) / np.maximum(masses, 1e-323)
+    return Law(np.where(masses > 1e-300, means, law.values[edges]), masses)
+
+
+def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The coefficients' logarithms of a product of two series."""
+    size = len(a)
+    index = np.arange(size)[:, None] - np.arange(size)
+    terms = np.where(index >= 0, a[index] + b, -np.inf)
+    return special.logsumexp(terms, axis=1)
+
+
+def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
+    """Losses `interval` · (first, first + 1, ...), ends of negligible mass moved up.
+
+    An upper end has an infinite loss, and so has what is missing to a mass of 1 by rounding.
+    """
+    low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
+    high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))
+    kept = masses[low:high].copy()
+    kept[0] += masses[:low].sum()
+    # The latter alone knows nothing below 10^-16, where a sum ends in double precision.
+    infinite = max(float(masses[high:].sum()), 1 - math.fsum(kept))
+    return pld_pmf.DensePLDPmf(interval, first + low, kept, infinite, pessimistic_estimate=True)

@@ -1,0 +1,119 @@
+"""Trade-off functions: how well the two kinds of error of any test can be, given a claim."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from dpoptax._pricing.checks import number
+
+
+@dataclasses.dataclass(frozen=True)
+class TradeOff:
+    """A claim: no test of whether a record was in the data has smaller errors than on this curve.
+
+        false negative rate ≥ f(false positive rate),   f convex, falling, and its own inverse
+
+    The last is that it holds for adding as for removing a record.
+
+    Attributes:
+      name: what is claimed, for people.
+      curve: (α, 1 − α) ↦ f(α), elementwise: of the two the smaller one is precise.
+
+    Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
+    """
+
+    name: str
+    curve: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+    def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
+        """f, elementwise: the least false negative rate at these false positive rates.
+
+        Raises:
+          ValueError: a rate outside of [0, 1].
+        """
+        alpha = _probabilities("false_positive_rate", false_positive_rate)
+        return self.curve(alpha, 1 - alpha)
+
+    def least(self, probability: ArrayLike) -> NDArray[np.float64]:
+        """f(1 − y), elementwise, precise where y is small.
+
+        The least probability, without the record, of what happens with probability y with it.
+
+        Raises:
+          ValueError: a probability outside of [0, 1].
+        """
+        y = _probabilities("probability", probability)
+        return self.curve(1 - y, y)
+
+
+def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(values, np.float64)
+    if not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(f"{name}={values}: want numbers in [0, 1]")
+    return values
+
+
+def gaussian_trade_off(mu: float) -> TradeOff:
+    """μ-Gaussian differential privacy: as hard as to tell N(μ, 1) from N(0, 1).
+
+        f(α) = Φ(Φ⁻¹(1 − α) − μ)
+
+    What a sum with noise multiplier σ has, T times over, is μ = √T/σ.
+
+    Raises:
+      ValueError: a negative μ.
+
+    Source: Dong, Roth, Su, "Gaussian differential privacy", 2019, definition 2.6.
+
+    >>> gaussian_trade_off(1.0)([0.0, 0.1, 0.5]).round(3)
+    array([1.   , 0.611, 0.159])
+    """
+    if not number("mu", mu) >= 0:
+        raise ValueError(f"mu={mu}: want a number of at least 0; it is √steps over the noise")
+
+    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
+        quantile = np.where(alpha < rest, -special.ndtri(alpha), special.ndtri(rest))
+        return special.ndtr(quantile - mu)
+
+    return TradeOff(f"{mu:.3g}-GDP", curve)
+
+
+def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
+    """(ε, δ)-differential privacy, or several pairs of ε and δ that all hold.
+
+        f(α) = max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)),   the largest of all pairs
+
+    Args:
+      epsilon: ε, a number or an array (pairs,); infinity claims nothing.
+      delta: δ, of the same shape.
+
+    Raises:
+      ValueError: a negative ε, or δ outside of [0, 1].
+
+    Source: Wasserman, Zhou, "A statistical framework for differential privacy", 2010; Dong, Roth,
+    Su, "Gaussian differential privacy", 2019, proposition 2.5.
+
+    >>> approximate_trade_off(1.0, 1e-5)([0.0, 0.1, 0.5]).round(3)
+    array([1.   , 0.728, 0.184])
+    """
+    epsilons, deltas = np.broadcast_arrays(
+        np.atleast_1d(np.asarray(epsilon, np.float64)), np.asarray(delta, np.float64)
+    )
+    if not (np.all(epsilons >= 0) and np.all((deltas >= 0) & (deltas <= 1))):
+        raise ValueError(
+            f"epsilon={epsilons}, delta={deltas}: want ε of at least 0 and δ in [0, 1]"
+        )
+    proven = epsilons < math.log(np.finfo(np.float64).max)
+    growth, slack = np.exp(epsilons[proven]), deltas[proven]
+
+    def curve(alpha: NDArray[np.float64], rest: NDArray[np.float64]) -> NDArray[np.float64]:
+        alpha, rest = alpha[..., None], rest[..., None]
+        lines = np.concatenate([1 - slack - growth * alpha, (rest - slack) / growth], axis=-1)
+        return np.max(lines, axis=-1, initial=0.0)
+
+    pairs = f"({epsilons[0]:.3g}, {deltas[0]:.3g})" if len(epsilons) == 1 else "(ε(δ), δ)"
+    return TradeOff(f"{pairs}-DP", curve)

@@ -1,1 +1,0 @@
-"""Privacy events and their prices, for `accounting`, `sampling` and `matrix`."""

@@ -1,0 +1,1 @@
+"""Random bits and the noise made of them: keys, generators, normal and discrete Gaussian draws."""

@@ -1,0 +1,154 @@
+"""How noise is drawn: each number once, for all readers, without long compilation."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from dpoptax._random import box_muller
+from dpoptax._random.keys import check_threefry_key, split
+from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
+from dpoptax._tree import PyTree, float32_at_least
+from dpoptax._xla import groups_to_stack, materialize, out_sharding, unstack
+
+
+class Noise(NamedTuple):
+    """How numbers are drawn, of a whole array or of the rows of several, to the same bits.
+
+    Attributes:
+      of: from a key and an array noise of its shape and sharding.
+      in_rows: from a key for each array, and arrays cut into rows, a matrix of noise, of float32 or
+        integers.
+      halves: how the numbers of an array are paired.
+    """
+
+    of: Callable[[jax.Array, jax.Array], jax.Array]
+    in_rows: Callable[[jax.Array, RowMatrix], jax.Array]
+    halves: HalvesFn
+
+
+Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
+"""From leaves and their noise what is released of them, number by number."""
+
+
+def standard_normal(
+    key: jax.Array,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *,
+    out_sharding: jax.sharding.NamedSharding | None = None,
+) -> jax.Array:
+    """N(0, I): float32 by Box and Muller, float64 as JAX makes it, of 52 bits a number.
+
+    A float32 normal of JAX is made of 23 bits, and its tails have gaps that a δ shows.
+    """
+    if np.dtype(dtype) == np.float32:
+        return box_muller.normal(key, shape, out_sharding=out_sharding)
+    return jax.random.normal(check_threefry_key(key), shape, dtype, out_sharding=out_sharding)
+
+
+def add_noise(tree: PyTree, stddev: float | jax.Array, key: jax.Array) -> PyTree:
+    """Returns tree + stddev · N(0, I), a key for every leaf; nothing is drawn at a number of 0."""
+    if isinstance(stddev, float) and stddev == 0.0:
+        return tree
+
+    def of(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype, sharding = float32_at_least(leaf), out_sharding(leaf)
+        return standard_normal(key, leaf.shape, dtype, out_sharding=sharding)
+
+    def noisy(leaf: jax.Array, noise: jax.Array) -> jax.Array:
+        # A number, and so no type, changes that of the noise.
+        scale = stddev if isinstance(stddev, float) else stddev.astype(noise.dtype)
+        return leaf + scale * noise
+
+    return each_leaf(tree, key, Noise(of, box_muller.normal_in_rows, box_muller.halves), noisy)
+
+
+def each_leaf(
+    tree: PyTree,
+    key: jax.Array,
+    noise: Noise,
+    noisy: Noisy,
+) -> PyTree:
+    """Returns the tree of noisy(leaf, noise of the leaf), a key for every leaf.
+
+    Inside a program for one device, small leaves are rows of one matrix, which one kernel makes
+    noisy: the bits are the same, and sooner compiled.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = split(key, len(leaves))
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        rows = isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise)
+        groups.setdefault(leaf.dtype if rows else None, []).append(i)
+    results = list(leaves)
+    for dtype, indices in groups.items():
+        drawn = (_draw_stacks if dtype is None else _draw_rows)(
+            [leaves[i] for i in indices], keys[np.array(indices)], noise, noisy
+        )
+        for i, leaf in zip(indices, drawn, strict=True):
+            results[i] = leaf
+    return jax.tree.unflatten(treedef, results)
+
+
+def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
+    # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
+    one = jax.device_count() == 1 and out_sharding(leaf) is None  # a program for others has axes
+    return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
+
+
+def _draw_rows(
+    leaves: list[jax.Array],
+    keys: jax.Array,
+    noise: Noise,
+    noisy: Noisy,
+) -> list[jax.Array]:
+    """Noisy leaves of one dtype, made in one matrix."""
+    rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
+    return rows.unpacked(
+        _draw_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys)
+    )
+
+
+def _draw_stacks(
+    leaves: list[jax.Array],
+    keys: jax.Array,
+    noise: Noise,
+    noisy: Noisy,
+) -> list[jax.Array]:
+    """Noisy leaves, of which those that are alike are drawn in a loop."""
+    groups = groups_to_stack(leaves)
+    single = [indices[0] for indices in groups if len(indices) == 1]
+
+    def draw() -> list[jax.Array]:
+        own = dict(zip(single, unstack(keys[np.array(single)])[0] if single else (), strict=True))
+
+        def stack(indices: list[int]) -> jax.Array:
+            leaf = leaves[indices[0]]
+            if len(indices) == 1:
+                return noisy(leaf, noise.of(own[indices[0]], leaf))[None]
+            drawn = jax.lax.map(lambda key: noise.of(key, leaf), keys[np.array(indices)])
+            return noisy(jnp.stack([leaves[i] for i in indices]), drawn)
+
+        return list(map(stack, groups))
+
+    results = list(leaves)
+    for indices, parts in zip(groups, unstack(*_draw_once(draw, keys)), strict=True):
+        for i, part in zip(indices, parts, strict=True):
+            results[i] = part
+    return results
+
+
+def _draw_once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
+    """Returns `draw()`, noise or noisy sums, drawn once for all readers.
+
+    On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter
+    and its buffer, into each: the draw is made twice and its parts go through memory.
+    """
+    if not isinstance(keys, jax.core.Tracer):  # each operation by itself: nothing is fused
+        return draw()
+    draw = jax.jit(draw)  # traced once for all that follows
+    return jax.lax.platform_dependent(cpu=lambda: materialize(draw(), jnp.number), default=draw)

@@ -1,0 +1,111 @@
+"""Works around the XLA compiler: materializes arrays, hides numbers, stacks small arrays."""
+
+import functools
+from collections.abc import Hashable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpoptax._tree import Tree
+
+# Leaves of at most this many entries are stacked with others of their shape. Measured by hand on
+# one x86 CPU.
+_STACKED_ENTRIES = 2**16
+
+
+def out_sharding(x: jax.Array) -> jax.sharding.NamedSharding | None:
+    """Returns the sharding for an array drawn to be added to `x`, or None where XLA infers it.
+
+    Under explicit mesh axes, an array drawn without it is drawn whole on every device.
+    """
+    sharding = jax.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def groups_to_stack(leaves: list[jax.Array]) -> list[list[int]]:
+    """Groups the indices of small leaves of one shape and dtype, to be worked on in one stack.
+
+    Code written out for each leaf takes long to compile. Large and sharded leaves get a group each,
+    because a stack copies them.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        stacked = leaf.size <= _STACKED_ENTRIES and out_sharding(leaf) is None
+        groups.setdefault((leaf.shape, leaf.dtype) if stacked else i, []).append(i)
+    return list(groups.values())
+
+
+def materialize(tree: Tree, kind: DTypeLike = jnp.inexact) -> Tree:
+    """Returns `tree` with its arrays of dtype `kind` computed and stored once.
+
+    A norm and the sum it bounds must read the same numbers. XLA may compute an array again in each
+    kernel that reads it, not always with the same rounding, and where terms cancel the two results
+    have nothing in common. Optimization barriers are removed before fusion. The result of a loop is
+    stored, so this runs a loop of zero iterations; a barrier hides the zero for as long as XLA
+    simplifies loops.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    places = [i for i, x in enumerate(leaves) if x.size and jnp.issubdtype(x.dtype, kind)]
+    # Outside of a trace each operation runs by itself and stores its result.
+    if not any(isinstance(leaves[i], jax.core.Tracer) for i in places):
+        return tree
+    with jax.named_scope("materialize"):  # tests/hlo_test.py looks for it in compiled programs
+        stored = _after_empty_loop([leaves[i] for i in places])
+    for i, x in zip(places, stored, strict=True):
+        leaves[i] = x
+    found: Tree = jax.tree.unflatten(structure, leaves)
+    return found
+
+
+def _after_empty_loop(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Returns the arrays as a loop of zero iterations returns them."""
+    never = lax.optimization_barrier(jnp.zeros([], jnp.int32))
+    _, kept = lax.while_loop(
+        lambda carry: carry[0] < never,
+        lambda carry: (carry[0] + 1, [_changed(x, carry[0]) for x in carry[1]]),
+        (jnp.zeros_like(never), arrays),
+    )
+    return kept
+
+
+def _changed(x: jax.Array, turn: jax.Array) -> jax.Array:
+    """Returns another array: XLA removes a loop whose body changes nothing.
+
+    Of the bodies that were tried, changing one entry compiles fastest.
+    """
+    if not x.ndim or jax.device_count() > 1 or out_sharding(x) is not None:
+        return -x  # one entry may be on another device
+    return lax.dynamic_update_slice(
+        x, jnp.zeros((1,) * x.ndim, x.dtype), (turn,) * x.ndim, allow_negative_indices=False
+    )
+
+
+def opaque_integers(numbers: Sequence[int]) -> list[jax.Array]:
+    """Returns numbers as int32 scalars that XLA cannot fold as constants on CPU.
+
+    Elsewhere they are constants: a GPU asks the host at each iteration of a loop.
+    """
+    known = lambda: [jnp.int32(n) for n in numbers]  # noqa: E731
+    found: list[jax.Array] = lax.platform_dependent(
+        cpu=lambda: _after_empty_loop(known()), default=known
+    )
+    return found
+
+
+def unstack(*stacks: jax.Array) -> list[list[jax.Array]]:
+    """Returns the slices of each stack along its first axis, at indices that XLA cannot fold.
+
+    XLA fuses the slice of an array with its readers, and compiles a kernel for each constant index.
+    With an index from memory, one kernel serves all slices of a shape.
+    """
+    sizes = [stack.shape[0] for stack in stacks]
+    if not any(isinstance(stack, jax.core.Tracer) for stack in stacks):
+        return [list(jnp.unstack(stack)) for stack in stacks]
+    places = opaque_integers(range(max(sizes)))
+    part = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+    return [
+        [part(x, i) for i in places[:n]] if n > 1 else [x[0]]
+        for x, n in zip(stacks, sizes, strict=True)
+    ]

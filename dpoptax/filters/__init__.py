@@ -1,0 +1,32 @@
+"""Design and analysis of the low-pass filters (b, a) behind the noise.
+
+A filter is the pair of coefficient tuples of
+
+    m_t = -Σ_{τ=1}^{na} a_τ m_{t-τ} + Σ_{τ=0}^{nb} b_τ g_{t-τ} = Σ_{τ≥0} κ_τ g_{t-τ},
+
+with g_t the input (the privatized gradient of step t), m_t the output and κ the impulse response.
+`a` is written *without* the leading 1 of scipy's convention: `scipy.signal.lfilter(b, [1, *a], g)`
+computes the same m. Frequencies are radians per step, in [0, π].
+
+Filters act on gradients that are private already: nothing here changes a privacy guarantee.
+Only NumPy and SciPy are imported.
+"""
+
+from dpoptax.filters import spectrum as spectrum
+from dpoptax.filters._coefficients import Filter as Filter
+from dpoptax.filters._coefficients import impulse_response as impulse_response
+from dpoptax.filters._coefficients import poles as poles
+from dpoptax.filters._coefficients import preset as preset
+from dpoptax.filters._coefficients import presets as presets
+from dpoptax.filters._coefficients import validate as validate
+from dpoptax.filters._kalman import kalman_gain as kalman_gain
+from dpoptax.filters._responses import butterworth as butterworth
+from dpoptax.filters._responses import chebyshev as chebyshev
+from dpoptax.filters._responses import effective_snr as effective_snr
+from dpoptax.filters._responses import frequency_response as frequency_response
+from dpoptax.filters._responses import group_delay as group_delay
+from dpoptax.filters._responses import noise_gain as noise_gain
+from dpoptax.filters._responses import optimal_fir as optimal_fir
+from dpoptax.filters._responses import snr as snr
+from dpoptax.filters._responses import step_response as step_response
+from dpoptax.filters._responses import zeros as zeros

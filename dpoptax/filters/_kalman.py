@@ -1,0 +1,230 @@
+"""Kalman gains: from given variances, and estimated during training from released gradients."""
+
+import math
+from typing import NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import DTypeLike
+from numpy.typing import NDArray
+
+from dpoptax._clip.clipped_sum import check_released
+from dpoptax._tree import PyTree, check_decays, check_stddev
+from dpoptax.filters._low_pass import mean_share
+
+
+# In the long run: one number.
+@overload
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = ...,
+    steps: None = ...,
+    initial_variance: float = ...,
+) -> float: ...
+# Step by step: error variances and gains, (steps,) each.
+@overload
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = ...,
+    steps: int,
+    initial_variance: float = ...,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+def kalman_gain(
+    *,
+    noise_stddev: float,
+    drift_stddev: float,
+    hessian_stddev: float = 0.0,
+    steps: int | None = None,
+    initial_variance: float = 0.0,
+) -> float | tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The gain of DiSK's scalar Kalman filter, in the long run or step by step.
+
+    With s = σ_H² + σ_v², the error variance p and the gain k follow
+
+        k_t = (p_{t−1} + s)/(p_{t−1} + σ_w² + σ_v²),    p_t = (1 − k_t)(p_{t−1} + s),
+
+    and converge to p_∞ = (√(s (s + 4(σ_w² − σ_H²))) − s)/2, κ = (p_∞ + s)/(p_∞ + σ_w² + σ_v²).
+
+    Args:
+      noise_stddev: σ_w, the noise of one coordinate of the released gradient (absolute).
+      drift_stddev: σ_v, how far one coordinate of the gradient moves in a step beyond the
+        prediction.
+      hessian_stddev: σ_H, the error of the predicted change.
+      steps: `None` for κ, or how many steps of the recursion to return.
+      initial_variance: p_{−1}, for the recursion.
+
+    Returns:
+      κ as a float; with `steps`, a pair of arrays (p_t, k_t) of that length.
+
+    Raises:
+      ValueError: a negative or non-finite standard deviation, or σ_w not above σ_H.
+
+    Source: DiSK, appendix A.3, steps 3 and 4.
+
+    >>> round(kalman_gain(noise_stddev=1.0, drift_stddev=0.5), 4)
+    0.3904
+    """
+    values = (noise_stddev, drift_stddev, hessian_stddev)
+    names = ("noise_stddev", "drift_stddev", "hessian_stddev")
+    for name, value in zip(names, values, strict=True):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}={value}: want a finite number >= 0")
+    if noise_stddev <= hessian_stddev:
+        raise ValueError(
+            f"noise_stddev={noise_stddev} must be above hessian_stddev={hessian_stddev}: otherwise "
+            "the released gradient is better than any prediction, and no filter is needed"
+        )
+    w, v, h = (value**2 for value in values)
+    s = h + v
+    if steps is None:
+        p = (math.sqrt(s * (s + 4.0 * (w - h))) - s) / 2.0
+        return (p + s) / (p + w + v)
+    p, trace = initial_variance, []
+    for _ in range(steps):
+        k = (p + s) / (p + w + v)
+        p = (1.0 - k) * (p + s)
+        trace.append((p, k))
+    errors, gains = np.array(trace).reshape(-1, 2).T
+    return errors, gains
+
+
+class AdaptiveKalmanState(NamedTuple):
+    """State of `adaptive_kalman`; scalars, or one a leaf with `per_leaf`.
+
+    Attributes:
+      count: the number of updates so far, int32.
+      estimate: the filtered gradient, shaped like the parameters.
+      drift: a running mean of the estimates of σ_v², before bias correction, float32.
+      variance: p_{t−1}, the error variance of a coordinate of `estimate`, float32.
+      gain: the last gain k_t, for logs, float32.
+    """
+
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count
+    estimate: PyTree
+    drift: jax.Array
+    variance: jax.Array
+    gain: jax.Array
+
+
+def adaptive_kalman(
+    stddev: float,
+    *,
+    decay: float = 0.95,
+    per_leaf: bool = False,
+    accumulator_dtype: DTypeLike | None = None,
+) -> optax.GradientTransformation:
+    """A first-order Kalman filter that finds its gain from the released gradients.
+
+    The noise power of a release is known, so what its innovation has beyond noise and the filter's
+    own error is the drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
+
+        r_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1},
+        q_t = E[q | r_t, q ≥ 0] = r_t + s_t φ(r_t/s_t)/Φ(r_t/s_t),
+        k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
+        g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
+
+    from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t = √(2/(d
+    n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time; q_t is the mean of
+    what it leaves possible. So a drift that r_t could not show is not taken for none, which would
+    let the gain go to zero and the filter live on old gradients; for large d, q_t is r_t or 0. The
+    gain starts as the running mean's, 1/(t + 1), and settles at that of `kalman_gain` for the
+    drift. The noise of sampling a batch counts as drift. Compare `disk`, whose gain is fixed and
+    which also predicts along the step.
+
+    Input and output: privatized mean gradients. Privacy: post-processing, no cost: only released
+    values and the public noise level are read. Memory: one copy of the parameters.
+
+    Args:
+      stddev: the noise's standard deviation in the released mean, absolute: noise multiplier times
+        clip bound over batch size; see `dpoptax.extend.noise_stddev`.
+      decay: of the mean over time, in [0, 1); 0.95 is a memory of 20 steps.
+      per_leaf: whether every leaf has a gain of its own. Leaves of few coordinates cannot tell
+        theirs, and are filtered little: s_t grows with √(1/d).
+      accumulator_dtype: the dtype of the filtered gradient; by default the parameters'.
+
+    Returns:
+      An `optax.GradientTransformation`.
+
+    Raises:
+      ValueError: `stddev` not positive and finite, or `decay` outside [0, 1).
+
+    >>> tx = adaptive_kalman(stddev=1.1 * 1.0 / 256)
+    """
+    check_stddev(stddev, zero=False)
+    check_decays(decay=decay)
+    noise = float(stddev) ** 2
+
+    def gain_and_state(
+        power: jax.Array,
+        sizes: jax.Array,
+        drift: jax.Array,
+        variance: jax.Array,
+        count: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Kalman's gain from the mean square of the innovation of groups of `sizes` coordinates."""
+        drift = decay * drift + (1.0 - decay) * (power - noise - variance)
+        forgotten = jnp.power(decay, jnp.maximum(count, 1))
+        error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + variance)
+        predicted = variance + _mean_above_zero(drift / (1.0 - forgotten), error)
+        first = count == 0
+        gain = jnp.where(first, 1.0, predicted / (predicted + noise))
+        variance = jnp.where(first, noise, (1.0 - gain) * predicted)
+        return gain, jnp.where(first, 0.0, drift), variance
+
+    def init_fn(params: PyTree) -> AdaptiveKalmanState:
+        groups = len(jax.tree.leaves(params)) if per_leaf else 1
+        estimate = optax.tree.zeros_like(params, dtype=accumulator_dtype)
+        # One buffer each: a state that is donated must not hold one twice.
+        drift, variance, gain = (jnp.zeros(groups, jnp.float32) for _ in range(3))
+        return AdaptiveKalmanState(jnp.zeros([], jnp.int32), estimate, drift, variance, gain)
+
+    def update_fn(
+        updates: PyTree, state: AdaptiveKalmanState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveKalmanState]:
+        del params
+        check_released("adaptive_kalman", updates)
+        gradients, treedef = jax.tree.flatten(updates)
+        estimates = jax.tree.leaves(state.estimate)
+        squares = [
+            jnp.sum(jnp.square(g.astype(jnp.float32) - e.astype(jnp.float32)))
+            for g, e in zip(gradients, estimates, strict=True)
+        ]
+        sizes = [max(g.size, 1) for g in gradients]
+        if not per_leaf:
+            squares, sizes = [jnp.sum(jnp.stack(squares))], [sum(sizes)]
+        counts = jnp.asarray(sizes, jnp.float32)
+        power = jnp.stack(squares) / counts
+        gain, drift, variance = gain_and_state(
+            power, counts, state.drift, state.variance, state.count
+        )
+        gains = gain if per_leaf else jnp.broadcast_to(gain, (len(gradients),))
+        estimates = [
+            corrected(e, g, k) for e, g, k in zip(estimates, gradients, gains, strict=True)
+        ]
+        out = [e.astype(g.dtype) for e, g in zip(estimates, gradients, strict=True)]
+        count = optax.safe_increment(state.count)
+        estimate = jax.tree.unflatten(treedef, estimates)
+        return jax.tree.unflatten(treedef, out), AdaptiveKalmanState(
+            count, estimate, drift, variance, gain
+        )
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def corrected(estimate: jax.Array, gradient: jax.Array, gain: float | jax.Array) -> jax.Array:
+    """Kalman's correction (1 − k) e + k g of the estimate e by the gradient g, in e's dtype."""
+    return ((1.0 - gain) * estimate + gain * gradient.astype(estimate.dtype)).astype(estimate.dtype)
+
+
+def _mean_above_zero(estimate: jax.Array, error: jax.Array) -> jax.Array:
+    """The mean of a normal variable, of mean `estimate` and deviation `error`, given it is >= 0."""
+    z = estimate / error
+    ratio = jnp.exp(jax.scipy.stats.norm.logpdf(z) - jax.scipy.stats.norm.logcdf(z))
+    # Far below zero the two terms cancel, and the mean tends to error/|z|.
+    return error * jnp.where(z < -10.0, -1.0 / jnp.minimum(z, -10.0), z + ratio)

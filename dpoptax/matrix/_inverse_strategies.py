@@ -1,0 +1,140 @@
+"""Strategies whose inverse has few bands: noise that is drawn again in the place of kept."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpoptax.matrix._jax_privacy import jax_privacy_module
+from dpoptax.matrix._strategies import Strategy, checked_coefficients
+
+if TYPE_CHECKING:
+    import jax
+    from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedInverseToeplitz(Strategy):
+    """C whose inverse has b diagonals: the noise of step t is ‖C e_1‖ Σ_{i<b} d_i Z_{t−i}.
+
+    `correlated_noise` draws Z_{t−1}, …, Z_{t−b+1} again from their keys, so that its state holds no
+    copy of the parameters, however many bands; a step draws b times. (1, −λ) is DP-λCGD, whose
+    noise takes back a share λ of the last step's. C itself has all diagonals, so that Poisson
+    sampling does not amplify it: it wants a sampler whose examples take part in fixed, distant
+    steps, a `CyclicPoissonSampler` with cycle · batch_size = dataset_size; a
+    `RandomAllocationSampler` or a `MinSeparationSampler`; and any other is refused. C is normalised
+    so that its first column has l2 norm 1 over `steps` steps; a longer run is not accounted for.
+
+    Attributes:
+      coefficients: d_0, d_1, …, d_{b−1}, with d_0 > 0; only their ratios matter.
+      steps: the length of the run.
+
+    Raises:
+      ValueError: no or non-finite coefficients, d_0 not positive, no steps; or coefficients whose C
+        has entries that are negative or rise along a column, for which no sensitivity is known.
+
+    Source: for the first row of a square root, `banded_inverse_square_root`; for the sensitivity
+    of a C that falls along its columns, Kalinin and Lampert, "Banded Square Root Matrix
+    Factorization for Differentially Private Model Training", 2024, Theorem 2.
+
+    >>> strategy = BandedInverseToeplitz((1.0, -0.5), steps=3)
+    >>> (strategy.column(3) / strategy.column(3)[0]).tolist()
+    [1.0, 0.5, 0.25]
+    """
+
+    coefficients: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        d = checked_coefficients(self.coefficients)
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: want the length of the run, at least 1")
+        object.__setattr__(self, "coefficients", tuple((d / d[0]).tolist()))
+        column = self.column(self.steps)
+        if column.min() < 0.0 or np.diff(column).max(initial=0.0) > 0.0:
+            raise ValueError(
+                f"coefficients={self.coefficients}: the columns of C, 1/Σ d_i zⁱ, are negative "
+                "somewhere or rise, and no sensitivity is known for them; take (1, -λ) with λ in "
+                "[0, 1], or banded_inverse_square_root"
+            )
+
+    @property
+    def bands(self) -> int | None:
+        """None: C has all diagonals, but for the one band of independent noise."""
+        return None if any(self.coefficients[1:]) else 1
+
+    @property
+    def redrawn(self) -> tuple[float, ...] | None:
+        """‖C e_1‖ d_i, the weight of Z_{t−i} in the noise of step t, rounded to float32."""
+        return tuple(self._weights.tolist())
+
+    def column(self, steps: int) -> np.ndarray:
+        """Of C, up to `steps`: of the inverse of the very weights that noise is made with."""
+        if steps > self.steps:
+            raise ValueError(
+                f"the strategy was made for {self.steps} steps, not for {steps}: make another"
+            )
+        weights = self._weights.astype(float)
+        return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
+
+    def noising_matrix(self) -> "StreamingMatrix":
+        """The same with b − 1 buffers, for who computes noise elsewhere."""
+        import jax.numpy as jnp
+
+        streaming = jax_privacy_module("matrix_factorization.streaming_matrix")
+        first, *others = self._weights
+        weights = jnp.asarray(others, jnp.float32)
+
+        def init(like: "jax.Array") -> "jax.Array":
+            return jnp.zeros((weights.size, *like.shape), jnp.float32)
+
+        def multiply(white: "jax.Array", last: "jax.Array") -> "tuple[jax.Array, jax.Array]":
+            noise = first * white + jnp.tensordot(weights, last, 1)
+            return noise, jnp.concatenate([white[None], last])[: weights.size]
+
+        return streaming.StreamingMatrix.from_array_implementation(init, multiply)
+
+    @property
+    def _weights(self) -> np.ndarray:
+        norm = np.linalg.norm(reciprocal(self.coefficients, self.steps))
+        return (norm * np.asarray(self.coefficients)).astype(np.float32)
+
+
+def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
+    """BISR: the first b coefficients of √(1 − z), the square root of the inverse of sums.
+
+        d_0 = 1,  d_i = d_{i−1} (i − 3/2)/i:    1, −1/2, −1/8, −1/16, …
+
+    The square root of the lower triangle of ones, A, as strategy has an error in the noisy sums
+    that is optimal but for constants where every example takes part once; b bands of its inverse
+    have where examples take part every b steps. One band is independent noise.
+
+    Args:
+      steps: the length of the run.
+      bands: b, between 1 and `steps`: as many draws a step.
+
+    Raises:
+      ValueError: `bands` outside its range.
+
+    Source: Kalinin, McKenna, Upadhyay and Lampert, "Back to Square Roots: An Optimal Bound on the
+    Matrix Factorization Error for Multi-Epoch Differentially Private SGD", 2025.
+
+    >>> banded_inverse_square_root(steps=100, bands=4).coefficients
+    (1.0, -0.5, -0.125, -0.0625)
+    """
+    if not 1 <= bands <= steps:
+        raise ValueError(f"bands={bands}: want between 1 and steps={steps}")
+    i = np.arange(1, bands)
+    return BandedInverseToeplitz((1.0, *np.cumprod((i - 1.5) / i).tolist()), steps)
+
+
+def reciprocal(coefficients: Sequence[float], steps: int) -> np.ndarray:
+    """The power series of one over Σ d_i zⁱ, d_0 = 1: the first column of C."""
+    d = np.asarray(coefficients)
+    column = np.zeros(steps)
+    column[0] = 1.0
+    for t in range(1, steps):
+        past = column[max(0, t + 1 - d.size) : t][::-1]
+        column[t] = -d[1 : 1 + past.size] @ past
+    return column

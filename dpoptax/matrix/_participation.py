@@ -1,0 +1,153 @@
+"""A strategy of correlated noise under a sampler: what the pair costs."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dpoptax._pricing import participation_chains
+from dpoptax.sampling import Sampler
+from dpoptax.sampling._base import ChainSampler
+from dpoptax.sampling._cyclic import CyclicPoissonSampler
+
+if TYPE_CHECKING:
+    import dp_accounting as dpa
+
+    from dpoptax.matrix._strategies import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """A strategy under a sampler, in the place of a sampler for `dpoptax.accounting`'s functions.
+
+    Noise multipliers are relative to the clip bound: Z has standard deviation noise_multiplier · C
+    in each coordinate, and the columns of the strategy have norm 1 at most.
+
+    Attributes:
+      strategy: how noise is correlated.
+      sampler: how batches are drawn.
+
+    Raises:
+      ValueError: the two do not fit; no ε is known.
+    """
+
+    strategy: "Strategy"
+    sampler: Sampler
+
+    def __post_init__(self) -> None:
+        strategy, sampler = self.strategy, self.sampler
+        if (
+            strategy.bands == 1
+            or self._amplified
+            or self._fixed
+            or isinstance(sampler, ChainSampler)
+        ):
+            return
+        if isinstance(sampler, CyclicPoissonSampler):
+            bands = "every" if strategy.bands is None else f"{strategy.bands} successive"
+            raise ValueError(
+                f"the strategy correlates noise over {bands} step(s), and an example can take part "
+                f"at random every {sampler.cycle_length} step(s): no epsilon is known. Take a "
+                "cycle_length of at least the number of bands, or cycle_length * batch_size = "
+                "dataset_size, which makes every example take part in every turn of its group"
+            )
+        raise ValueError(
+            f"{type(sampler).__name__} lets an example take part in successive steps, over which "
+            "this strategy correlates noise: no epsilon is known; use "
+            "dpoptax.matrix.CyclicPoissonSampler, or MinSeparationSampler or "
+            "RandomAllocationSampler of dpoptax.sampling"
+        )
+
+    @property
+    def _amplified(self) -> bool:
+        bands, sampler = self.strategy.bands, self.sampler
+        return (
+            isinstance(sampler, CyclicPoissonSampler)
+            and bands is not None
+            and bands <= sampler.cycle_length
+        )
+
+    @property
+    def _fixed(self) -> bool:
+        sampler = self.sampler
+        return isinstance(sampler, CyclicPoissonSampler) and sampler.participation_probability == 1
+
+    @property
+    def dataset_size(self) -> int:
+        """N, the number of records that the sampler draws from."""
+        return self.sampler.dataset_size
+
+    @property
+    def batch_size(self) -> int:
+        """B, the expected number of examples in one of the sampler's batches."""
+        return self.sampler.batch_size
+
+    @property
+    def neighboring_relation(self) -> str:
+        """Which data sets the guarantee compares: what the sampler states."""
+        return self.sampler.neighboring_relation
+
+    @property
+    def independent_steps(self) -> bool:
+        """Not: what one step adds, later ones take back."""
+        return False
+
+    def check_fixed_point(self) -> None:
+        """Raises where no ε is proved for the strategy's noise in whole numbers.
+
+        That is where an example takes part again before its noise has passed: the rounding of the
+        noise, and not only the sums, then depends on it several times.
+        """
+        if self.strategy.bands != 1 and not self._amplified:
+            raise ValueError(
+                f"correlated noise in fixed point of {self.strategy.bands or 'unlimited'} bands is "
+                "priced under a CyclicPoissonSampler whose cycle_length is at least the number of "
+                f"bands, and not under {self.sampler}"
+            )
+
+    def sensitivity(self, steps: int) -> float:
+        """The l2 norm that one example with clipped gradients of norm 1 can add to C G.
+
+        Where it takes part in every turn: ‖C u‖ with u = 1 in every cycle_length-th step.
+        That holds for a column without negative entries that does not increase, others raise
+        (Kalinin and Lampert, 2024, Theorem 2). Where it takes part by chance: the greatest ‖C x‖ of
+        all participations x that there are, for a column without negative entries; others raise.
+        """
+        if isinstance(self.sampler, ChainSampler):
+            from dpoptax._pricing import events
+
+            column = events.shortest(self.strategy.column(steps).tolist())
+            return participation_chains.lattice(self.sampler.chain, column, steps).greatest_norm()
+        entries = np.asarray(self.strategy.column(steps), np.float64)
+        if np.any(entries < 0) or np.any(np.diff(entries) > 0):
+            raise ValueError(
+                f"{self.strategy}: its column has a negative entry, or one above that before it, "
+                "and which participations add most is not known then; take another strategy"
+            )
+        turn = getattr(self.sampler, "cycle_length", 1)
+        turns = np.pad(entries, (0, -steps % turn)).reshape(-1, turn)
+        return float(np.linalg.norm(np.cumsum(turns, axis=0).ravel()[:steps]))
+
+    def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
+        """What `steps` sums with correlated noise over this sampler's batches reveal."""
+        import dp_accounting as dpa
+
+        from dpoptax._pricing import events
+
+        if self.strategy.bands == 1 or self._amplified:
+            return self.sampler.dp_event(noise_multiplier, steps)
+        if steps == 0:
+            return dpa.NoOpDpEvent()
+        unamplified = events.noisy_sum_event(
+            noise_multiplier / self.sensitivity(steps), 1, lambda gaussian: gaussian
+        )
+        if not isinstance(self.sampler, ChainSampler):
+            return unamplified
+        return events.participation_event(
+            noise_multiplier,
+            steps,
+            column=events.shortest(self.strategy.column(steps).tolist()),
+            chain=self.sampler.chain,
+            bound=unamplified,
+            overflow=self.sampler.full_probability,
+        )
