@@ -174,7 +174,7 @@ def test_a_clip_of_the_sum_in_front_is_refused(make):
     """Of optax's own, by an error of optax's (docs/faq.md) or of the noise stage's."""
     tx = optax.chain(make(1.0), noise())
     with pytest.raises(TypeError, match=r"seal of the ClippedSum|uint32"):
-        tx.update(clipped_sum(), tx.init(PARAMS), PARAMS)
+        jax.eval_shape(tx.update, clipped_sum(), tx.init(PARAMS), PARAMS)
 
 
 AROUND = {
