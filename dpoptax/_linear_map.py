@@ -111,7 +111,7 @@ def forward(factor: Factor | None, gradient: jax.Array) -> jax.Array:
     gradient = widen(gradient)
     if isinstance(factor, Diagonal):
         return functools.reduce(operator.mul, factor.scales, gradient)
-    return _through(factor.rows, factor.columns, gradient)
+    return _multiply(factor.rows, factor.columns, gradient)
 
 
 def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
@@ -125,10 +125,10 @@ def _inverse(factor: Factor | None, mapped: jax.Array) -> jax.Array:
         raise ValueError(
             "Sides without their inverses: want those that dpoptax.extend.linear_map makes"
         )
-    return _through(*inverses, mapped)
+    return _multiply(*inverses, mapped)
 
 
-def _through(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) -> jax.Array:
+def _multiply(rows: jax.Array | None, columns: jax.Array | None, x: jax.Array) -> jax.Array:
     matrix = x.reshape(-1, x.shape[-1])
     if rows is not None:
         matrix = jnp.matmul(rows, matrix, precision=lax.Precision.HIGHEST)

@@ -245,7 +245,7 @@ def gradient_points(opt_state: PyTree, params: PyTree) -> GradientPoints:
     return GradientPoints(points, tuple(state.weights), tangent, reference, linear_map, origin)
 
 
-def as_points(params: PyTree) -> GradientPoints:
+def ensure_points(params: PyTree) -> GradientPoints:
     """Returns `params` itself if it is `GradientPoints`, or else the one point `params`."""
     if isinstance(params, GradientPoints):
         return params

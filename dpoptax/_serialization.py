@@ -37,7 +37,7 @@ def _stored(x: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(x) if not f.metadata.get("static")]
 
 
-def as_data(x: Any) -> Any:
+def key_to_data(x: Any) -> Any:
     """A key as its data, and all else as it is."""
     return jax.random.key_data(x) if _is_key(x) else x
 
@@ -50,7 +50,7 @@ def _to_state_dict(state: Any) -> dict[str, Any]:
     from flax import serialization
 
     return {
-        name: serialization.to_state_dict(jax.tree.map(as_data, getattr(state, name)))
+        name: serialization.to_state_dict(jax.tree.map(key_to_data, getattr(state, name)))
         for name in _stored(state)
     }
 
@@ -74,7 +74,7 @@ def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
     changed = {}
     for name in names:
         old = getattr(target, name)
-        data = jax.tree.map(as_data, old)
+        data = jax.tree.map(key_to_data, old)
         new = serialization.from_state_dict(data, stored[name])
         changed[name] = jax.tree.map(restored, old, new)
     return dataclasses.replace(target, **changed)

@@ -43,7 +43,7 @@ def kind_of(x: object) -> str:
     return "an array" if isinstance(x, jax.Array | np.ndarray) else f"a {type(x).__name__}"
 
 
-def without_variables(tree: PyTree) -> PyTree:
+def strip_variables(tree: PyTree) -> PyTree:
     """`tree` with the values of flax.nnx's variables in their place, as `nnx.as_pure` has it."""
     return jax.tree.map(lambda x: x.get_value() if is_variable(x) else x, tree, is_leaf=is_variable)
 

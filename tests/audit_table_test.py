@@ -82,6 +82,7 @@ def test_a_refuted_claim_is_said_in_its_row_and_below():
     assert "DP-SGD, one release, white-box: the claim is refuted." in audit.notes(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "code"), [(1.0, 0), (1.2, 1)])
 def test_the_command_prints_bounds_and_fails_where_a_claim_is_refuted(
     monkeypatch, capsys, mu, code

@@ -22,6 +22,8 @@ from experiments.image_benchmark import page_figures, page_groups
 from experiments.image_benchmark import run_lines as lines
 from experiments.image_benchmark.page import write_page
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SMALL = ExperimentConfig(model="linear", steps=2, batch_size=64, accountant="rdp", eval_every=2)
 

@@ -285,6 +285,7 @@ def test_comparison_is_at_one_epsilon_with_every_method_in_the_table(compared):
     assert "covers neither the runs that selected" in (workdir / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_learning_rate_is_selected_by_validation_accuracy(compared):
     for method in compared[2].methods:
         means = {point.learning_rate: sum(point.validation_accuracies) / 2 for point in method.grid}
@@ -293,6 +294,7 @@ def test_learning_rate_is_selected_by_validation_accuracy(compared):
         assert any(method.name in note and "edge" in note for note in compared[2].notes)
 
 
+@pytest.mark.slow
 def test_a_reported_run_is_the_one_that_train_repeats(compared, tmp_path):
     paths, _, results = compared
     options = ["--epsilon", "4", "--learning-rate", "1", "--seed", "1"]
@@ -348,12 +350,14 @@ def test_a_stopped_comparison_goes_on_and_a_larger_one_trains_what_is_new(tmp_pa
     assert len(trained) == 3
 
 
+@pytest.mark.slow
 def test_comparison_figure_shows_something(compared):
     image = matplotlib.image.imread(compared[1] / "comparison.png")
     assert image.shape[1] > 1000
     assert image.std() > 0.05
 
 
+@pytest.mark.slow
 def test_the_command_compares_with_the_default_grid(config, tmp_path, capsys):
     paths = [config("plain", "NonPrivate()"), config("other", "NonPrivate()")]
     options = ["--seeds", "1", "--steps", "2", "--workdir", str(tmp_path / "out")]

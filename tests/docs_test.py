@@ -65,6 +65,7 @@ def _run(text, name):
             printed = out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

@@ -72,6 +72,7 @@ def test_every_model_takes_every_small_image(name, shape):
     assert logits.shape == (7,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -210,6 +210,7 @@ def copy(tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_checkpoint_of_the_body_alone_loads(name, copy):
     """As the first ones were published: no prefix, gamma and beta, buffers and other heads."""
@@ -235,6 +236,7 @@ def test_a_checkpoint_of_the_body_alone_loads(name, copy):
             jax.tree.map(np.testing.assert_array_equal, params[key], expected[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_what_is_saved_is_what_was_loaded(name, tmp_path):
     model, variables, _ = start(name)
@@ -256,6 +258,7 @@ def test_what_is_saved_is_what_was_loaded(name, tmp_path):
     assert {"model_type", "architectures"} <= set(common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_corrections_are_merged_where_they_are_saved(name, tmp_path):
     model, variables, reference = start(name, lora_rank=2, lora_alpha=5.0)

@@ -154,6 +154,7 @@ COMBINATIONS = {
 OF_IMAGES = sorted(name for key, name in COMBINATIONS.items() if key[-1] == "images")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_every_combination_has_a_step(name, data_dir):
     trace(shortened(ROWS[name], data_dir, model="linear"))
@@ -196,6 +197,7 @@ DATASETS = sorted({row.dataset for row in ROWS.values()})
 HEAVY = ("dart", "e2e", "imagenet", "mnli", "qnli", "qqp", "sst2")  # texts and large images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in HEAVY)) for name in DATASETS],
@@ -277,6 +279,7 @@ def test_geodp_trains_and_states_no_epsilon(data_dir, tmp_path, capsys):
     assert summary["noise_multiplier"] == 0.1
 
 
+@pytest.mark.slow
 def test_the_proven_counterpart_trains_at_an_epsilon(data_dir, tmp_path):
     config = shortened(ROWS["pmlf/base:mnist"], data_dir, model="linear")
     config = dataclasses.replace(config, method=HypersphericalClip())
@@ -305,6 +308,7 @@ def test_a_noise_that_protects_nothing_has_its_huge_epsilon():
     assert cost.epsilon == pytest.approx(45_110, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_noise_free_curve_has_clipped_gradients_and_no_guarantee(data_dir, tmp_path):
     row = dataclasses.replace(ROWS["geodp/figure_5:a/sigma-0/dp-4096"], data_dir=data_dir)
     row = dataclasses.replace(row, steps=2, batch_size=4, microbatch_size=None)

@@ -23,7 +23,7 @@ def test_the_plan_is_what_the_run_becomes(tmp_path):
     assert cost.epsilon == pytest.approx(summary["epsilon"])
     assert cost.noise_multiplier == summary["noise_multiplier"]
     assert (cost.steps, cost.num_params) == (summary["steps"], summary["num_params"])
-    assert cost.promise == summary["neighbouring_relation"]
+    assert cost.promise == summary["neighboring_relation"]
     assert cost.sampling_probability == 64 / summary["dataset_size"]
 
 

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from dpoptax.training.search import comparison_figure
 from dpoptax.training.search.results import ComparisonResult, GridPoint, MethodResult
 
+pytestmark = pytest.mark.slow
+
 
 def _results(names, seeds=3, rates=(0.5, 1.0)):
     methods = []

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import dpoptax
-from dpoptax.tables._row_selecting_noise import of_release
+from dpoptax.tables._row_selecting_noise import release_context
 from tests.helpers import floats
 
 KEY = jax.random.key(0)
@@ -105,7 +105,7 @@ def _inputs(name, params, step):
         pair = dpoptax.extend.CountedGradient(tree, jnp.float32(0.3))
         return dpoptax.extend.trust_clipped(pair, ADAPTIVE, jnp.float32(0.1))
     if name == "row_selecting_noise":
-        next_release = of_release(ALL[name]().init(params))
+        next_release = release_context(ALL[name]().init(params))
         count = jnp.asarray(step).astype(jnp.int32)
         return dpoptax.extend.trust_clipped(
             tree, SELECTING, dataclasses.replace(next_release, count=count)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpoptax._clip.block_sums import Whole, tau
+from dpoptax._clip.block_sums import WholeBatch, tau
 from dpoptax.cli.main import main
 from dpoptax.training import cache_folder, loop, models
 from dpoptax.training.config import load_config
@@ -124,6 +124,7 @@ def test_classes_of_one_name_in_two_config_files_are_told_apart(tmp_path):
     assert (one["class"], other["class"]) == ("a.Mine", "b.Mine")
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_a_class_of_another_config_file(tmp_path):
     with pytest.raises(StoppedError):
         run(tmp_path / "run", stop_before=2, method=own_method(tmp_path))
@@ -171,7 +172,7 @@ def test_what_sums_are_computed_with_is_recorded(undisturbed):
     assert (rows, recorded["devices"]) == (summary["padded_size"], 8)
     assert recorded.items() >= summary["versions"].items()  # NumPy draws batches
     # What the record need not tell apart, and what it has to.
-    assert tau(Whole(rows)) == tau(Whole(rows, 8)) < tau(Whole(rows, 64))
+    assert tau(WholeBatch(rows)) == tau(WholeBatch(rows, 8)) < tau(WholeBatch(rows, 64))
 
 
 def test_in_fixed_point_the_order_of_sums_is_recorded_too():
@@ -423,6 +424,7 @@ def _damage_remove(path):
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_damage_truncate, _damage_remove])
 def test_damage_to_any_file_of_a_checkpoint_costs_steps_at_most(damage, undisturbed, tmp_path):
     workdir, like = undisturbed[1], _state_like()
@@ -493,6 +495,7 @@ def test_never_a_fresh_start_where_a_run_has_been(stopped, capsys, tmp_path):
     assert "no checkpoint of it" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failed_write_ends_the_run_with_the_step_it_will_go_on_from(
     tmp_path, undisturbed, monkeypatch
 ):
@@ -560,6 +563,7 @@ def test_a_folder_that_cannot_be_opened_is_free_again(tmp_path, monkeypatch):
         assert opened.directory == tmp_path
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_workdir(tmp_path):
     workdir = tmp_path / "run"
     hold = (

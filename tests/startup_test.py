@@ -89,6 +89,7 @@ def test_initial_parameters_of_one_program_are_those_of_each_operation():
 
 
 class TestSummary:
+    @pytest.mark.slow
     def test_phases_add_up_and_telemetry_is_cheap(self, tmp_path):
         begun = time.perf_counter()
         loop.train_and_evaluate(CONFIG, tmp_path, progress=False)
@@ -114,7 +115,7 @@ class TestSummary:
         plan = make_plan(config, dataset.train_size)
         plan.bounds(evaluated_steps(config, 12))
         monkeypatch.setattr(type(plan), "epsilon", lambda *_: pytest.fail("accounted anew"))
-        monkeypatch.setattr("dpoptax.accounting.epsilon_curve", None)
+        monkeypatch.setattr("dpoptax.accounting.planned_guarantee", None)
         history = loop.train(config, dataset, plan).history
         assert [entry["step"] for entry in history] == list(range(13))
 
@@ -163,6 +164,7 @@ class TestCompilationCache:
         finally:
             jax.config.update("jax_enable_compilation_cache", True)
 
+    @pytest.mark.slow
     def test_the_default_is_in_the_users_cache_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert cache_folder("compiled") == tmp_path / "dpoptax" / "compiled"

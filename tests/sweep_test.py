@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from dpoptax import accounting
 from dpoptax.accounting import selection
 from dpoptax.cli.main import main
 from dpoptax.matrix import BandedToeplitz
@@ -29,8 +28,10 @@ from dpoptax.training.run import checkpoints
 from dpoptax.training.search import settings, trials
 from dpoptax.training.search import sweep as sweep_module
 from dpoptax.training.search.compare import Comparison, compare
-from dpoptax.training.search.sweep import Sweep, dry_run, prepare, run_sweep, table
+from dpoptax.training.search.price import Sweep
+from dpoptax.training.search.sweep import dry_run, prepare, run_sweep, table
 from dpoptax.training.search.trials import Runner, Trial
+from tests.helpers import event_epsilon
 
 TINY = TrainConfig(model="linear", steps=3, batch_size=64, eval_every=1, accountant="rdp", seed=0)
 CONFIGS = {"tiny": TINY}
@@ -97,8 +98,8 @@ def test_all_trials_are_priced_together_and_scores_have_noise(finished):
     record = records_of(workdir, results.trials[0])
     plan = trials.make_plan(TINY, 1151)
     event = dpa.SelfComposedDpEvent(plan.sampler.dp_event(record["noise_multiplier"], 3), 4)
-    composed = accounting.event_epsilon(event, 1e-5, accountant="rdp")
-    held_out = accounting.event_epsilon(
+    composed = event_epsilon(event, 1e-5, accountant="rdp")
+    held_out = event_epsilon(
         dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(price.score_stddev), 4),
         1e-5,
         accountant="rdp",
@@ -206,6 +207,7 @@ def test_a_sweep_does_not_go_on_with_other_examples(tmp_path, monkeypatch, place
             assert run_sweep(configs, sweep(tmp_path, **given), progress=False) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_comparison_does_not_go_on_with_other_examples(tmp_path, monkeypatch, split):
     whole = trials.dataset_of(TINY, held_out=False)
@@ -461,6 +463,7 @@ def compare_own_parts(folder, on_load="pass", in_function="pass"):
     return main(["compare", str(folder / "own.py"), *options, "--workdir", str(folder / "out")])
 
 
+@pytest.mark.slow
 def test_workers_know_what_a_config_file_registers_and_defines(tmp_path):
     assert compare_own_parts(tmp_path) == 0
     (method,) = json.loads((tmp_path / "out" / "results.json").read_text())["methods"]
@@ -477,12 +480,14 @@ def test_a_config_that_cannot_be_sent_to_a_worker_is_refused(tmp_path, capsys):
     assert "or give `processes` 1." in message
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_command_with_a_remedy(tmp_path, capsys):
     dies = "multiprocessing.parent_process() and os._exit(1)"
     assert compare_own_parts(tmp_path, on_load=dies) == 2
     assert "one of 2 worker processes died" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_dry_run_prices_what_runs_or_says_that_it_cannot_know(tmp_path):
     """It priced the draws of seed 0."""
     config = dataclasses.replace(TINY, epsilon=None, noise_multiplier=2.0)

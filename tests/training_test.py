@@ -33,7 +33,7 @@ SUMMARY_FIELDS = {
     "noise_multiplier",
     "steps",
     "sampling",
-    "neighbouring_relation",
+    "neighboring_relation",
     "test_accuracy",
     "params_sha256",
     "config",
@@ -130,6 +130,7 @@ def test_a_progress_bar_never_shows_less_than_what_was_spent(bars):
         assert float(bound) >= plan.epsilon(int(until))
 
 
+@pytest.mark.slow
 def test_a_progress_bar_shows_the_metrics_of_a_resumed_run_at_once(bars, tmp_path):
     config = tiny(method=NonPrivate(), steps=2, eval_every=5)
     train_and_evaluate(config, tmp_path, progress=False)
@@ -307,12 +308,14 @@ def test_without_noise_and_with_a_wide_clip_the_private_loop_is_the_plain_one():
     assert {record["epsilon"] for record in private.history} == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [DPSGD(), NonPrivate()])
 def test_microbatches_do_not_change_the_result(method):
     whole, parts = (run(tiny(method=method, microbatch_size=size)).params for size in (None, 14))
     assert_trees_close(whole, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Doppler(), Disk(), PMLF()], ids=lambda method: method.name)
 def test_a_method_changes_the_course_and_costs_the_same_privacy(finished, method):
     summary = run(tiny(method=method)).summary
@@ -320,6 +323,7 @@ def test_a_method_changes_the_course_and_costs_the_same_privacy(finished, method
     assert summary["params_sha256"] != finished[0].summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_own_coefficients_replace_the_preset():
     assert_trees_close(run(tiny(method=Doppler(b=(1.0,)))).params, run(TINY).params)
     assert PMLF(b=(0.5,), a=(-0.5,)).to_dict() == {
@@ -332,6 +336,7 @@ def test_own_coefficients_replace_the_preset():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_optimizers_and_schedules_run(optimizer, schedule):
@@ -347,7 +352,7 @@ def test_cnn_runs():
 
 def test_fixed_size_sampling_is_accounted_as_such():
     poisson, fixed = (make_plan(tiny(sampling=name), 1438) for name in ("poisson", "fixed_size"))
-    assert fixed.sampler.neighbouring_relation == "replace-one"
+    assert fixed.sampler.neighboring_relation == "replace-one"
     assert fixed.noise_multiplier > poisson.noise_multiplier
     assert 0.99 * TINY.epsilon < fixed.epsilon(4) <= TINY.epsilon
 

@@ -164,6 +164,7 @@ def test_a_plan_is_in_users():
     assert "add-or-remove-one user, poisson" in printed
 
 
+@pytest.mark.slow
 def test_the_shipped_config_is_planned_in_users(capsys):
     path = Path(__file__).parents[1] / "configs" / "users.py"
     assert main(["plan", str(path), "--accountant", "rdp"]) == 0
@@ -171,6 +172,7 @@ def test_the_shipped_config_is_planned_in_users(capsys):
     assert "made up" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_command_line_says_users(tmp_path, capsys):
     path = tmp_path / "config.py"
     path.write_text(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import optax
 from jax.typing import DTypeLike
 
-from dpoptax.filters._coefficients import or_preset
+from dpoptax.filters._coefficients import resolve_preset
 from dpoptax.filters._low_pass import low_pass
 
 
@@ -41,5 +41,5 @@ def doppler(
 
     >>> tx = doppler()  # b=[1 / 11, 1 / 11], a=[-9 / 11]
     """
-    b, a = or_preset(b, a, "doppler-first-order-1")
+    b, a = resolve_preset(b, a, "doppler-first-order-1")
     return low_pass(b, a, start="corrected", accumulator_dtype=accumulator_dtype)

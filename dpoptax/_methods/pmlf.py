@@ -6,8 +6,8 @@ import optax
 from jax.typing import DTypeLike
 
 from dpoptax._points import track_iterates
-from dpoptax._tree import check_decays, check_known
-from dpoptax.filters._coefficients import or_preset
+from dpoptax._tree import check_known
+from dpoptax.filters._coefficients import resolve_preset
 from dpoptax.filters._low_pass import low_pass
 
 
@@ -53,44 +53,14 @@ def pmlf(
 
     >>> tx = pmlf()  # length=2, beta=0.1, b=[0.1], a=[-0.9]
     """
-    b, a = or_preset(b, a, "pmlf-mnist")
-    weights = _powers(length, beta)
+    b, a = resolve_preset(b, a, "pmlf-mnist")
+    weights = momentum_weights(length, beta)
     total = sum(weights)
     smoother = low_pass(b, a, accumulator_dtype=accumulator_dtype)
-    return optax.chain(_window([w / total for w in weights]), smoother)
+    return optax.chain(track_last_iterates([w / total for w in weights]), smoother)
 
 
-def inner_outer(
-    length: int, beta: float, momentum: float, *, accumulator_dtype: DTypeLike | None = None
-) -> optax.GradientTransformation:
-    """Inner-outer momentum, DP-PMLF's baseline: neither average is normalised.
-
-    Clipped is v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ); the privatized mean v̄_t is accumulated as m_t =
-    momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is longer than DP-SGD's by
-    up to 1/(1 − momentum): compare at learning rates tuned for each.
-
-    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k copies of the
-    parameters.
-
-    Args:
-      length: k, at least 1.
-      beta: β in [0, 1], the inner momentum.
-      momentum: the outer momentum, in [0, 1).
-      accumulator_dtype: the dtype of the outer momentum; by default the parameters'.
-
-    Raises:
-      ValueError: `length` below 1, β outside [0, 1] or `momentum` outside [0, 1).
-
-    Source: Xiao et al., 2023, as described in DP-PMLF ("Mitigating Clipping Bias").
-
-    >>> tx = inner_outer(length=2, beta=0.5, momentum=0.9)
-    """
-    check_decays(momentum=momentum)
-    outer = optax.trace(momentum, accumulator_dtype=accumulator_dtype)
-    return optax.chain(_window(_powers(length, beta)), outer)
-
-
-def _powers(length: int, beta: float) -> list[float]:
+def momentum_weights(length: int, beta: float) -> list[float]:
     """β^0, …, β^{k−1}, without those that are zero."""
     check_known(length=length, beta=beta)
     if not (isinstance(length, int) and length >= 1):
@@ -100,7 +70,7 @@ def _powers(length: int, beta: float) -> list[float]:
     return [beta**i for i in range(length if beta > 0 else 1)]
 
 
-def _window(weights: Sequence[float]) -> optax.GradientTransformation:
+def track_last_iterates(weights: Sequence[float]) -> optax.GradientTransformation:
     """The last iterates as points: row i picks x_{t−i}."""
     rows = [[float(i == j) for j in range(len(weights))] for i in range(len(weights))]
     return track_iterates(rows, weights)

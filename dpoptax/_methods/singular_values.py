@@ -26,7 +26,7 @@ def is_kernel(x: jax.Array) -> bool:
     return x.ndim >= 2
 
 
-def on_whole(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def run_replicated(run: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """`run(x)` where an explicitly split `x` is put together first, and split again after."""
     split = out_sharding(x)
     if split is None:
@@ -43,7 +43,7 @@ def map_singular_values(kernel: jax.Array, replace: Callable[[jax.Array], jax.Ar
         left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
         return ((left * replace(values)[None]) @ right).reshape(kernel.shape).astype(kernel.dtype)
 
-    return on_whole(run, kernel) if kernel.size else kernel
+    return run_replicated(run, kernel) if kernel.size else kernel
 
 
 def shrunk(values: jax.Array, shape: tuple[int, int], stddev: jax.Array) -> jax.Array:

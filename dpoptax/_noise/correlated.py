@@ -127,7 +127,7 @@ def correlated_noise(
         clip = as_clip(fixed_point_clip)
         sensitivity = clip.sensitivity
         mechanism = dataclasses.replace(mechanism, fixed_point=True, sensitivity=sensitivity)
-        noising = _in_fixed_point(strategy, mechanism, clip)
+        noising = _fixed_point_noise(strategy, mechanism, clip)
     else:
         noising = _redrawing(strategy.redrawn) if strategy.redrawn else _buffering(strategy)
 
@@ -168,7 +168,7 @@ def _check_buffers(buffers: PyTree, begun: PyTree) -> None:
             )
 
 
-def _in_fixed_point(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
+def _fixed_point_noise(strategy: BandedToeplitz, mechanism: Mechanism, clip: Clip) -> _Noising:
     """The recursion of a banded strategy, in whole numbers; no noise where none is asked for."""
 
     def add(

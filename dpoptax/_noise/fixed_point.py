@@ -9,7 +9,7 @@ import optax
 
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST
+from dpoptax._clip.grid import LARGEST_GRID_SUM
 from dpoptax._noise.ledger import Mechanism, check_mechanism
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random import tree_noise
@@ -21,7 +21,7 @@ from dpoptax._xla import out_sharding
 # less of the sum is lost, and the longer is the noise's table.
 _STEPS_PER_STDDEV = 2.0**18
 # So the table has at most 2¹⁵ entries, and int32 all sums.
-_MOST_STEPS_PER_STDDEV = 2.0**22
+_MAX_STEPS_PER_STDDEV = 2.0**22
 
 
 def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> float:
@@ -29,7 +29,7 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
 
     Fine against the noise, and so coarse that four times the largest expected sum fits in an int32.
     """
-    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST)
+    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST_GRID_SUM)
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
@@ -108,7 +108,9 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
       ValueError: as `steps_of`.
     """
     noise = integers(steps_of(stddev, step))
-    return tree_noise.each_leaf(tree, key, noise, lambda leaf, drawn: on_grid(leaf, drawn, step))
+    return tree_noise.each_leaf(
+        tree, key, noise, lambda leaf, drawn: round_to_grid(leaf, drawn, step)
+    )
 
 
 def integers(stddev: float) -> tree_noise.Noise:
@@ -135,23 +137,23 @@ def steps_of(stddev: float, step: float) -> float:
             "steps that are longer than the noise; take a smaller batch_size, or noise in floating "
             "point"
         )
-    if stddev > _MOST_STEPS_PER_STDDEV * step:
+    if stddev > _MAX_STEPS_PER_STDDEV * step:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} on grid={step:.3g}: of so many parameters, "
             "at so large a noise_multiplier, the room for rounding is a multiple of the noise; "
-            f"want at most {_MOST_STEPS_PER_STDDEV:.3g} steps. "
+            f"want at most {_MAX_STEPS_PER_STDDEV:.3g} steps. "
             "Take a smaller noise_multiplier, or noise in floating point"
         )
     # Float64 may have rounded the stddev down by some 2⁻⁵².
     return math.hypot(stddev / step * (1 + 2.0**-50), SMOOTHING)
 
 
-def on_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
+def round_to_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
     """g · (round(leaf/g) + noise), or g · (leaf + noise) of a leaf that counts g."""
     # A power of two times a number is exact, and so is everything from here to the last line; a
     # quotient, by itself, would not be on GPU.
     dtype = float32_at_least(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.integer):
         leaf = jnp.rint(leaf.astype(dtype) * (1.0 / step))
-    total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
+    total = jnp.clip(leaf, -LARGEST_GRID_SUM, LARGEST_GRID_SUM).astype(jnp.int32) + noise
     return step * total.astype(dtype)

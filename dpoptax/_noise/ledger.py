@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 # Below it noise, or what it is made of, may be less than the smallest normal float32: flushed to
 # zero it leaves a sum that is not.
-_LEAST_STDDEV = 2.0**-100
+_MIN_STDDEV = 2.0**-100
 # A step that is run again must have the noise that it had: changes with how noise is drawn.
 _DRAWN = {False: "Box-Muller, spread", True: "discrete Gaussian"}  # by `fixed_point`
 # Why releases are refused, a bit each.
 CHANGED_SUM, OTHER_MECHANISM, OTHER_KEY, EDITED, TOO_MANY = 1, 2, 4, 8, 16
 # Releases that an int32 counts: behind them the count, and with it the noise, would stay the same.
-_MOST_RELEASES = np.iinfo(np.int32).max
+_MAX_RELEASES = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def begin(mechanism: Mechanism, key: jax.Array, params: PyTree) -> Beginning:
     }
 
 
-def with_key(state: State, key: jax.Array) -> State:
+def replace_key(state: State, key: jax.Array) -> State:
     """The state of a stage, begun with another key: for a run of its own, never within one."""
     imprint = imprint_of(state)
     signed = _signed(state.count, imprint.values, _fingerprint(key), imprint.refused)
@@ -151,7 +151,7 @@ def refusals(state: LedgerState, mechanism: Mechanism, intact: jax.Array) -> jax
       intact: whether the clipped sum is as it was sealed.
     """
     found = _refusals(state.count, state.key, imprint_of(state), _values(mechanism), intact)
-    return found | jnp.where(state.count < _MOST_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
+    return found | jnp.where(state.count < _MAX_RELEASES, 0, TOO_MANY).astype(jnp.uint32)
 
 
 def refusals_so_far(state: LedgerState) -> int:
@@ -181,12 +181,12 @@ def _refusals(
 _read_refusals = jax.jit(_refusals)
 
 
-def after_release(state: State, refused: jax.Array) -> State:
+def count_release(state: State, refused: jax.Array) -> State:
     """The state after a release, counted, refused or not."""
     return _counted(state, optax.safe_increment(state.count), refused)
 
 
-def after_releases(state: State, count: int, refused: int) -> State:
+def count_releases(state: State, count: int, refused: int) -> State:
     """A new state as it is after so many releases, for whoever replays a run apart."""
     return _counted(state, jnp.int32(count), jnp.uint32(refused))
 
@@ -223,11 +223,11 @@ def check_mechanism(noise_multiplier: float, batch_size: float) -> tuple[float, 
 def check_scale(mechanism: Mechanism, sensitivity: float) -> None:
     """Raises where the noise on a sum is too small for float32."""
     stddev = mechanism.noise_multiplier * sensitivity
-    if 0.0 < stddev < _LEAST_STDDEV:
+    if 0.0 < stddev < _MIN_STDDEV:
         raise ValueError(
             f"noise_multiplier={mechanism.noise_multiplier} times the sum's sensitivity, "
             f"{sensitivity}, is {stddev:.3g}: noise as small as that may be flushed to zero where "
-            f"the sum is not. Want at least {_LEAST_STDDEV:.3g}: scale the loss and the clip bound"
+            f"the sum is not. Want at least {_MIN_STDDEV:.3g}: scale the loss and the clip bound"
         )
 
 

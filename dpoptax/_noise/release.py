@@ -13,16 +13,16 @@ from dpoptax._marks import RELEASE, mark
 from dpoptax._noise.ledger import (
     Mechanism,
     State,
-    after_release,
     check_scale,
     check_state,
+    count_release,
     refusals,
 )
 from dpoptax._points import note_release
 from dpoptax._random.keys import fold_in, marked_as_noise
 from dpoptax._tree import PyTree
 
-Beside = TypeVar("Beside")
+Extra = TypeVar("Extra")
 
 
 def release(
@@ -30,11 +30,11 @@ def release(
     state: State,
     params: PyTree,
     mechanism: Mechanism,
-    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Beside]],
+    noisy_mean: Callable[[ClippedSum, jax.Array], tuple[PyTree, Extra]],
     *,
     on_grid: bool = False,
     belongs: Callable[[ClippedSum], jax.Array] | None = None,
-) -> tuple[PyTree, tuple[PyTree, Beside], State]:
+) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """One release of a noise stage, whatever its noise: what all stages check, and how all count.
 
     It is NaN throughout where the sum is not as it was sealed, or the state not as it was begun,
@@ -79,19 +79,19 @@ def release(
     intact = is_intact(clipped)
     if belongs is not None:
         intact &= belongs(clipped)
-    refused = as_released(refusals(state, mechanism, intact), mechanism)
-    clipped = dataclasses.replace(clipped, sum=_not_differentiated(clipped.sum))
+    refused = mark_released(refusals(state, mechanism, intact), mechanism)
+    clipped = dataclasses.replace(clipped, sum=_refuse_derivatives(clipped.sum))
     mean, beside = noisy_mean(clipped, marked_as_noise(fold_in(state.key, state.count)))
-    mean = as_released(_nan_where(refused != 0, mean), mechanism)
+    mean = mark_released(_nan_where(refused != 0, mean), mechanism)
     decoded = clipped.decode(mean)
     released = mean if decoded is mean else _nan_where(refused != 0, decoded)
     if params is not None:
         released = jax.tree.map(lambda m, p: m.astype(p.dtype), released, params)
     note_release(released, clipped.origin)
-    return released, (mean, beside), after_release(state, refused)
+    return released, (mean, beside), count_release(state, refused)
 
 
-def as_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
+def mark_released(tree: PyTree, mechanism: Mechanism) -> PyTree:
     """The same arrays, marked as having a mechanism's guarantee; unmarked where it has none."""
     private = mechanism.noise_multiplier > 0.0 and not mechanism.unproven
     return mark(tree, RELEASE) if private else tree
@@ -107,12 +107,12 @@ def check_same_clip(clipped: ClippedSum, clip: Clip, name: str) -> None:
 
 
 @jax.custom_jvp
-def _not_differentiated(total: PyTree) -> PyTree:
+def _refuse_derivatives(total: PyTree) -> PyTree:
     return total
 
 
-@_not_differentiated.defjvp
-def _refuse_derivative(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
+@_refuse_derivatives.defjvp
+def _refuse_jvp(primals: PyTree, tangents: PyTree) -> tuple[PyTree, PyTree]:
     raise TypeError(
         "the noise stage is differentiated: noise is a constant to a derivative, and so that of a "
         "release is that of the clipped sum, private data without noise. Take the release for a "

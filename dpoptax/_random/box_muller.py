@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 from dpoptax._random.keys import check_noise_key, words_at
-from dpoptax._random.row_matrix import Rows
+from dpoptax._random.row_matrix import RowMatrix
 from dpoptax._random.threefry import places
 from dpoptax._xla import materialize
 
 # So many numbers are stored in pairs at most: found by hand on one x86 CPU.
-_MOST_IN_PAIRS = 2**20
+_MAX_PAIRED_SIZE = 2**20
 _STREAM = 1  # of hashes, of which `jax.random` has none for the same key
 _SIGN = 0x80000000
 # Odd, and its continued fraction over 2³² has no quotient above 3: multiples are spread evenly.
@@ -100,7 +100,7 @@ def normal_at(key: jax.Array, pair: jax.Array, second: jax.Array) -> jax.Array:
     return _signed(radius * jnp.where(second, high, low), signs)
 
 
-def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
+def normal_in_rows(keys: jax.Array, rows: RowMatrix) -> jax.Array:
     """The numbers of all rows, with a key for each array.
 
     On CPU each pair is hashed once, and stored as one complex number, from which both are read: no
@@ -117,7 +117,7 @@ def normal_in_rows(keys: jax.Array, rows: Rows) -> jax.Array:
     def by_numbers() -> jax.Array:
         return normal_at(*rows.drawn_by(keys), jnp.asarray(rows.second)[:, None])
 
-    if math.prod(rows.shape) > _MOST_IN_PAIRS:
+    if math.prod(rows.shape) > _MAX_PAIRED_SIZE:
         return by_numbers()
     return lax.platform_dependent(cpu=by_pairs, default=by_numbers)
 

@@ -15,16 +15,16 @@ from dpoptax._xla import unstack
 _WIDTH = 128
 # Arrays of at most so many numbers, padding included: a matrix of larger ones is another pass
 # through memory. Found by hand on one x86 CPU; no command of the benchmarks repeats it.
-_MOST = 2**18
-_ALL = slice(None)
+_MAX_SIZE = 2**18
+_WHOLE = slice(None)
 
-Halves = Callable[[tuple[int, ...]], tuple[int, int]]
+HalvesFn = Callable[[tuple[int, ...]], tuple[int, int]]
 """Of a shape, how many numbers in row-major order are a period, and how many of these its first
 half; numbers at the same place in both halves are drawn as a pair. A half that is a period has no
 pairs."""
 
 
-class Rows:
+class RowMatrix:
     """Arrays of these shapes, each cut into rows of one matrix, those of a shape side by side.
 
     Each half of each period has rows of its own.
@@ -38,7 +38,7 @@ class Rows:
       pair: of each row the one of the first half with the same pairs, among those of first halves.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], halves: Halves) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], halves: HalvesFn) -> None:
         """Lays the rows out."""
         groups = {shape: [i for i, x in enumerate(shapes) if x == shape] for shape in shapes}
         self._groups = [(shape, _cut(shape, halves), indices) for shape, indices in groups.items()]
@@ -56,7 +56,7 @@ class Rows:
     def packed(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The matrix of arrays of one dtype, with zeros behind each half."""
         return jnp.concatenate(
-            [_in_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
+            [_pad_to_rows(arrays[i], cut) for _, cut, indices in self._groups for i in indices]
         )
 
     def unpacked(self, matrix: jax.Array) -> list[jax.Array]:
@@ -64,7 +64,7 @@ class Rows:
         stacks, start = [], 0
         for shape, cut, indices in self._groups:
             end = start + cut.rows * len(indices)
-            stacks.append(_out_of_rows(matrix[start:end], cut).reshape(-1, *shape))
+            stacks.append(_trim_rows(matrix[start:end], cut).reshape(-1, *shape))
             start = end
         found: dict[int, jax.Array] = {}
         for (_, _, indices), parts in zip(self._groups, unstack(*stacks), strict=True):
@@ -72,7 +72,7 @@ class Rows:
         return [found[i] for i in range(len(found))]
 
     def drawn_by(
-        self, keys: jax.Array, which: np.ndarray | slice = _ALL
+        self, keys: jax.Array, which: np.ndarray | slice = _WHOLE
     ) -> tuple[jax.Array, jax.Array]:
         """Of a key for each array those of rows, (rows, 1), and the places of all their numbers."""
         place = jnp.asarray(self.place[which])[:, None]
@@ -80,9 +80,9 @@ class Rows:
         return keys[self.array[which]][:, None], place + along
 
 
-def fits(shape: tuple[int, ...], halves: Halves) -> bool:
+def fits(shape: tuple[int, ...], halves: HalvesFn) -> bool:
     """Whether an array is small enough for rows."""
-    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MOST
+    return math.prod(shape) > 0 and _cut(shape, halves).rows * _WIDTH <= _MAX_SIZE
 
 
 class _Cut(NamedTuple):
@@ -115,12 +115,12 @@ class _Cut(NamedTuple):
         return (before + of_half).ravel().astype(np.uint32)
 
 
-def _cut(shape: tuple[int, ...], halves: Halves) -> _Cut:
+def _cut(shape: tuple[int, ...], halves: HalvesFn) -> _Cut:
     period, half = halves(shape)
     return _Cut(math.prod(shape) // period, period, half)
 
 
-def _in_rows(x: jax.Array, cut: _Cut) -> jax.Array:
+def _pad_to_rows(x: jax.Array, cut: _Cut) -> jax.Array:
     x = _padded(x.reshape(cut.periods, cut.period), cut.sides * cut.half)
     x = x.reshape(cut.periods * cut.sides, cut.half)
     return _padded(x, cut.rows_of_half * _WIDTH).reshape(cut.rows, _WIDTH)
@@ -130,7 +130,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (0, size - x.shape[1]))) if size > x.shape[1] else x
 
 
-def _out_of_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
+def _trim_rows(rows: jax.Array, cut: _Cut) -> jax.Array:
     """Of as many arrays as there are rows for: without the padding."""
     halves = rows.reshape(-1, cut.rows_of_half * _WIDTH)[:, : cut.half]
     return halves.reshape(-1, cut.sides * cut.half)[:, : cut.period]

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._random import box_muller
 from dpoptax._random.keys import check_threefry_key, split
-from dpoptax._random.row_matrix import Halves, Rows, fits
+from dpoptax._random.row_matrix import HalvesFn, RowMatrix, fits
 from dpoptax._tree import PyTree, float32_at_least
 from dpoptax._xla import groups_to_stack, materialize, out_sharding, unstack
 
@@ -26,8 +26,8 @@ class Noise(NamedTuple):
     """
 
     of: Callable[[jax.Array, jax.Array], jax.Array]
-    in_rows: Callable[[jax.Array, Rows], jax.Array]
-    halves: Halves
+    in_rows: Callable[[jax.Array, RowMatrix], jax.Array]
+    halves: HalvesFn
 
 
 Noisy: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
@@ -82,11 +82,11 @@ def each_leaf(
     keys = split(key, len(leaves))
     groups: dict[Hashable, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        rows = isinstance(keys, jax.core.Tracer) and _goes_in_rows(leaf, noise)
+        rows = isinstance(keys, jax.core.Tracer) and _fits_rows(leaf, noise)
         groups.setdefault(leaf.dtype if rows else None, []).append(i)
     results = list(leaves)
     for dtype, indices in groups.items():
-        drawn = (_in_stacks if dtype is None else _in_rows)(
+        drawn = (_draw_stacks if dtype is None else _draw_rows)(
             [leaves[i] for i in indices], keys[np.array(indices)], noise, noisy
         )
         for i, leaf in zip(indices, drawn, strict=True):
@@ -94,24 +94,26 @@ def each_leaf(
     return jax.tree.unflatten(treedef, results)
 
 
-def _goes_in_rows(leaf: jax.Array, noise: Noise) -> bool:
+def _fits_rows(leaf: jax.Array, noise: Noise) -> bool:
     # Of several devices each draws its own part of a leaf, and would draw all of a matrix.
     one = jax.device_count() == 1 and out_sharding(leaf) is None  # a program for others has axes
     return one and float32_at_least(leaf) == jnp.float32 and fits(leaf.shape, noise.halves)
 
 
-def _in_rows(
+def _draw_rows(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
     noisy: Noisy,
 ) -> list[jax.Array]:
     """Noisy leaves of one dtype, made in one matrix."""
-    rows = Rows([leaf.shape for leaf in leaves], noise.halves)
-    return rows.unpacked(_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys))
+    rows = RowMatrix([leaf.shape for leaf in leaves], noise.halves)
+    return rows.unpacked(
+        _draw_once(lambda: noisy(rows.packed(leaves), noise.in_rows(keys, rows)), keys)
+    )
 
 
-def _in_stacks(
+def _draw_stacks(
     leaves: list[jax.Array],
     keys: jax.Array,
     noise: Noise,
@@ -134,13 +136,13 @@ def _in_stacks(
         return list(map(stack, groups))
 
     results = list(leaves)
-    for indices, parts in zip(groups, unstack(*_once(draw, keys)), strict=True):
+    for indices, parts in zip(groups, unstack(*_draw_once(draw, keys)), strict=True):
         for i, part in zip(indices, parts, strict=True):
             results[i] = part
     return results
 
 
-def _once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
+def _draw_once(draw: Callable[[], PyTree], keys: jax.Array) -> PyTree:
     """Returns `draw()`, noise or noisy sums, drawn once for all readers.
 
     On CPU, XLA fuses noise into whatever reads it, and where two do, such as the output of a filter

@@ -17,7 +17,7 @@ from dpoptax._noise.release import release
 from dpoptax._random.keys import check_threefry_key
 from dpoptax._random.tree_noise import standard_normal
 from dpoptax._tree import PyTree, widen
-from dpoptax.contrib._hyperspherical import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 _UNPROVEN = (
     "GeoDP's noise on the angles shrinks with the batch size, but the angles of a mean gradient "
@@ -40,7 +40,7 @@ def geodp(
     is gathered.
 
     Privacy: none is stated, and `dpoptax.accounting` refuses this mechanism. It is here to
-    reproduce the paper. With d = 20, B = 256, β = σ = 1 there are two neighbouring batches whose
+    reproduce the paper. With d = 20, B = 256, β = σ = 1 there are two neighboring batches whose
     mean gradients have first angles 0 and π, 54 standard deviations of the noise apart.
 
     Args:

@@ -77,7 +77,7 @@ def singular_value_shrinkage(
             return mean
         return map_singular_values(mean, lambda s: shrunk(s, matrix_shape(mean), noise))
 
-    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
+    return _shrink_mean(_each(leaf), stddev, decay, accumulator_dtype)
 
 
 def james_stein(
@@ -141,7 +141,7 @@ def james_stein(
         out = list(map(shrunk_leaf, leaves, squares, sizes))
         return jax.tree.unflatten(treedef, out)
 
-    return _of_mean(shrink, stddev, decay, accumulator_dtype)
+    return _shrink_mean(shrink, stddev, decay, accumulator_dtype)
 
 
 def orthogonalized(
@@ -154,7 +154,7 @@ def orthogonalized(
         scale = math.sqrt(max(1.0, columns / max(rows, 1)))
         return map_singular_values(mean, lambda s: scale * cosines(s, (rows, columns), noise))
 
-    return _of_mean(_each(leaf), stddev, decay, accumulator_dtype)
+    return _shrink_mean(_each(leaf), stddev, decay, accumulator_dtype)
 
 
 def _each(
@@ -164,7 +164,7 @@ def _each(
     return lambda mean, noise: jax.tree.map(lambda m: leaf(m, noise), mean)
 
 
-def _of_mean(
+def _shrink_mean(
     shrink: Callable[[PyTree, jax.Array], PyTree],
     stddev: float,
     decay: float,

@@ -84,7 +84,7 @@ def preset(name: str) -> Filter:
     return _PRESETS[name]
 
 
-def or_preset(
+def resolve_preset(
     b: Sequence[float] | None, a: Sequence[float], name: str
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Returns `b` and `a`, or the coefficients of the preset `name` if neither is given."""

@@ -10,10 +10,10 @@ from jax.typing import ArrayLike
 
 from dpoptax._tree import PyTree
 from dpoptax.tables._row_selection import table_rows
-from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
+from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 # Every number that stands for a row.
-_ALL = 2**31 - 1
+_MAX_INDEX = 2**31 - 1
 
 
 class Located(NamedTuple):
@@ -45,7 +45,7 @@ def look_up(table: Any, lookups: ArrayLike | Located) -> jax.Array:
     """
     if not isinstance(lookups, Located):
         if isinstance(table, TrainedRows):
-            raise TypeError(OTHER_USE)
+            raise TypeError(UNSUPPORTED_USE)
         table = jnp.asarray(table)
         return take_rows(table, table_rows(jnp.asarray(lookups), table.shape[0]))
     values = table.values if isinstance(table, TrainedRows) else jnp.asarray(table)
@@ -81,7 +81,7 @@ def locate(lookups: ArrayLike, rows: ArrayLike, table: jax.Array | None = None) 
     rows = jnp.asarray(rows)
     if rows.ndim != 1 or not rows.size:
         raise ValueError(f"rows have shape {rows.shape}: want (k,), at least one row to train")
-    size = _ALL if table is None else table.shape[0]
+    size = _MAX_INDEX if table is None else table.shape[0]
     wanted = table_rows(jnp.asarray(lookups), size)
     place = jnp.minimum(jnp.searchsorted(rows, wanted), rows.size - 1)
     known = (rows[place] == wanted) & (wanted < size)

@@ -38,7 +38,7 @@ class SelectedRows(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class OfRelease:
+class ReleaseContext:
     """Which release a sum is for: that whose rows its gradients are of.
 
     Attributes:
@@ -116,8 +116,8 @@ def row_selecting_noise(
             return noisy_mean_of(clipped, mechanism, state.noise.count, step_key), None
 
         def belongs(clipped: ClippedSum) -> jax.Array:
-            made, next_release = clipped.reference, of_release(state)
-            if not isinstance(made, OfRelease):
+            made, next_release = clipped.reference, release_context(state)
+            if not isinstance(made, ReleaseContext):
                 raise TypeError(
                     "nobody selected the rows of this sum: take it with "
                     "dpoptax.tables.selected_grad, which selects them by this stage's noise"
@@ -132,12 +132,12 @@ def row_selecting_noise(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def of_release(state: RowSelectingNoiseState) -> OfRelease:
+def release_context(state: RowSelectingNoiseState) -> ReleaseContext:
     """The release that comes next."""
-    return OfRelease(state.noise.count, imprint_of(state.noise).key)
+    return ReleaseContext(state.noise.count, imprint_of(state.noise).key)
 
 
-def rows_of_release(
+def select_release_rows(
     state: RowSelectingNoiseState, clip: RowSelectingClip, lookups: jax.Array, mask: jax.Array
 ) -> SelectedRows:
     """The rows of the release that comes next: a release of its own, with multiplier σ/√ρ."""

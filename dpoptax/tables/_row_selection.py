@@ -15,7 +15,7 @@ from dpoptax._tree import PyTree
 # Counts are whole multiples of a power of two, whose sum fits into int32.
 _COUNT_BITS = 30
 # Rows are numbered in int32, and one number more stands for none.
-_MOST_ROWS = 2**31 - 2
+_MAX_ROWS = 2**31 - 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class RowSelection:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"{name}={value!r}: want a whole number, fixed before jit")
-            if not 1 <= value <= _MOST_ROWS:
-                raise ValueError(f"{name}={value}: want a number from 1 to {_MOST_ROWS}")
+            if not 1 <= value <= _MAX_ROWS:
+                raise ValueError(f"{name}={value}: want a number from 1 to {_MAX_ROWS}")
             object.__setattr__(self, name, int(value))
         object.__setattr__(self, "threshold", positive("threshold", self.threshold))
         if self.capacity > self.table_size:

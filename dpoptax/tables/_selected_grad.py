@@ -18,11 +18,11 @@ from dpoptax.tables._lookups import locate, place_of, take_rows
 from dpoptax.tables._row_selecting_noise import (
     RowSelectingNoiseState,
     SelectedRows,
-    of_release,
-    rows_of_release,
+    release_context,
+    select_release_rows,
 )
 from dpoptax.tables._row_selection import RowSelectingClip
-from dpoptax.tables._trained_rows import OTHER_USE, TrainedRows
+from dpoptax.tables._trained_rows import UNSUPPORTED_USE, TrainedRows
 
 
 class SelectedGrad(NamedTuple):
@@ -110,7 +110,7 @@ def selected_grad(
     ) -> SelectedGrad:
         place, (lookups, rest) = place_of(params, where), batch
         leaves, structure = jax.tree.flatten(params)
-        selected = rows_of_release(state, clip, lookups, mask)
+        selected = select_release_rows(state, clip, lookups, mask)
         located = locate(lookups, selected.rows, leaves[place])
         leaves[place] = take_rows(leaves[place], selected.rows)
         small = jax.tree.unflatten(structure, leaves)
@@ -123,10 +123,10 @@ def selected_grad(
             except TypeError as error:
                 # JAX names the type that it cannot use, and not why it is there.
                 if TrainedRows.__name__ in str(error):
-                    error.add_note(OTHER_USE)
+                    error.add_note(UNSUPPORTED_USE)
                 raise
 
-        points = GradientPoints((small,), (1.0,), reference=of_release(state))
+        points = GradientPoints((small,), (1.0,), reference=release_context(state))
         sum_of = clipped_grad(loss, clip, microbatch_size=microbatch_size)
         clipped = sum_of(points, (located, rest), mask, key=key, ids=ids)
         return SelectedGrad(clipped, small, selected)

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import jax
 
-OTHER_USE = (
+UNSUPPORTED_USE = (
     "the loss uses a table of which some rows were selected other than by "
     "dpoptax.tables.look_up(table, lookups). A table that is used a second time, such as tied "
     "weights of a softmax, a norm of the whole table, or ids from elsewhere, has a gradient by all "
@@ -20,7 +20,7 @@ class TrainedRows:
         self.values = values
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(OTHER_USE)
+        raise TypeError(UNSUPPORTED_USE)
 
     __getitem__ = __len__ = __iter__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse

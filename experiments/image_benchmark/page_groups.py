@@ -250,7 +250,7 @@ def _relation(line: Line) -> str:
     """Describes the neighboring relation."""
     sampling = _sampling(line)
     sampler: Any = CyclicPoissonSampler if sampling == "in_order" else SAMPLERS[sampling]
-    return str(sampler.neighbouring_relation)
+    return str(sampler.neighboring_relation)
 
 
 def _method(line: Line) -> methods.Method:

@@ -11,7 +11,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from dpoptax._random.check_key import check_key
-from dpoptax.contrib._hyperspherical import from_hyperspherical, to_hyperspherical
+from dpoptax.contrib._coordinates import from_hyperspherical, to_hyperspherical
 
 
 class GeoDPErrors(NamedTuple):

@@ -32,7 +32,7 @@ class RunCost:
         steps: Number of steps that will run, at most those of the config.
         noise_multiplier: σ relative to the clip norm; 0 without privacy.
         epsilon: ε after `steps`; None where nothing is promised.
-        promise: "add-or-remove-one" or another neighbouring relation, with "user" where that is
+        promise: "add-or-remove-one" or another neighboring relation, with "user" where that is
             the unit, or why there is no promise.
         num_params: Number of parameters that are trained.
         num_frozen: Number of those that are not.
@@ -101,7 +101,7 @@ def plan_run(
         working = lower(run.chain).compile().memory_analysis().temp_size_in_bytes
     promise = "not private"
     if config.method.private:
-        promise = plan.sampler.neighbouring_relation + " user" * (config.unit == "user")
+        promise = plan.sampler.neighboring_relation + " user" * (config.unit == "user")
     return RunCost(
         config=config,
         dataset_size=size,
@@ -241,10 +241,13 @@ def _users(config: TrainConfig) -> str:
 def _attacks(plan: RunPlan) -> tuple[float, float] | None:
     if plan.delta is None or plan.epsilon(plan.permitted_steps) is None:
         return None
-    release = {"steps": plan.permitted_steps, "sampler": plan.priced}
-    noise, accounting = plan.noise_multiplier, dpoptax.accounting
-    least = float(accounting.trade_off(noise_multiplier=noise, **release)(0.01))
-    return 1 - least, accounting.gdp(noise_multiplier=noise, delta=plan.delta, **release)
+    planned = dpoptax.accounting.planned_guarantee(
+        noise_multiplier=plan.noise_multiplier,
+        steps=plan.permitted_steps,
+        sampler=plan.priced,
+        delta=plan.delta,
+    )
+    return 1 - float(planned.trade_off(0.01)), planned.gdp_mu(plan.delta)
 
 
 def _epsilon(cost: RunCost) -> str:

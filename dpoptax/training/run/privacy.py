@@ -77,7 +77,7 @@ class RunPlan:
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
 
-        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
         if self.delta is None or self.noise_multiplier == 0:
             return dict.fromkeys(steps)
@@ -118,6 +118,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
         config.batch_size,
         seed=seeds.of_batches(seed, config.generator),
         multiple_of=config.microbatch_size or 1,
+        unit=config.unit,
         **_turns(config, dataset_size),
     )
     if not config.method.private:
@@ -230,8 +231,11 @@ def _epsilon(**release: Any) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _curve(**release: Any) -> tuple[float, ...]:
-    return tuple(dpoptax.accounting.epsilon_curve(**release).tolist())
+def _curve(*, steps: tuple[int, ...], delta: float, **release: Any) -> tuple[float, ...]:
+    planned = dpoptax.accounting.planned_guarantee(
+        steps=max(steps, default=0), delta=delta, **release
+    )
+    return tuple(planned.epsilon_curve(steps, delta).tolist())
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:

@@ -98,9 +98,9 @@ def price(
         if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
             why = plan.unproven or f"{candidate.name} trains without privacy"
             return Price(reason=why)
-    delta, relation = plans[0].delta, plans[0].priced.neighbouring_relation
+    delta, relation = plans[0].delta, plans[0].priced.neighboring_relation
     assert delta is not None
-    relations = sorted({plan.priced.neighbouring_relation for plan in plans})
+    relations = sorted({plan.priced.neighboring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
     events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
@@ -108,19 +108,13 @@ def price(
 
     def selected(trials: list[Any], relation: str) -> float:
         if sweep.repetitions == "fixed":
-            return dpoptax.accounting.event_epsilon(
-                dpoptax.accounting.selection.all_of([trials[which] for which in chosen]),
-                delta,
-                accountant=plans[0].accountant,
-                neighbouring_relation=relation,
-            )
+            event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
+            return dpoptax.accounting.Guarantee(event, relation, plans[0].accountant).epsilon(delta)
         event = dpoptax.accounting.selection.best_of_random(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
         try:
-            return dpoptax.accounting.event_epsilon(
-                event, delta, accountant="rdp", neighbouring_relation=relation
-            )
+            return dpoptax.accounting.Guarantee(event, relation, "rdp").epsilon(delta)
         except ValueError as error:
             raise ConfigError(
                 f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "

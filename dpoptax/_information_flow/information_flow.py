@@ -1,4 +1,4 @@
-"""Finds which results of a step may be shown, and which depend on private data or on secrets."""
+"""Finds which results of a step may be shown, and which depend on private data or secrets."""
 
 import dataclasses
 import functools
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpoptax._ghost_clipping.explain import in_columns
-from dpoptax._information_flow.example_axes import LEADING
-from dpoptax._information_flow.following import LARGE, Follower
-from dpoptax._information_flow.indices import GIVEN
-from dpoptax._information_flow.labels import Holds, Label, kind
-from dpoptax._information_flow.source_lines import in_short, where
-from dpoptax._serialization import as_data
+from dpoptax._ghost_clipping.explain import format_table
+from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.example_axes import LEADING_AXIS
+from dpoptax._information_flow.label_follower import LARGE_CONSTANT, LabelFollower
+from dpoptax._information_flow.labels import Content, Label, shown_kind
+from dpoptax._information_flow.source_lines import source_of_result, type_text
+from dpoptax._serialization import key_to_data
 from dpoptax._tree import PyTree, nnx_kinds
 
 
@@ -47,20 +47,20 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class InformationFlow:
-    """Lists what a step shows; printing it gives a table of the private and secret results.
+    """Lists everything a step shows; printing it gives a table of private and secret results.
 
     Attributes:
       shown: every array that the function returns or passes to Python.
-      closed_over: types of the arrays, of 100 numbers or more, that the function has from outside
-        and not as arguments; they were taken for public.
-      joined: the operations, with their lines, that made a row of a batch of several examples
-        before it was clipped, or may have: what one example does is then bounded by no clip.
-      redrawn: the lines that draw noise by a key that is not known to be another than all that
-        noise is drawn by elsewhere, as `update` does twice from one state, in each turn of a loop,
-        or on each device of a `jax.shard_map`: the difference of two such releases has none.
+      closed_over: types of the arrays, of 100 numbers or more, that the function closes over
+        instead of taking them as arguments. They are treated as public.
+      joined: the operations, with their lines, that combined several examples in one row before the
+        clip, or may have. No clip then bounds the contribution of one example.
+      redrawn: the lines that may draw noise by a key that draws noise elsewhere. Examples are two
+        calls of `update` with one state, each turn of a loop, or each device of a `jax.shard_map`.
+        The difference of two such releases has no noise.
       uncounted: the lines that select rows of a table by `dpoptax.tables.selected_grad` for a
-        release whose `update` the function does not surely call: no ledger has them then, and they
-        are private.
+        release whose `update` the function may not call. No ledger then has them, and they are
+        private.
     """
 
     shown: tuple[Shown, ...]
@@ -91,7 +91,7 @@ class InformationFlow:
         for rest in ("released", "public"):
             number = sum(each.kind == rest for each in self.shown)
             rows += [(rest, f"{number} more", "", "")] if number else []
-        table = in_columns([("kind", "result", "type", "computed in"), *rows])
+        table = format_table([("kind", "result", "type", "computed in"), *rows])
         if self.joined:
             table += f"\nexamples are joined in front of a clip: {', '.join(self.joined)}"
         if self.redrawn:
@@ -169,10 +169,10 @@ def information_flow(
     >>> [(each.path, each.type) for each in flow.private]
     [('[2]', 'float32[]')]
     """
-    of_arguments = [Holds.NOTHING] * len(args)
+    of_arguments = [Content.NOTHING] * len(args)
     for name, given_numbers, holds in (
-        ("private_argnums", private_argnums, Holds.PRIVATE),
-        ("secret_argnums", secret_argnums, Holds.SECRET),
+        ("private_argnums", private_argnums, Content.PRIVATE),
+        ("secret_argnums", secret_argnums, Content.SECRET),
     ):
         for number in (given_numbers,) if isinstance(given_numbers, int) else given_numbers:
             if number not in range(len(args)):
@@ -183,8 +183,12 @@ def information_flow(
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
-    few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE) < LARGE}
-    follower = Follower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
+    few = {
+        var: x
+        for var, x in closed_over
+        if getattr(var.aval, "size", LARGE_CONSTANT) < LARGE_CONSTANT
+    }
+    follower = LabelFollower({var: np.asarray(key_to_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
         for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
@@ -193,40 +197,48 @@ def information_flow(
     results, after = follower.follow(traced.jaxpr, given)
     for var, label, begun in zip(traced.jaxpr.invars, after, given, strict=True):
         if label.holds != begun.holds:
-            follower.note("reference among the arguments", in_short(var), label)
+            follower.note("reference among the arguments", type_text(var), label)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
     shown = [
-        Shown(path, kind(follower.told(label), bool(of)), in_short(var), where(traced.jaxpr, var))
+        Shown(
+            path,
+            shown_kind(follower.final_content(label), bool(of)),
+            type_text(var),
+            source_of_result(traced.jaxpr, var),
+        )
         for path, label, var, of in zip(
             paths, results, traced.jaxpr.outvars, _stage_fields(shapes), strict=True
         )
     ]
     seen = [
-        Shown(name, kind(follower.told(label)), "", line)
+        Shown(name, shown_kind(follower.final_content(label)), "", line)
         for (name, line), label in follower.seen.items()
     ]
     found = follower.closed_over, follower.joined, follower.redrawn, follower.uncounted
     return InformationFlow((*shown, *seen), *map(tuple, found))
 
 
-def _labels(arg: PyTree, numbered: Callable[..., int], holds: Holds) -> list[Label]:
-    """Returns the label of each leaf of an argument, with the secrets of noise stages in it."""
+def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[Label]:
+    """Returns the label of each leaf of an argument, including secrets of noise stages."""
     labels = []
     for place, (leaf, fields) in enumerate(
         zip(jax.tree.leaves(arg), _stage_fields(arg), strict=True)
     ):
-        own = holds | Holds.SECRET if fields - {"count", "imprint"} else holds
-        if Holds.PRIVATE in own:
-            labels.append(Label(own, LEADING if jnp.ndim(leaf) else None))
+        own = holds | Content.SECRET if fields - {"count", "imprint"} else holds
+        if Content.PRIVATE in own:
+            labels.append(Label(own, LEADING_AXIS if jnp.ndim(leaf) else None))
         else:
-            labels.append(Label(own, number=numbered(place, jnp.shape(leaf)), entries=GIVEN))
+            labels.append(
+                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_ENTRIES)
+            )
     return labels
 
 
 def _stage_fields(tree: PyTree) -> list[set[Any]]:
     """Returns, for each leaf, the fields of noise stages' states that contain it.
 
-    A noise stage's state is what has an imprint, also where flax.nnx made a dictionary of it.
+    A noise stage's state is recognized by its imprint, even where flax.nnx has made a dictionary of
+    it.
     """
     paths = [
         [getattr(k, "name", getattr(k, "key", k)) for k in path]
@@ -237,7 +249,7 @@ def _stage_fields(tree: PyTree) -> list[set[Any]]:
 
 
 def _check_pure(args: PyTree) -> None:
-    """Raises where arguments are objects of flax.nnx, whose values a function may write to."""
+    """Raises if arguments are flax.nnx objects, whose values a function may write to."""
 
     def is_object(x: object) -> bool:
         return not nnx_kinds(x).isdisjoint({"Pytree", "Variable"})

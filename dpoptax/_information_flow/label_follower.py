@@ -1,4 +1,4 @@
-"""Following labels through a traced program, equation by equation."""
+"""Follows labels through a traced program, equation by equation."""
 
 import contextlib
 import dataclasses
@@ -10,51 +10,60 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dpoptax._ghost_clipping.trace.derived_values import inside
-from dpoptax._ghost_clipping.trace.example_separation import CALLS, HIDDEN
-from dpoptax._ghost_clipping.trace.program import scan_parts, type_of
-from dpoptax._information_flow import example_axes, operations
-from dpoptax._information_flow.derivations import Derivations, Place
-from dpoptax._information_flow.indices import UNKNOWN, entries, is_integer, name_each_once
-from dpoptax._information_flow.labels import DATA, NOTHING, Holds, Label, decided, either, marked
-from dpoptax._information_flow.random_draws import Draws
-from dpoptax._information_flow.repeats import Repeats, apart_behind, manual
-from dpoptax._information_flow.selections import Selections
-from dpoptax._information_flow.source_lines import in_short, line
+from dpoptax._information_flow import axis_rules, example_axes
+from dpoptax._information_flow.derivations import Derivations, ProgramPath
+from dpoptax._information_flow.entry_facts import (
+    UNKNOWN_ENTRIES,
+    indices_are_unique,
+    is_integer,
+    result_entries,
+)
+from dpoptax._information_flow.labels import (
+    EMPTY_LABEL,
+    PRIVATE_CONTENT,
+    Content,
+    Label,
+    apply_mark,
+    condition_label,
+    join_labels,
+)
+from dpoptax._information_flow.loop_labels import LoopLabels, manual_axes, varying_axes
+from dpoptax._information_flow.random_draws import NoiseDraws
+from dpoptax._information_flow.selections import RowSelections
+from dpoptax._information_flow.source_lines import source_line, type_text
+from dpoptax._jaxprs import HIJAX_CALL, PROGRAM_CALLS, scan_parts, subprograms, type_of
 from dpoptax._marks import CLIPPED, COUNTED, EXAMPLES, FOLDED, NOISE, RELEASE, SELECTED
 from dpoptax._pricing.checks import is_hashable
 
-# Primitives that call a program with their operands, in order, and return its results.
-_CALLS = {*CALLS, "custom_vjp_call_jaxpr", "custom_vmap_call", "eval_jaxpr"}
-# Operations that return what they get.
-_SAME = {
+# Operations that return their operands.
+_IDENTITY_PRIMITIVES = {
     *("copy", "copy_p", "device_put", "layout_constraint", "mesh_cast", "optimization_barrier"),
     *("pvary", "random_clone", "reshard", "sharding_constraint"),
 }
-# What goes into a clip, and comes out of it.
-_INTO = {EXAMPLES: Holds.PRIVATE, CLIPPED: Holds.EXAMPLES}
-_OTHERWISE = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
-# What runs a program once, whenever it runs.
-_ONCE = {HIDDEN, *_CALLS, "shard_map"}
-_OTHER_TURN = "another turn of a loop"
-_Turn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
+# Data that a clip expects at its entry and at its exit.
+_EXPECTED_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
+_JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
+# Operations that run a program once whenever they run.
+_SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
+_SECOND_TURN = "another turn of a loop"
+_FollowTurn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
 
-LARGE = 100
-"""Numbers from which an array that a function closes over is worth a word: it may be data."""
+LARGE_CONSTANT = 100
+"""Closed-over arrays of at least this size are reported, since they may be data."""
 
 
-class Follower:
+class LabelFollower:
     """Follows labels from the operands of a program to its results.
 
     Attributes:
-      seen: what is shown other than as a result, by name and line.
+      seen: values shown other than as a result, by name and line.
       closed_over: types of large arrays among the constants, each once, in order.
-      joined: operations that joined examples in front of a clip, with their lines, likewise.
-      redrawn: the lines where noise may be drawn that another line drew, likewise.
+      joined: operations that combined examples before a clip, with their lines, likewise.
+      redrawn: lines where noise may be drawn again that another line drew, likewise.
     """
 
     def __init__(self, constants: Mapping[Var, bytes]) -> None:
-        """Begins with the bits of what the program closes over, where these are few."""
+        """Starts with the bits of the small arrays that the program closes over."""
         self._constants = constants
         self.seen: dict[tuple[str, str], Label] = {}
         self.closed_over: dict[str, None] = {}
@@ -62,47 +71,46 @@ class Follower:
         self.redrawn: dict[str, None] = {}
         self._derivations = Derivations()
         self.number = self._derivations.number
-        self._draws = Draws(self._derivations)
-        self._selections = Selections(self._derivations)
-        # Of a release what has keys of its own: the points of a jax.vmap, by its axis, and devices,
-        # by the axes of their mesh.
+        self._draws = NoiseDraws(self._derivations)
+        self._selections = RowSelections(self._derivations)
+        # For each release, the axes along which keys differ: axes of a jax.vmap, and mesh axes.
         self._keys: dict[Hashable, frozenset[Hashable]] = {}
-        # The operation that is followed, behind those around it and the branches that these took.
+        # The equation being followed, after its enclosing ones and the branches they took.
         self._within: list[JaxprEqn | Jaxpr | str] = []
         self._expansions: dict[int, Jaxpr] = {}
 
     def note(self, name: str, where: str, label: Label) -> None:
-        """That something is shown other than as a result."""
-        self.seen[name, where] = either((self.seen.get((name, where), label), label))
+        """Records that a value is shown other than as a result."""
+        self.seen[name, where] = join_labels((self.seen.get((name, where), label), label))
 
-    def told(self, label: Label) -> Holds:
-        """What a value tells of, once all is followed: what no stage counted is private."""
+    def final_content(self, label: Label) -> Content:
+        """Returns a value's content after all is followed; uncounted selections are private."""
         counted = self._selections.are_counted(label.selections)
-        return label.holds if counted else label.holds | Holds.PRIVATE
+        return label.holds if counted else label.holds | Content.PRIVATE
 
     @property
     def uncounted(self) -> dict[str, None]:
-        """The lines that select rows for a release that is not surely counted, each once."""
+        """Returns the lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
     def follow(
-        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = NOTHING
+        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
     ) -> tuple[list[Label], list[Label]]:
-        """The labels of a program's results, and of its arguments after it.
+        """Returns the labels of a program's results, and of its arguments afterwards.
 
-        The latter are other ones than before where the arguments are references, and written to.
+        Labels of arguments change if the arguments are references and the program writes to them.
 
         Args:
           jaxpr: the program.
           given: the labels of its arguments.
-          around: that of what decides whether it runs.
+          around: the label of the values that decide whether it runs.
         """
         labels = {
             var: Label(number=self.number("constant", self._constants.get(var, var)))
             for var in jaxpr.constvars
         }
-        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE]
-        self.closed_over |= {in_short(var): None for var in large}
+        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_CONSTANT]
+        self.closed_over |= {type_text(var): None for var in large}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
         def label(atom: Var | Literal) -> Label:
@@ -117,10 +125,10 @@ class Follower:
             with self._inside(eqn):
                 results, written = self._step(eqn, read, around)
                 for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
-                    labels[var] = self._numbered(decided(each, around), eqn, read, i)
+                    labels[var] = self._numbered(condition_label(each, around), eqn, read, i)
             for atom, after in zip(eqn.invars, written, strict=True):
                 if isinstance(atom, Var) and is_reference(atom):
-                    labels[atom] = decided(either((labels[atom], after)), around)
+                    labels[atom] = condition_label(join_labels((labels[atom], after)), around)
         for var in filter(is_reference, jaxpr.constvars):
             self.note("reference closed over", "", labels[var])
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
@@ -134,11 +142,11 @@ class Follower:
     def _step(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
-        """The labels of an equation's results, and of its operands after it."""
+        """Returns the labels of an equation's results, and of its operands afterwards."""
         name = eqn.primitive.name
         if name == "name":
             return [self._marked(eqn, read[0])], read
-        if name in _SAME:
+        if name in _IDENTITY_PRIMITIVES:
             return read, read
         if name == "scan":
             return self._scan(eqn, read, around)
@@ -150,26 +158,26 @@ class Follower:
             return self._shard_map(eqn, read, around)
         if eqn.params.get("name") == FOLDED:
             return [self._folded(read)], read
-        inner = [self._expanded(eqn)] if name == HIDDEN else inside(eqn.params)
+        inner = [self._expanded(eqn)] if name == HIJAX_CALL else subprograms(eqn.params)
         called = len(inner) == 1 and len(inner[0].invars) == len(read)
-        if name in {HIDDEN, *_CALLS} and called:
+        if name in {HIJAX_CALL, *PROGRAM_CALLS} and called:
             return self.follow(inner[0], read, around)
         if "callback" in name or name in ("check", "debug_print", "outfeed"):
-            self.note(name, self._line(), either((around, *read)))
+            self.note(name, self._line(), join_labels((around, *read)))
         results = self._applied(eqn, read)
-        # Also of references, into which each turn of a loop may have written rows of its own.
-        together = dataclasses.replace(either(read), rows=None, number=None)
-        for each in inner:  # what is called otherwise may read all, tell all, and run many times
+        # References lose their rows too: each turn of a loop may have written other rows.
+        together = dataclasses.replace(join_labels(read), rows=None, number=None)
+        for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
-            with self._inside(_OTHER_TURN):
+            with self._inside(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
     def _folded(self, read: list[Label]) -> Label:
-        """That of a key that was made of a key and a number."""
+        """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        return dataclasses.replace(either(read), number=folded, entries=UNKNOWN)
+        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_ENTRIES)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")
@@ -178,18 +186,21 @@ class Follower:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
         *around, _ = here = self._here()
         clip = tuple(around)
-        after = marked(label, name, clip)
-        if Holds.PRIVATE in after.holds and label.holds & DATA == _INTO.get(name):
-            self.joined[label.joined or _OTHERWISE[name]] = None
+        after = apply_mark(label, name, clip)
+        if (
+            Content.PRIVATE in after.holds
+            and label.holds & PRIVATE_CONTENT == _EXPECTED_CONTENT.get(name)
+        ):
+            self.joined[label.joined or _JOIN_CAUSES[name]] = None
         again = False
-        apart = label.apart
+        apart = label.varying
         if name == RELEASE or label.entries.distinct:
             apart = apart.union(("jax.vmap", axis) for axis in mapped)
         if name == NOISE:
             self._keys[clip] = apart
             self._selections.draw(clip, label.number)
-            again = self._draws.again(label.number, here, single=not mapped)
-        elif name == RELEASE and label.has_data:  # many with the noise of one
+            again = self._draws.repeats(label.number, here, single=not mapped)
+        elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
         elif name == SELECTED:
             selection = self._selections.select(clip, self._optional(), self._line())
@@ -198,59 +209,59 @@ class Follower:
             self._selections.count(clip, self._optional())
         if again:
             self.redrawn[self._line()] = None
-            after = dataclasses.replace(after, holds=after.holds | Holds.PRIVATE)
+            after = dataclasses.replace(after, holds=after.holds | Content.PRIVATE)
         return after
 
     def _numbered(self, label: Label, eqn: JaxprEqn, read: list[Label], place: int) -> Label:
-        """A result of an operation, with a number if it has none."""
+        """Returns the label of a result, with a number if it has none."""
         if label.has_data or label.number is not None:
             return label
-        of = self._here() if Holds.RELEASED in label.holds else self._run(eqn, read)
+        of = self._here() if Content.RELEASED in label.holds else self._run(eqn, read)
         return dataclasses.replace(label, number=self.number(of, place))
 
     def _run(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
-        """The same for runs that make the same of what is public, where all noise is another."""
+        """Returns an identity of a run, equal for runs with equal public inputs and fresh noise."""
         numbers = ["data" if label.has_data else label.number for label in read]
         return self._computed(eqn, numbers) or self._here()
 
-    def _optional(self) -> Place:
-        """The loops, branches and unknown calls around it: what need not run, or not once."""
+    def _optional(self) -> ProgramPath:
+        """Returns the enclosing loops, branches and unknown calls, which may not run once."""
         return tuple(
             id(each)
             for each in self._within[:-1]
             if isinstance(each, Jaxpr)
-            or (isinstance(each, JaxprEqn) and each.primitive.name not in _ONCE)
+            or (isinstance(each, JaxprEqn) and each.primitive.name not in _SINGLE_RUN_CALLS)
         )
 
-    def _here(self) -> Place:
+    def _here(self) -> ProgramPath:
         return tuple(map(id, self._within))
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
-        """The labels of the results of an operation on all that it reads."""
+        """Returns the labels of the results of an operation without a known program."""
         numbers = [label.number for label in read]
-        together = either(read)
-        together = dataclasses.replace(together, apart=apart_behind(eqn, together.apart))
-        if not eqn.outvars:  # as of a callback that returns nothing
+        together = join_labels(read)
+        together = dataclasses.replace(together, varying=varying_axes(eqn, together.varying))
+        if not eqn.outvars:  # such as a callback without results
             return []
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
-            of_each = entries(eqn, of, numbers, self._derivations)
+            of_each = result_entries(eqn, of, numbers, self._derivations)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(of_each)
             ]
-        if eqn.primitive.name == "gather" and not name_each_once(eqn, read[1].entries):
+        if eqn.primitive.name == "gather" and not indices_are_unique(eqn, read[1].entries):
             numbers[1] = None
         given = {i: label.rows for i, label in enumerate(read) if label.has_data}
-        found = dataclasses.replace(together, rows=operations.after(eqn, given, numbers))
+        found = dataclasses.replace(together, rows=axis_rules.result_axes(eqn, given, numbers))
         if found.rows is None and not found.joined:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
 
     def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
-        """What an operation computes: equal for equal results; None where nothing says so."""
+        """Returns an identity of a computation, equal for equal results, or `None`."""
         name, parameters = eqn.primitive.name, sorted(eqn.params.items())
-        if name == "random_split":  # behind the axes of keys
+        if name == "random_split":  # the key's own axes come before the new one
             parameters.append(("axes", len(type_of(eqn.invars[0]).shape)))
         what = name, tuple(parameters), tuple(numbers)
         drawn = eqn.effects or name == "rng_uniform"
@@ -260,8 +271,8 @@ class Follower:
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
         decides, *operands = read
-        inner = decided(around, decides)
-        branches, programs = [], inside(eqn.params)
+        inner = condition_label(around, decides)
+        branches, programs = [], subprograms(eqn.params)
         for each in programs:
             self._draws.add_branch(each)
             with self._inside(each):
@@ -270,11 +281,11 @@ class Follower:
             [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
         )
-        return [decided(each, decides) for each in results], [decides, *written]
+        return [condition_label(each, decides) for each in results], [decides, *written]
 
     def _chosen(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
-        """That of what one of the branches of a choice made."""
-        found, numbers = either(labels), [label.number for label in labels]
+        """Returns the label of a value computed by one of several branches."""
+        found, numbers = join_labels(labels), [label.number for label in labels]
         if found.has_data or found.number is not None or None in numbers:
             return found
         made = zip(map(id, branches), numbers, strict=True)
@@ -287,22 +298,24 @@ class Follower:
         turns, last = self._repeats(eqn, read), first + number
 
         def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
-            """The labels behind a turn: of its results, and of what the loop reads."""
-            carry = turns.other(now[first:last]) if other else now[first:last]
+            """Returns the labels after a turn: of its results, and of the operands of the loop."""
+            carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
-                turns.inner(label, example_axes.scanned, i, other=other)
+                turns.enter(label, example_axes.slice_scan, i, other=other)
                 for i, label in enumerate(now[last:])
             ]
             given = [*now[:first], *carry, *slices]
             results, written = self.follow(eqn.params["jaxpr"].jaxpr, given, around)
             length = eqn.params["length"]
-            carried = turns.carried(written[first:last], results[:number], length)
-            behind = _written(eqn.invars[last:], now[last:], written[last:])
+            carried = turns.carry(written[first:last], results[:number], length)
+            behind = _written_labels(eqn.invars[last:], now[last:], written[last:])
             return [*carried, *results[number:]], [*written[:first], *carried, *behind]
 
         results, now = self._turns(turn, read, several=eqn.params["length"] > 1)
-        stacks = [turns.outer(x, example_axes.stacked, i) for i, x in enumerate(results[number:])]
-        return [*turns.ended(results[:number]), *stacks], now
+        stacks = [
+            turns.leave(x, example_axes.stack_turns, i) for i, x in enumerate(results[number:])
+        ]
+        return [*turns.last_turn(results[:number]), *stacks], now
 
     def _while(
         self, eqn: JaxprEqn, read: list[Label], around: Label
@@ -312,28 +325,28 @@ class Follower:
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
         def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
-            """The labels behind a turn: of its results, and of what the loop reads."""
+            """Returns the labels after a turn: of its results, and of the operands of the loop."""
             tested, used, carry = now[:first], now[first:last], now[last:]
-            carry = turns.other(carry) if other else carry
+            carry = turns.next_turn(carry) if other else carry
             (decides,), _ = self.follow(test, [*tested, *carry], around)
-            results, written = self.follow(body, [*used, *carry], decided(around, decides))
-            results = [decided(each, decides) for each in results]
-            carried = turns.carried(written[second:], results, math.inf)
-            return carried, _alike(eqn.invars, [*tested, *written[:second], *carried])
+            results, written = self.follow(body, [*used, *carry], condition_label(around, decides))
+            results = [condition_label(each, decides) for each in results]
+            carried = turns.carry(written[second:], results, math.inf)
+            return carried, _join_references(eqn.invars, [*tested, *written[:second], *carried])
 
         results, now = self._turns(turn, read, several=True)
-        return turns.ended(results), now
+        return turns.last_turn(results), now
 
     def _turns(
-        self, turn: _Turn, read: list[Label], *, several: bool
+        self, turn: _FollowTurn, read: list[Label], *, several: bool
     ) -> tuple[list[Label], list[Label]]:
-        """What holds behind any turn of a loop: with what one makes, it makes no more.
+        """Returns labels that hold after any turn: one more turn leaves them unchanged.
 
-        What it carries has to be known before it can be told whether two turns draw one noise. So
-        turns are followed without that at first. Where there are `several`, another is followed
-        with the last one, with other names for what turns change.
+        Whether two turns draw the same noise depends on the carried values. So turns are first
+        followed without recording draws, until the labels are stable. If there are `several` turns,
+        two are then followed, with different names for the values that turns change.
         """
-        with self._draws.unjudged() as judged:
+        with self._draws.suspended() as judged:
             now, (results, after) = read, turn(read, False)
             while after != now:
                 now, (results, after) = after, turn(after, False)
@@ -342,7 +355,7 @@ class Follower:
             self._draws.forget(before)
             results, after = turn(now, False)
             if after == now and several:
-                with self._inside(_OTHER_TURN):
+                with self._inside(_SECOND_TURN):
                     others, after = turn(now, True)
                 results = [
                     dataclasses.replace(
@@ -360,27 +373,32 @@ class Follower:
     def _shard_map(
         self, eqn: JaxprEqn, read: list[Label], around: Label
     ) -> tuple[list[Label], list[Label]]:
-        devices, (jaxpr,) = self._repeats(eqn, read), inside(eqn.params)
+        devices, (jaxpr,) = self._repeats(eqn, read), subprograms(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []
         for i, (label, spec) in enumerate(zip(read, into, strict=True)):
-            part = devices.inner(label, functools.partial(example_axes.split, spec=spec), i)
+            part = devices.enter(label, functools.partial(example_axes.split_devices, spec=spec), i)
             given.append(
-                dataclasses.replace(part, apart=part.apart.union(*map(example_axes.names, spec)))
+                dataclasses.replace(
+                    part, varying=part.varying.union(*map(example_axes.mesh_axes, spec))
+                )
             )
         found, written = self.follow(jaxpr, given, around)
         results = []
         for i, (label, spec) in enumerate(zip(found, out_of, strict=True)):
-            whole = devices.outer(label, functools.partial(example_axes.united, spec=spec), i)
-            results.append(dataclasses.replace(whole, apart=whole.apart - manual(eqn)))
-        return results, _written(eqn.invars, read, written)
+            whole = devices.leave(label, functools.partial(example_axes.join_devices, spec=spec), i)
+            results.append(dataclasses.replace(whole, varying=whole.varying - manual_axes(eqn)))
+        return results, _written_labels(eqn.invars, read, written)
 
-    def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> Repeats:
+    def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> LoopLabels:
         name = f"{eqn.primitive.name} in {self._line()}"
-        return Repeats(eqn, read, name, self._derivations, self._run(eqn, read))
+        return LoopLabels(eqn, read, name, self._derivations, self._run(eqn, read))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
-        """The program of an operation; one for each, as places in loops go by what stands there."""
+        """Returns the program of a hijax operation, always the same object for one equation.
+
+        Places in loops are identified by the objects on the way.
+        """
         operation = eqn.params["_prim"]
 
         def program(*operands: jax.Array) -> Any:
@@ -392,25 +410,27 @@ class Follower:
         return self._expansions[id(eqn)]
 
     def _line(self) -> str:
-        """That of the operation, or of the call of a function that does not know its own."""
+        """Returns the line of the equation, or of the enclosing call if it has none."""
         around = [each for each in reversed(self._within) if isinstance(each, JaxprEqn)]
-        return next(filter(None, map(line, around)), "") or line(around[0], inner=True)
+        return next(filter(None, map(source_line, around)), "") or source_line(
+            around[0], inner=True
+        )
 
 
-def _written(
+def _written_labels(
     atoms: Sequence[Var | Literal], before: Sequence[Label], after: Sequence[Label]
 ) -> list[Label]:
-    """The labels of operands after a program that got parts of them."""
+    """Returns the labels of operands after a program that got parts of them."""
     return [
-        either(each) if is_reference(atom) else each[0]
+        join_labels(each) if is_reference(atom) else each[0]
         for atom, each in zip(atoms, zip(before, after, strict=True), strict=True)
     ]
 
 
-def _alike(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
-    """The labels of operands of which several may be one reference."""
+def _join_references(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Label]:
+    """Returns the labels of operands, of which several may be one reference."""
     return [
-        either(each for other, each in zip(atoms, labels, strict=True) if other is atom)
+        join_labels(each for other, each in zip(atoms, labels, strict=True) if other is atom)
         if is_reference(atom)
         else label
         for atom, label in zip(atoms, labels, strict=True)
@@ -418,5 +438,5 @@ def _alike(atoms: Sequence[Var | Literal], labels: Sequence[Label]) -> list[Labe
 
 
 def is_reference(atom: Var | Literal) -> bool:
-    """Whether it is a `jax.Ref`."""
+    """Returns whether a value is a `jax.Ref`."""
     return hasattr(atom.aval, "inner_aval")

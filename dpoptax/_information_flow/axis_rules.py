@@ -1,8 +1,9 @@
-"""What operations make of the rows of a batch.
+"""Gives, for each operation, where its results have the examples of a batch.
 
-Most make each row of what they return of that row of what they were given: then a row is still of
-one example, and clipping it bounds what that one does. A mean over the batch, a row added to its
-neighbour, do not. An operation that is not known here counts as one that joins rows.
+Most operations compute each row of the result from the same row of the operands. Each row then
+still belongs to one example, and a clip bounds that example's contribution. A mean over the batch,
+or adding a row to its neighbor, combines rows. Operations that are not listed here count as
+combining rows.
 """
 
 import dataclasses
@@ -13,69 +14,69 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from dpoptax._ghost_clipping.trace.example_separation import (
-    has_keys_by_place,
+    converges_jointly,
+    has_positional_keys,
     named_axes,
-    runs_to_the_last,
 )
-from dpoptax._information_flow.example_axes import Along, Rows
+from dpoptax._information_flow.example_axes import AxisDigit, ExampleAxes
 
 
-def after(
-    eqn: JaxprEqn, given: Mapping[int, Rows | None], numbers: Sequence[Hashable | None]
-) -> Rows | None:
-    """The rows of an operation's results; None where it joins them.
+def result_axes(
+    eqn: JaxprEqn, given: Mapping[int, ExampleAxes | None], numbers: Sequence[Hashable | None]
+) -> ExampleAxes | None:
+    """Returns the example axes of an operation's results, or `None` if it combines rows.
 
     Args:
-      eqn: the operation, which has no program of the user's in it.
-      given: those of its operands with private data, by their places.
-      numbers: of each operand what is equal for equal values, None where nothing is.
+      eqn: the operation, which contains no program of the user's.
+      given: the example axes of operands with private data, by position.
+      numbers: for each operand, a value that is equal for equal operands, or `None`.
     """
-    found = {rows and _after_one(eqn, i, rows, numbers) for i, rows in given.items()}
+    found = {rows and _axes_after_operand(eqn, i, rows, numbers) for i, rows in given.items()}
     alike = found.pop() if len(found) == 1 else None
     parts = [rows for rows in given.values() if rows]
     if alike is None and eqn.primitive.name == "concatenate" and len(parts) == len(eqn.invars):
-        return _put_together(parts, eqn.params["dimension"])
+        return _concatenate_slices(parts, eqn.params["dimension"])
     return alike
 
 
-def _after_one(
-    eqn: JaxprEqn, operand: int, rows: Rows, numbers: Sequence[Hashable | None]
-) -> Rows | None:
-    """As far as one operand decides."""
+def _axes_after_operand(
+    eqn: JaxprEqn, operand: int, rows: ExampleAxes, numbers: Sequence[Hashable | None]
+) -> ExampleAxes | None:
+    """Returns the example axes of the results as far as one operand decides."""
     name, shape = eqn.primitive.name, _shape(eqn.invars[operand])
     if not rows.digits:
         return rows
     if _communicates(eqn) or "callback" in name:
         return None
-    if not rows.along:
+    if not rows.axes:
         return rows
-    if runs_to_the_last(name) or has_keys_by_place(eqn):
+    if converges_jointly(name) or has_positional_keys(eqn):
         return None
-    if any(digit.axis >= len(shape) for digit in rows.along):
+    if any(digit.axis >= len(shape) for digit in rows.axes):
         return None
-    chosen = _chosen(eqn, operand, rows, numbers)
+    chosen = _select_rows(eqn, operand, rows, numbers)
     if chosen is not None:
         return chosen
     if name == "reshape":
         order = list(eqn.params["dimensions"] or range(len(shape)))
-        given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.along]
-        along = _reshaped(given, [shape[axis] for axis in order], _shape(eqn.outvars[0]))
-        return None if along is None else rows.laid_out(along)
-    if name not in _RULES:
+        given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.axes]
+        along = _reshape_digits(given, [shape[axis] for axis in order], _shape(eqn.outvars[0]))
+        return None if along is None else rows.placed(along)
+    if name not in _AXIS_RULES:
         return None
-    moved = [_RULES[name](eqn, operand, digit) for digit in rows.along]
+    moved = [_AXIS_RULES[name](eqn, operand, digit) for digit in rows.axes]
     found = [digit for digit in moved if digit is not None]
-    if len(found) < len(moved) or not _fits(eqn, shape, rows.along, found):
+    if len(found) < len(moved) or not _has_room(eqn, shape, rows.axes, found):
         return None
-    return rows.moved(found)
+    return rows.permuted(found)
 
 
-def _put_together(parts: Sequence[Rows], axis: int) -> Rows | None:
-    """The rows of slices one behind the other; None where they are not."""
+def _concatenate_slices(parts: Sequence[ExampleAxes], axis: int) -> ExampleAxes | None:
+    """Returns the example axes of consecutive slices, or `None` for other parts."""
     slices = []
     for part in parts:
         match part.drawn:
-            case (*of, ("slice", length, start, end, None | 1)) if part.along == (Along(axis),):
+            case (*of, ("slice", length, start, end, None | 1)) if part.axes == (AxisDigit(axis),):
                 slices.append(((part.digits, of, length), start, end))
             case _:
                 return None
@@ -87,7 +88,7 @@ def _put_together(parts: Sequence[Rows], axis: int) -> Rows | None:
     digits, of, length = these
     whole = (first, last) == (0, length)
     drawn = of if whole else (*of, ("slice", length, first, last, None))
-    return Rows(digits, tuple(drawn))
+    return ExampleAxes(digits, tuple(drawn))
 
 
 def _shape(atom: Var | Literal) -> tuple[int, ...]:
@@ -95,14 +96,14 @@ def _shape(atom: Var | Literal) -> tuple[int, ...]:
 
 
 def _communicates(eqn: JaxprEqn) -> bool:
-    """Whether devices of a mesh exchange values."""
+    """Returns whether devices of a mesh exchange values."""
     return bool(named_axes(eqn.effects)) or "axis_name" in eqn.params
 
 
-def _fits(
-    eqn: JaxprEqn, shape: Sequence[int], before: Sequence[Along], along: Sequence[Along]
+def _has_room(
+    eqn: JaxprEqn, shape: Sequence[int], before: Sequence[AxisDigit], along: Sequence[AxisDigit]
 ) -> bool:
-    """Whether all results have room for as many examples: rules are for the usual case."""
+    """Returns whether all results have as many examples; the rules cover only the usual case."""
     return all(
         new.axis < len(_shape(out)) and _shape(out)[new.axis] * old.run == shape[old.axis] * new.run
         for out in eqn.outvars
@@ -110,17 +111,17 @@ def _fits(
     )
 
 
-def _chosen(
-    eqn: JaxprEqn, operand: int, rows: Rows, numbers: Sequence[Hashable | None]
-) -> Rows | None:
-    """Where public indices choose among the rows, or set them among public ones; else None."""
-    name, params, along = eqn.primitive.name, eqn.params, list(rows.along)
+def _select_rows(
+    eqn: JaxprEqn, operand: int, rows: ExampleAxes, numbers: Sequence[Hashable | None]
+) -> ExampleAxes | None:
+    """Returns the axes if public indices select rows, or place them among public ones."""
+    name, params, along = eqn.primitive.name, eqn.params, list(rows.axes)
     if len(along) > 1 or along[0].run > 1 or (operand and name != "concatenate"):
         return None
-    (axis,) = (digit.axis for digit in rows.along)
+    (axis,) = (digit.axis for digit in rows.axes)
     length = _shape(eqn.invars[operand])[axis]
     by: tuple[Hashable, ...] = ()
-    if name == "slice" and not _whole(eqn, axis):
+    if name == "slice" and not _is_whole_slice(eqn, axis):
         strides = params["strides"]
         ends = params["start_indices"][axis], params["limit_indices"][axis]
         by = (*ends, None if strides is None else strides[axis])
@@ -131,7 +132,7 @@ def _chosen(
         whole = axis not in numbering.collapsed_slice_dims
         if not whole and numbers[1] is not None:
             by = numbers[1], numbering.start_index_map.index(axis)
-            along = [Along(out) for out in _batch_axes(eqn)]
+            along = [AxisDigit(out) for out in _batch_axes(eqn)]
     elif name == "pad":
         by = params["padding_config"][axis]
     elif name == "concatenate" and params["dimension"] == axis:
@@ -139,14 +140,16 @@ def _chosen(
         by = before, _shape(eqn.outvars[0])[axis] - before - length, 0
         name = "pad"
     by = () if (name, by) == ("pad", (0, 0, 0)) else by
-    laid_out = rows.laid_out(along)
-    if not by or laid_out is None:
+    placed = rows.placed(along)
+    if not by or placed is None:
         return None
-    return dataclasses.replace(laid_out, drawn=(*rows.drawn, (name, length, *by)))
+    return dataclasses.replace(placed, drawn=(*rows.drawn, (name, length, *by)))
 
 
-def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) -> list[Along] | None:
-    """The axes over which a reshape lays the examples, which axes next to each other count."""
+def _reshape_digits(
+    along: Sequence[AxisDigit], old: Sequence[int], new: Sequence[int]
+) -> list[AxisDigit] | None:
+    """Returns the axes over which a reshape spreads the examples of adjacent axes."""
     first = along[0].axis
     if [digit.axis for digit in along] != list(range(first, first + len(along))):
         return None
@@ -162,35 +165,35 @@ def _reshaped(along: Sequence[Along], old: Sequence[int], new: Sequence[int]) ->
             continue
         if count % size and size % count:
             return None
-        found.append(Along(axis, max(1, size // count)))
+        found.append(AxisDigit(axis, max(1, size // count)))
         count = max(1, count // size)
         if count == 1:
             return found
     return None
 
 
-Rule = Callable[[JaxprEqn, int, Along], Along | None]
+AxisRule = Callable[[JaxprEqn, int, AxisDigit], AxisDigit | None]
 
 
-def _same(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
-    """Each entry of the results is made of the entries at the same place."""
+def _keep_axis(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
+    """Keeps the axis: each entry depends on the entries at the same place."""
     return digit
 
 
-def _but(name: str) -> Rule:
-    """As `_same`, but for the axes that a parameter names."""
+def _keep_unless(name: str) -> AxisRule:
+    """Keeps the axis unless a parameter of the operation names it."""
 
-    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         axes = eqn.params[name]
         return None if digit.axis in (axes if isinstance(axes, tuple) else (axes,)) else digit
 
     return rule
 
 
-def _without(name: str) -> Rule:
-    """The axes that a parameter names are reduced, or of size 1 and dropped."""
+def _drop_axes(name: str) -> AxisRule:
+    """Drops the axes that a parameter names, which are reduced or of size 1."""
 
-    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         axes = eqn.params[name]
         if digit.axis in axes:
             return None
@@ -199,69 +202,69 @@ def _without(name: str) -> Rule:
     return rule
 
 
-def _leading(behind: int) -> Rule:
-    """Axes before the last ones are of a batch."""
+def _keep_batch(behind: int) -> AxisRule:
+    """Keeps axes before the last ones, which are batch axes."""
 
-    def rule(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+    def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         return digit if digit.axis < len(_shape(eqn.invars[operand])) - behind else None
 
     return rule
 
 
-def _transpose(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+def _transpose(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
     return dataclasses.replace(digit, axis=eqn.params["permutation"].index(digit.axis))
 
 
-def _broadcast(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+def _broadcast(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
     return dataclasses.replace(digit, axis=eqn.params["broadcast_dimensions"][digit.axis])
 
 
-def _pad(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _pad(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     return digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
 
 
-def _stack(eqn: JaxprEqn, operand: int, digit: Along) -> Along:
+def _stack(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
     return dataclasses.replace(digit, axis=digit.axis + (digit.axis >= eqn.params["axis"]))
 
 
-def _unstack(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _unstack(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     axis = eqn.params["axis"]
     if digit.axis == axis:
         return None
     return dataclasses.replace(digit, axis=digit.axis - (digit.axis > axis))
 
 
-def _tile(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _tile(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     return digit if eqn.params["reps"][digit.axis] == 1 else None
 
 
-def _whole(eqn: JaxprEqn, axis: int) -> bool:
-    """Whether a slice has the same size along an axis: it is all of it."""
+def _is_whole_slice(eqn: JaxprEqn, axis: int) -> bool:
+    """Returns whether a slice covers a whole axis."""
     return bool(_shape(eqn.outvars[0])[axis] == _shape(eqn.invars[0])[axis])
 
 
-def _slice(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    return digit if _whole(eqn, digit.axis) else None
+def _slice(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    return digit if _is_whole_slice(eqn, digit.axis) else None
 
 
-def _top_k(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _top_k(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     ndim = len(_shape(eqn.invars[0]))
     return digit if digit.axis != eqn.params.get("axis", -1) % ndim else None
 
 
-def _fft(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    return _leading(len(eqn.params["fft_lengths"]))(eqn, operand, digit)
+def _fft(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    return _keep_batch(len(eqn.params["fft_lengths"]))(eqn, operand, digit)
 
 
-def _window(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    """A window of one entry, which moves by one."""
+def _window(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    """Keeps an axis whose window has one entry and moves by one."""
     params, axis = eqn.params, digit.axis
     ones = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     alone = all(params[name][axis] == 1 for name in ones if name in params)
     return digit if alone and tuple(params["padding"][axis]) == (0, 0) else None
 
 
-def _dot(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _dot(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     contracted, batch = (axes[operand] for axes in eqn.params["dimension_numbers"])
     if digit.axis in contracted:
         return None
@@ -274,34 +277,34 @@ def _dot(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     return dataclasses.replace(digit, axis=axis)
 
 
-def _conv(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
-    """Images side by side; or each with kernels of its own, which are then groups of channels.
+def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    """Maps the batch of images, or groups of channels, each with its own kernels.
 
-    Where XLA has no groups it multiplies by zero what is of others, which of infinities are no
-    zeros: groups of a batch, and on TPUs, as is to be feared, of channels.
+    Without native groups, XLA multiplies the other groups by zero, which turns infinities into NaN.
+    This applies to groups of a batch, and possibly to groups of channels on TPU.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     channels, groups = numbers.out_spec[1], params["feature_group_count"]
     if params["batch_group_count"] > 1 or (groups > 1 and jax.default_backend() == "tpu"):
         return None
     if operand == 1:
-        return Along(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
+        return AxisDigit(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
     if digit.axis == numbers.lhs_spec[0]:
         return dataclasses.replace(digit, axis=numbers.out_spec[0])
     if digit.axis == numbers.lhs_spec[1]:
         run, rest = divmod(digit.run, _shape(eqn.invars[0])[digit.axis] // groups)
         made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
-        return None if rest else Along(channels, run * made)
+        return None if rest else AxisDigit(channels, run * made)
     return None
 
 
 def _batch_axes(eqn: JaxprEqn) -> list[int]:
-    """The axes of a gather's result that go over its indices."""
+    """Returns the axes of a gather's result that run over its indices."""
     offsets = eqn.params["dimension_numbers"].offset_dims
     return [axis for axis in range(len(_shape(eqn.outvars[0]))) if axis not in offsets]
 
 
-def _gather(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _gather(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     numbers, batch = eqn.params["dimension_numbers"], _batch_axes(eqn)
     if operand == 1:
         if digit.axis == len(_shape(eqn.invars[1])) - 1:
@@ -315,17 +318,17 @@ def _gather(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
         return None
     aside = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
-    # `_fits` compares the sizes: what is as long as the axis is all of it.
+    # `_has_room` compares the sizes: a slice as long as the axis covers all of it.
     return dataclasses.replace(digit, axis=numbers.offset_dims[kept.index(digit.axis)])
 
 
-def _scatter(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
+def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if operand == 0:
         return digit
     numbers = eqn.params["dimension_numbers"]
     aside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
-    place = digit.axis  # among the axes that go over the indices
+    place = digit.axis  # among the axes that run over the indices
     if operand == 2:
         windows = numbers.update_window_dims
         if digit.axis in windows:
@@ -337,7 +340,7 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: Along) -> Along | None:
     return dataclasses.replace(digit, axis=axis)
 
 
-_ENTRY_BY_ENTRY = """
+_ENTRYWISE_PRIMITIVES = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type cos cosh digamma
     div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag
@@ -353,29 +356,29 @@ _WINDOWS = """
     reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add
     select_and_scatter_add
 """
-_CUMULATIVE = "cumlogsumexp cummax cummin cumprod cumsum split"
+_CUMULATIVE_PRIMITIVES = "cumlogsumexp cummax cummin cumprod cumsum split"
 _SCATTERS = "scatter scatter-add scatter-max scatter-min scatter-mul"
-_OF_MATRICES = "cholesky geqrf householder_product lu triangular_solve"
-_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ENTRY_BY_ENTRY.split(), _same),
-    **dict.fromkeys([*_REDUCTIONS.split(), "argmax", "argmin"], _without("axes")),
-    **dict.fromkeys(_CUMULATIVE.split(), _but("axis")),
-    **dict.fromkeys(("concatenate", "sort"), _but("dimension")),
+_MATRIX_PRIMITIVES = "cholesky geqrf householder_product lu triangular_solve"
+_AXIS_RULES: dict[str, AxisRule] = {
+    **dict.fromkeys(_ENTRYWISE_PRIMITIVES.split(), _keep_axis),
+    **dict.fromkeys([*_REDUCTIONS.split(), "argmax", "argmin"], _drop_axes("axes")),
+    **dict.fromkeys(_CUMULATIVE_PRIMITIVES.split(), _keep_unless("axis")),
+    **dict.fromkeys(("concatenate", "sort"), _keep_unless("dimension")),
     **dict.fromkeys(_WINDOWS.split(), _window),
     **dict.fromkeys(_SCATTERS.split(), _scatter),
-    **dict.fromkeys(_OF_MATRICES.split(), _leading(2)),
+    **dict.fromkeys(_MATRIX_PRIMITIVES.split(), _keep_batch(2)),
     "broadcast_in_dim": _broadcast,
     "conv_general_dilated": _conv,
     "dot_general": _dot,
     "dynamic_slice": _slice,
-    "dynamic_update_slice": _same,
+    "dynamic_update_slice": _keep_axis,
     "fft": _fft,
     "gather": _gather,
     "pad": _pad,
-    "reduce": _without("dimensions"),
-    "rev": _but("dimensions"),
+    "reduce": _drop_axes("dimensions"),
+    "rev": _keep_unless("dimensions"),
     "slice": _slice,
-    "squeeze": _without("dimensions"),
+    "squeeze": _drop_axes("dimensions"),
     "stack": _stack,
     "tile": _tile,
     "top_k": _top_k,
