@@ -8,7 +8,7 @@ from jax import lax
 
 import dpoptax
 from dpoptax._ghost_clipping.norms import factor_products, point_differences
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterProducts
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax.training.models.networks import VisionTransformer, WideResNet
@@ -309,7 +309,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
     @jax.jit
     def measured(rows, columns, basis, weights):
-        outer = OuterProducts(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
+        outer = OuterSum(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
         held, *scale = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
         return *scale, *measure_terms(held, (1, 4, 4))
 
@@ -335,7 +335,7 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
     scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
     sides = [(rows, columns), (-near(rows), near(columns))]
     outers = [
-        OuterProducts(
+        OuterSum(
             factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale)
         )
         for pair, scale in zip(sides, scales, strict=True)

@@ -194,9 +194,7 @@ def _sum_in_pairs(x: jax.Array) -> jax.Array:
     return x[0]
 
 
-def sum_weighted_examples(
-    weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH
-) -> jax.Array:
+def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH) -> jax.Array:
     """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
 
     `block_rounding(B, block)` bounds how one example changes its rounding.

@@ -94,7 +94,7 @@ def check_rounding(rounding: float) -> None:
         )
 
 
-class GradientSize(NamedTuple):
+class NormBounds(NamedTuple):
     """Holds the size of gradients, (B,) each, divided by the powers of two of their scales.
 
     Attributes:
@@ -268,14 +268,14 @@ def _divide_by_power_jvp(
     return out, jnp.where(out == 0, 0, tangents[0].astype(out.dtype) * scale)
 
 
-def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, GradientSize]:
+def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, NormBounds]:
     """Returns a formed gradient, (B, …), divided as by `divide_by_power`, and its size.
 
     The sum adds the numbers that are measured here, so S is the norm itself.
     """
     x = widen(divide_by_power(x, exponent))
     square = upper_square(x)
-    return x, GradientSize(square, jnp.sqrt(square))
+    return x, NormBounds(square, jnp.sqrt(square))
 
 
 def upper_square(x: jax.Array) -> jax.Array:
@@ -306,7 +306,7 @@ def upper_square(x: jax.Array) -> jax.Array:
 def clip_coefficients(
     clip: Clip,
     scales: Scales,
-    sizes: list[GradientSize],
+    sizes: list[NormBounds],
     groups: list[int],
     mask: jax.Array,
     *,

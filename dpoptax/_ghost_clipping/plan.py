@@ -179,21 +179,16 @@ def make_plan(
         else:
             joined[leaf] = found
     _choose_formed(program, joined, formed, mapped)
-    fallen = _coupled_parameters(program, {leaf for leaf, why in formed.items() if why}) - set(
-        formed
-    )
+    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
-    formed |= dict.fromkeys(_coupled_parameters(program, set(formed)), "")
+    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
 
 
 def _choose_formed(
-    program: Program,
-    joined: dict[int, list[Product]],
-    formed: dict[int, str],
-    mapped: set[int],
+    program: Program, joined: dict[int, list[Product]], formed: dict[int, str], mapped: set[int]
 ) -> None:
     """Moves parameters to `formed` where their own method is "keep".
 
@@ -206,7 +201,7 @@ def _choose_formed(
         leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
     } - mapped
     for leaf, found in joined.items():
-        beside = _coupled_parameters(program, {leaf}) - kept
+        beside = _find_coupled(program, {leaf}) - kept
         if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
             formed.setdefault(leaf, "")
         else:
@@ -218,7 +213,7 @@ def _choose_formed(
             ]
 
 
-def _coupled_parameters(program: Program, leaves: set[int]) -> set[int]:
+def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
     """Returns the other parameters that share uses with these, directly or indirectly."""
     found = set(leaves)
     while True:

@@ -12,7 +12,7 @@ import numpy as np
 from dpoptax._ghost_clipping.explain import format_table
 from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
 from dpoptax._information_flow.example_axes import LEADING_AXIS
-from dpoptax._information_flow.label_follower import LARGE_CONSTANT, LabelFollower
+from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower
 from dpoptax._information_flow.labels import Content, Label, shown_kind
 from dpoptax._information_flow.source_lines import source_of_result, type_text
 from dpoptax._serialization import as_data
@@ -183,11 +183,7 @@ def information_flow(
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
-    few = {
-        var: x
-        for var, x in closed_over
-        if getattr(var.aval, "size", LARGE_CONSTANT) < LARGE_CONSTANT
-    }
+    few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE_SIZE) < LARGE_SIZE}
     follower = LabelFollower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
     given = [
         label

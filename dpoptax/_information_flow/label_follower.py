@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -20,7 +20,7 @@ from dpoptax._information_flow.entry_facts import (
 )
 from dpoptax._information_flow.labels import (
     EMPTY_LABEL,
-    PRIVATE_CONTENT,
+    PRIVATE_DATA,
     Content,
     Label,
     apply_mark,
@@ -46,9 +46,11 @@ _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED:
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
-_FollowTurn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
+# The labels of results, and of operands afterwards.
+_Labels: TypeAlias = tuple[list[Label], list[Label]]
+_FollowTurn: TypeAlias = Callable[[list[Label], bool], _Labels]
 
-LARGE_CONSTANT = 100
+LARGE_SIZE = 100
 """Closed-over arrays of at least this size are reported, since they may be data."""
 
 
@@ -93,9 +95,7 @@ class LabelFollower:
         """Returns the lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
-    def follow(
-        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
-    ) -> tuple[list[Label], list[Label]]:
+    def follow(self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL) -> _Labels:
         """Returns the labels of a program's results, and of its arguments afterwards.
 
         Labels of arguments change if the arguments are references and the program writes to them.
@@ -109,7 +109,7 @@ class LabelFollower:
             var: Label(number=self.number("constant", self._constants.get(var, var)))
             for var in jaxpr.constvars
         }
-        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_CONSTANT]
+        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_SIZE]
         self.closed_over |= {type_text(var): None for var in large}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
@@ -139,9 +139,7 @@ class LabelFollower:
         yield
         self._within.pop()
 
-    def _step(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _step(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         """Returns the labels of an equation's results, and of its operands afterwards."""
         name = eqn.primitive.name
         if name == "name":
@@ -187,9 +185,8 @@ class LabelFollower:
         *around, _ = here = self._here()
         clip = tuple(around)
         after = apply_mark(label, name, clip)
-        if (
-            Content.PRIVATE in after.holds
-            and label.holds & PRIVATE_CONTENT == _EXPECTED_CONTENT.get(name)
+        if Content.PRIVATE in after.holds and label.holds & PRIVATE_DATA == _EXPECTED_CONTENT.get(
+            name
         ):
             self.joined[label.joined or _JOIN_CAUSES[name]] = None
         again = False
@@ -267,9 +264,7 @@ class LabelFollower:
         drawn = eqn.effects or name == "rng_uniform"
         return None if drawn or None in numbers or not is_hashable(what) else what
 
-    def _cond(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _cond(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         decides, *operands = read
         inner = condition_label(around, decides)
         branches, programs = [], subprograms(eqn.params)
@@ -291,13 +286,11 @@ class LabelFollower:
         made = zip(map(id, branches), numbers, strict=True)
         return dataclasses.replace(found, number=self.number("either", self._here(), *made))
 
-    def _scan(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         first, number = scan_parts(eqn)
         turns, last = self._repeats(eqn, read), first + number
 
-        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+        def turn(now: list[Label], other: bool) -> _Labels:
             """Returns the labels after a turn: of its results, and of the operands of the loop."""
             carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
@@ -317,14 +310,12 @@ class LabelFollower:
         ]
         return [*turns.last_turn(results[:number]), *stacks], now
 
-    def _while(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _while(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         turns, last = self._repeats(eqn, read), first + second
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
-        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+        def turn(now: list[Label], other: bool) -> _Labels:
             """Returns the labels after a turn: of its results, and of the operands of the loop."""
             tested, used, carry = now[:first], now[first:last], now[last:]
             carry = turns.next_turn(carry) if other else carry
@@ -337,9 +328,7 @@ class LabelFollower:
         results, now = self._turns(turn, read, several=True)
         return turns.last_turn(results), now
 
-    def _turns(
-        self, turn: _FollowTurn, read: list[Label], *, several: bool
-    ) -> tuple[list[Label], list[Label]]:
+    def _turns(self, turn: _FollowTurn, read: list[Label], *, several: bool) -> _Labels:
         """Returns labels that hold after any turn: one more turn leaves them unchanged.
 
         Whether two turns draw the same noise depends on the carried values. So turns are first
@@ -370,9 +359,7 @@ class LabelFollower:
             now = after
         return results, now
 
-    def _shard_map(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _shard_map(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         devices, (jaxpr,) = self._repeats(eqn, read), subprograms(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []

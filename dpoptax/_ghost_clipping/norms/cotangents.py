@@ -88,7 +88,7 @@ class FixedTerm:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OuterProducts:
+class OuterSum:
     """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of `None` is 1.
 
     Attributes:
@@ -107,7 +107,7 @@ class OuterProducts:
     mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
-    def times(self, y: jax.Array) -> "OuterProducts":
+    def times(self, y: jax.Array) -> "OuterSum":
         return dataclasses.replace(
             self, scale=y if self.scale is None else materialize(self.scale * y)
         )
@@ -161,7 +161,7 @@ class OuterProducts:
         # (B, K, C), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
-    def transposed(self, source: Sequence[int]) -> "OuterProducts":
+    def transposed(self, source: Sequence[int]) -> "OuterSum":
         """Returns the gradient by a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
@@ -173,7 +173,7 @@ class OuterProducts:
             self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
         )
 
-    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterProducts":
+    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
@@ -194,7 +194,7 @@ class OuterProducts:
         segment = self.segment._replace(
             **{"rows" if acts_on_rows else "columns": materialize(mapped)}
         )
-        return OuterProducts(
+        return OuterSum(
             segment, FactorLayout(shape, (), layout.rows, layout.columns), shape, mixed=True
         )
 

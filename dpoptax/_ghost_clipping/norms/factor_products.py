@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clip.bounds import ROOT_ROUNDINGS, GradientSize, gamma, upper_square
+from dpoptax._clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._ghost_clipping.cost_model import COSTS
 from dpoptax._tree import float32_at_least, widen
 
@@ -139,7 +139,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> GradientSize:
+def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
     For one position, S is the norm. For inner products, the error lies in the square: it is at most
@@ -147,24 +147,22 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     """
     if method == "outer":
         absolute = absolute_size(segments, sizes)
-        return GradientSize(jnp.square(absolute), absolute)
+        return NormBounds(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            inner = Segment(
-                _position_products(a.rows, b.rows), _position_products(a.columns, b.columns)
-            )
+            inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
                 lengths.append(Segment(*map(_diagonal_root, inner)))
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
-    absolute = _bound_absolute_size(segments, lengths, sizes)
+    absolute = _sum_norms(segments, lengths, sizes)
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
-    return GradientSize(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
+    return NormBounds(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
-def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> GradientSize:
+def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> NormBounds:
     """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
 
     ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
@@ -172,19 +170,15 @@ def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> Grad
     square = upper_square(multiply_factors(segments, sizes))
     absolute = absolute_size(segments, sizes)
     error = gamma(_count_positions(segments) + len(segments) + 8)
-    return GradientSize(
-        (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
-    )
+    return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
 def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
-    return _bound_absolute_size(
-        segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes
-    )
+    return _sum_norms(segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes)
 
 
-def _bound_absolute_size(
+def _sum_norms(
     segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
 ) -> jax.Array:
     """Returns an upper bound of Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
@@ -231,12 +225,12 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
     return x
 
 
-def _position_products(a: jax.Array, b: jax.Array) -> jax.Array:
+def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns all inner products of positions, (B, K, T, T')."""
     if is_one_hot(a) and is_one_hot(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if is_one_hot(b):
-        return _position_products(b, a).swapaxes(-1, -2)
+        return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
         return picked.swapaxes(-1, -2).astype(jnp.float32)

@@ -178,11 +178,7 @@ def _side_positions(view: View, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _make_scale_step(
-    index: int,
-    thin: tuple[int, ...],
-    sides: list[np.ndarray],
-    view: View,
-    shape: tuple[int, ...],
+    index: int, thin: tuple[int, ...], sides: list[np.ndarray], view: View, shape: tuple[int, ...]
 ) -> ScaleStep | None:
     def entries(positions: np.ndarray) -> np.ndarray:
         if math.prod(thin) == 1:

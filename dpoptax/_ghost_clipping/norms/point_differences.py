@@ -23,11 +23,11 @@ from dpoptax._clip import bounds
 from dpoptax._ghost_clipping.norms.cotangents import (
     FixedTerm,
     NotFactoredError,
-    OuterProducts,
+    OuterSum,
     normalize_fixed,
 )
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent, ParameterArrays, pull_back
+from dpoptax._ghost_clipping.norms.pull_back import CotangentSum, FixedArrays, pull_back
 from dpoptax._ghost_clipping.norms.pulled_back_norms import (
     check_parts,
     scale_segment,
@@ -55,8 +55,8 @@ class PullBackCounts:
 
 
 def pull_back_points(
-    use: Use, leaf: int, segments: list[Segment], fixed: list[ParameterArrays], *, differences: bool
-) -> tuple[list[OuterProducts], list[FixedTerm]]:
+    use: Use, leaf: int, segments: list[Segment], fixed: list[FixedArrays], *, differences: bool
+) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns the gradients of a use by a parameter, from its factors at each point.
 
     The factors include the weights.
@@ -75,7 +75,7 @@ def pull_back_points(
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
-        pull_back(use.value, leaf, OuterProducts(segment, use.layout, shape), arrays)
+        pull_back(use.value, leaf, OuterSum(segment, use.layout, shape), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
     for gradients in found:  # before scales go into the factors
@@ -87,7 +87,7 @@ def pull_back_points(
     outers = [x for points in by_outer for x in (_outer_differences(points) if joined else points)]
     joined = several and differences
     terms = [x for points in by_term for x in (_term_differences(points) if joined else points)]
-    return split_cotangent(FactoredCotangent(found[0].shape, outers, terms))
+    return split_cotangent(CotangentSum(found[0].shape, outers, terms))
 
 
 def count_parts(
@@ -105,7 +105,7 @@ def count_parts(
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:
         segments = [Segment(*pair) for pair in factors]
-        fixed = [ParameterArrays(leaves) for _ in segments]
+        fixed = [FixedArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
             outers, terms = pull_back_points(use, leaf, segments, fixed, differences=False)
             positions = {x.segment.rows.shape[2] for x in outers}
@@ -118,7 +118,7 @@ def count_parts(
     return found
 
 
-def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]:
+def _outer_differences(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     """Returns a sum of outer products as one of the first rows and one for each difference."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
@@ -135,9 +135,7 @@ def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]
         found += [Segment(r - start, c) for r, c in segments[1:]]
     scale = jnp.broadcast_to(bounds.power_of_two(unit), (1,) * len(first.shape))
     # Stored, since XLA may round sums of products differently each time.
-    return [
-        OuterProducts(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)
-    ]
+    return [OuterSum(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)]
 
 
 def _term_differences(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:

@@ -17,16 +17,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._clip import bounds
-from dpoptax._clip.bounds import GradientSize
+from dpoptax._clip.bounds import NormBounds
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.cotangents import (
     FixedTerm,
     NotFactoredError,
-    OuterProducts,
+    OuterSum,
     normalize_fixed,
 )
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent
+from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax._xla import materialize
 
@@ -60,7 +60,7 @@ class FactoredGradients:
     terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
-def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], list[FixedTerm]]:
+def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns a cotangent as outer products in one layout, and fixed terms."""
     shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
     if outers:
@@ -74,7 +74,7 @@ def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], 
     total = materialize(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
-    return [OuterProducts(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
+    return [OuterSum(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
 
 
 def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
@@ -85,7 +85,7 @@ def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
     return Segment(rows * scale.swapaxes(1, 2), columns)
 
 
-def check_parts(outers: list[OuterProducts], terms: list[FixedTerm]) -> None:
+def check_parts(outers: list[OuterSum], terms: list[FixedTerm]) -> None:
     """Raises a `NotFactoredError` for parts that `assemble_gradients` cannot hold."""
     for outer in outers:
         if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
@@ -106,7 +106,7 @@ def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
 
 
 def assemble_gradients(
-    outers: list[OuterProducts], terms: list[FixedTerm], dtype: DTypeLike | None
+    outers: list[OuterSum], terms: list[FixedTerm], dtype: DTypeLike | None
 ) -> tuple[FactoredGradients, jax.Array, jax.Array]:
     """Divides gradients by a power of two of each example and stores them.
 
@@ -149,7 +149,7 @@ def assemble_gradients(
             if dtype is None and not outer.mixed:
                 inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
             else:  # with the factors as they are now
-                now = OuterProducts(segment, outer.layout, outer.shape)
+                now = OuterSum(segment, outer.layout, outer.shape)
                 inner += now.inner_product(term.basis, axes)[0]
         found.append(MeasuredTerm(basis, weight, inner))
     return FactoredGradients(segments, found), largest, keep
@@ -197,7 +197,7 @@ class _ScaledOuter(NamedTuple):
         )
 
 
-def _scale_outer(outer: OuterProducts) -> _ScaledOuter:
+def _scale_outer(outer: OuterSum) -> _ScaledOuter:
     rows, columns = outer.segment
     scale, unit = jnp.ones((1, 1, 1), jnp.float32), jnp.zeros((), jnp.int32)
     taken = jnp.zeros(rows.shape[:1], jnp.int32)
@@ -227,7 +227,7 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
     return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
 
 
-def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> GradientSize:
+def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
     S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
@@ -245,7 +245,7 @@ def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> G
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
-    return GradientSize(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
+    return NormBounds(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
 
 
 def _term_sizes(

@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
-from dpoptax._ghost_clipping.trace.program import (
-    Block,
-    DerivedValue,
-    Program,
-    Step,
-    Use,
-    Value,
-)
+from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
 from dpoptax._jaxprs import bind
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen

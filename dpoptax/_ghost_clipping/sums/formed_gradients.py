@@ -114,7 +114,7 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
     return total
 
 
-def unbundle_vector(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """Splits a vector into arrays of the shapes of `like`."""
     ends = np.cumsum([x.size for x in like])
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])

@@ -21,16 +21,16 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.bounds import GradientSize
+from dpoptax._clip.bounds import NormBounds
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, measure_terms
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.formed_gradients import unbundle_vector
+from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
-from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_weighted_products
+from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
 from dpoptax._ghost_clipping.trace.read_program import read_program
 from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._points import GradientPoints
@@ -57,9 +57,7 @@ class GradientSums:
         leaves, structure = jax.tree.flatten(params)
         total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
-            for i, part in zip(
-                bundle, unbundle_vector(vector, [leaves[i] for i in bundle]), strict=True
-            ):
+            for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
                 total[i] = part.astype(total[i].dtype)
         return jax.tree.unflatten(structure, total)
 
@@ -199,7 +197,7 @@ def _clip_and_sum(
     return total, statistic(norms, used)
 
 
-def measure_product(product: Product, piece: FactoredGradients) -> GradientSize:
+def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     sizes = product.layout.sizes
     if piece.terms:
@@ -233,17 +231,13 @@ def _sum_weighted_gradients(
     by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
     (piece_weights,) = unstack(weights)
     for product, piece, weight in zip(plan.products, pieces.products, piece_weights, strict=False):
-        part = sum_weighted_products(
-            piece, weight, product.layout.sizes, bound=bound, examples=examples
-        )
+        part = sum_products(piece, weight, product.layout.sizes, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
         total = by_leaf[product.leaf]
         by_leaf[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
-        vectors[i] += block_sums.sum_weighted_examples(
-            piece_weights[len(plan.products) + i], gradient
-        )
+        vectors[i] += block_sums.sum_weighted(piece_weights[len(plan.products) + i], gradient)
     return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
 
 

@@ -76,7 +76,7 @@ def absolute_ratio(factored: FactoredGradients) -> float:
     return largest_ratio(positions + len(factored.terms))
 
 
-def sum_weighted_products(
+def sum_products(
     factored: FactoredGradients,
     weights: jax.Array,
     sizes: tuple[int, int, int],
@@ -91,23 +91,21 @@ def sum_weighted_products(
     rounding.
     """
     cut = split_sum(factored, sizes, examples)
-    found = [_sum_weighted_segment(segment, weights, cut.block) for segment in cut.dense]
+    found = [_sum_segment(segment, weights, cut.block) for segment in cut.dense]
     if cut.row_lookups:
         found.append(_sum_one_hot(cut, cut.row_lookups, weights, sizes[1], examples, bound))
     if cut.column_lookups:
         table = _sum_one_hot(cut, cut.column_lookups, weights, sizes[2], examples, bound)
         found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
-        found.append(
-            term.basis * block_sums.sum_weighted_examples(weights, term.weights, block=cut.block)
-        )
+        found.append(term.basis * block_sums.sum_weighted(weights, term.weights, block=cut.block))
     return functools.reduce(operator.add, found)
 
 
 def product_rounding(
     factored: FactoredGradients, sizes: tuple[int, int, int], examples: int
 ) -> block_sums.Rounding:
-    """Returns how much one example changes the rounding of `sum_weighted_products`."""
+    """Returns how much one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, sizes, examples)
     found = [
         block_sums.lookup_rounding(
@@ -167,7 +165,7 @@ def _sum_one_hot(
     return jax.vmap(add)(lookups)
 
 
-def _sum_weighted_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
+def _sum_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
         rows = _weigh_values(rows, weights)

@@ -93,12 +93,7 @@ class Convolution(Rule):
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
             stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
             seen.append(
-                lax.slice(
-                    x,
-                    (0, *start, 0),
-                    (x.shape[0], *stop, x.shape[-1]),
-                    (1, *strides, 1),
-                )
+                lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
             )
         return seen
 

@@ -104,10 +104,7 @@ class Lookup(Rule):
 
 
 def _indexed_axis(
-    shape: tuple[int, ...],
-    sizes: Sequence[int],
-    tables: tuple[int, ...],
-    indexed: Sequence[int],
+    shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
 ) -> int | None:
     """Returns the axis along which whole rows are read, or `None` for other slices."""
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]
