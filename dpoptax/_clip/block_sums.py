@@ -102,6 +102,7 @@ def layout_rounding(whole: WholeBatch) -> float:
     little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
     along (`compensated_add`).
     """
+    # At least FLOAT_TOTALS, so that τ does not depend on a small number of devices.
     devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
     return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
 
@@ -138,6 +139,7 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
+    # `block_rounding` is about 2 u b² T M: this is the longest block within the limit.
     most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
     least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
@@ -234,6 +236,7 @@ class IntegerSteps:
     def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
         """Returns the sums of whole and fine steps as numbers, rounded once."""
         kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        # Carry whole steps out of the fine ones; the shift rounds down, so the rest is positive.
         whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
         high = (whole >> 12) << 12  # a float holds both parts exactly
         low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
@@ -319,6 +322,7 @@ def sum_lookups(
         return table
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
     coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
         parts = exact.split(values.astype(wide))
@@ -341,6 +345,7 @@ def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | Non
     """Returns how one example changes a scatter, or `None` if it changes too much."""
     if terms * examples * UNIT_ROUNDOFF >= 0.5:
         return None
+    # A scatter is one block with all examples in it.
     change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
     return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
 

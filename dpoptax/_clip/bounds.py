@@ -157,6 +157,7 @@ def largest_entry(x: jax.Array) -> jax.Array:
 
 def binary_exponent(top: jax.Array) -> jax.Array:
     """Returns ⌊log₂ top⌋ of positive normal numbers, in int32; `_ZERO_EXPONENT` below them."""
+    # The sign bit of a magnitude is zero, so the shift leaves the biased exponent.
     bits = lax.bitcast_convert_type(top, jnp.int32)
     found = (bits >> 23) - 127
     return jnp.where(found >= -126, found, _ZERO_EXPONENT)
@@ -164,6 +165,7 @@ def binary_exponent(top: jax.Array) -> jax.Array:
 
 def power_of_two(exponent: jax.Array) -> jax.Array:
     """Returns 2^exponent in float32, exactly; 0 below the normal range, and 2^127 above it."""
+    # The biased exponent 0 is the number 0; 254, the largest of a finite number, is 2^127.
     bits = (jnp.clip(exponent, -127, 127) + 127) << 23
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
 
@@ -199,6 +201,7 @@ def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     largest = jnp.clip(most - 1 - n, 0, most - 1) << kind.nmant
     bits = lax.bitcast_convert_type(x, integer)
     biased = bits & infinity
+    # Outside of the limits this addition overflows into sign or mantissa; `inside` discards it.
     value = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
     inside = (biased >= least) & (biased <= largest)
     return _ShiftedNumbers(value, inside, (biased > largest) & (biased < infinity))
@@ -286,6 +289,7 @@ def upper_square(x: jax.Array) -> jax.Array:
     """
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     values, operations = jnp.square(flat).astype(jnp.float32), 1
+    # `operations` counts the longest chain of roundings: the square, and a block on each level.
     size = flat.shape[1]
     while values.shape[1] > _SQUARES_BLOCK:
         whole = values.shape[1] // _SQUARES_BLOCK * _SQUARES_BLOCK
@@ -300,6 +304,7 @@ def upper_square(x: jax.Array) -> jax.Array:
         values = lax.optimization_barrier(sums)
         operations += _SQUARES_BLOCK
     operations += values.shape[1]
+    # Rounding may have made the sum smaller by γ, and underflow by a constant for each entry.
     return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _UNDERFLOW_LOSS**2
 
 
@@ -346,6 +351,7 @@ def clip_coefficients(
     member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _ZERO_EXPONENT), axis=1)  # (groups, B)
+    # Pieces of a group are scaled to the group's largest, so no square overflows.
     relative = power_of_two(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
     # All terms are positive, so rounding is relative to the sum itself.
     room = 1.0 + gamma(len(groups) + _COEFFICIENT_ROUNDINGS)
@@ -358,7 +364,9 @@ def clip_coefficients(
     norms = length(jnp.sqrt(square)) + sum_error * length(absolutes)
     absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
+    # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
     factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
+    # min(1, M n⁺/S): `absolute` is S/M already.
     ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)

@@ -191,6 +191,7 @@ def _select_and_place(
     """
     places = list(itertools.product(*map(range, window_dimensions)))
     zero = np.zeros((), operand.dtype)
+    # Padding must lose every comparison, for maxima and for minima.
     never = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, operand.dtype)
     padded = lax.pad(operand, never, [(low, high, 0) for low, high in padding])
     entries = [
@@ -205,6 +206,7 @@ def _select_and_place(
         selected, chosen = jnp.where(stays, selected, entry), jnp.where(stays, chosen, i)
 
     def placed(i: int, place: Sequence[int]) -> jax.Array:
+        # Interior padding puts the gradients of one place of all windows at stride distance.
         config = [
             (at - low, size + low - stop, stride - 1)
             for at, stop, (low, _), size, stride in zip(

@@ -179,6 +179,7 @@ def make_plan(
         else:
             joined[leaf] = found
     _choose_formed(program, joined, formed, mapped)
+    # A use of a parameter that fell back is formed, and with it all parameters of the use.
     fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
     formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
@@ -299,6 +300,7 @@ def _join_uses(
     if len(groups) > 1:
         seen = np.zeros(math.prod(shape), bool)
         for group in groups.values():
+            # Views with offsets and strides overlap if an entry was seen before.
             entries = group[0].view.entries_of(seen)
             if entries.any():
                 return None

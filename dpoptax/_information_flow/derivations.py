@@ -262,6 +262,7 @@ class Derivations:
             return False
         (base, added), (of, more) = self._sum(one), self._sum(other)
         if base == of:
+            # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
             return (added - more) % 2**32 != 0
         if added == more and frozenset((base, of)) in self._unlike:
             return True

@@ -74,6 +74,7 @@ class FixedTerm:
         fixed = [i for i in axes if self.thin[i] == 1]
         rest = [i + 1 for i in axes if self.thin[i] != 1]
         basis = jnp.ones((1,) * len(shape), jnp.float32) if self.basis is None else self.basis
+        # A basis of size 1 along a summed axis counts once for each entry of the axis.
         missing = math.prod(shape[i] for i in fixed if basis.shape[i] == 1)
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
@@ -122,6 +123,7 @@ class OuterSum:
     ) -> tuple[jax.Array, jax.Array]:
         """Returns Σ over axes of basis ⊙ self as (B, K, R, C), and an exponent of 2."""
         sums = self.sides(axes)
+        # After a matrix product, factors may have any magnitude, and this could overflow.
         if self.mixed:
             raise NotFactoredError
         along = 1 if sums[1] else 2
@@ -133,6 +135,7 @@ class OuterSum:
                 y, found = normalize_fixed(fixed)
                 exponent += found
                 y = self.cut(y)
+                # Arrays that do not vary along the summed side factor out of the contraction.
                 if y.shape[along] == 1:
                     outside.append(y)
                 else:
@@ -241,6 +244,7 @@ class OuterSum:
         found = []
         for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
+            # A side that is summed in part would no longer be a factor.
             if len(flags) > 1:
                 raise NotFactoredError
             found.append(flags != {False})

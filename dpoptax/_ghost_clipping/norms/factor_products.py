@@ -89,6 +89,7 @@ def choose_method(
     if positions == 1 and segments == 1:
         return "outer"
     size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
+    # Inner products are symmetric in pairs of segments, so about half of them are computed.
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
@@ -155,10 +156,13 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
             inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
                 lengths.append(Segment(*map(_diagonal_root, inner)))
+            # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
     absolute = _sum_norms(segments, lengths, sizes)
+    # The longest chain: over K, T and T', over pairs of segments, and in inner products.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
+    # Terms that cancel may leave a negative square; the bound adds the error to at least zero.
     return NormBounds(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
@@ -232,6 +236,7 @@ def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
     if is_one_hot(b):
         return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
+        # The inner product with a one-hot row is an entry: exact, and without a product.
         picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

@@ -126,6 +126,7 @@ def _divide_segments(
     for segment in segments:
         sides = list(segment)
         for i, divisor in enumerate(exponents):
+            # A one-hot side has no magnitude to divide.
             place = 1 - i if is_one_hot(segment[i]) else i
             sides[place] = bounds.divide_by_power(sides[place], divisor)
         over.append(Segment(*sides))
@@ -154,6 +155,7 @@ def make_side_map(
     for uses_map_rows, matrix in ((True, factor.rows), (False, factor.columns)):
         if matrix is None:
             continue
+        # A kernel is read as (rows, columns) in row-major order: position = row · columns + column.
         number = np.floor_divide if uses_map_rows else np.remainder
         found = [number(view.offset + side, columns) for side in sides]
         varying = [i for i, x in enumerate(found) if np.any(x != x[0])]
@@ -162,6 +164,7 @@ def make_side_map(
         if len(varying) != 1 or varying[0] == 0:
             return None
         order = found[varying[0]]
+        # A side has to visit each row (or column) of the map exactly once.
         if not np.array_equal(np.sort(order), np.arange(matrix.shape[0])):
             return None
         steps.append(MatrixStep(uses_map_rows, varying[0] == 1, order))

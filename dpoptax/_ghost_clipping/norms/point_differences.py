@@ -72,6 +72,7 @@ def pull_back_points(
       NotFactoredError: gradients do not have this form.
     """
     if not use.operand_varies:
+        # The same data at all points: one array, so that identity shows it.
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
@@ -123,6 +124,7 @@ def _outer_differences(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
         scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
+        # One power of two for all points: their factors are subtracted from each other.
         unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
         segments = [
             scale_segment(segment, bounds.ldexp(y, exponent - unit))
@@ -130,6 +132,7 @@ def _outer_differences(points: tuple[OuterSum, ...]) -> list[OuterSum]:
         ]
     rows, columns = zip(*segments, strict=True)
     found = [Segment(rows[0], functools.reduce(operator.add, columns))]
+    # Points that share their rows have differences of exactly zero, which are left out.
     if any(r is not rows[0] for r in rows):
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]

@@ -126,6 +126,7 @@ class _PullBack:
             elif value not in seen:
                 seen.add(value)
                 stack.append((value, True))
+                # The bounds count roundings of float32.
                 if value.aval.dtype != jnp.float32:
                     raise NotFactoredError
                 if isinstance(value.origin, Result):
@@ -185,6 +186,7 @@ class _PullBack:
             self.accumulate(x, g.times(inverse))
         if self.leaf in y.leaves:
             summed = [i for i, n in enumerate(inverse.shape) if n == 1]
+            # ∂(x/y)/∂y = −x/y². Sums along broadcast axes come first, as y has size 1 there.
             by_product = g.times(self.fixed.value(x, rank)).total(summed)
             self.accumulate(y, by_product.times(materialize(-(inverse**2))))
 
@@ -215,6 +217,7 @@ class _PullBack:
         elif name == "transpose":
             source = [eqn.params["permutation"].index(i) for i in range(rank)]
         else:
+            # Only reshapes that insert or remove axes of size 1 keep the form.
             places = iter([i for i, n in enumerate(g.shape) if n != 1])
             source = [next(places, None) if n != 1 else None for n in shape]
             if [n for n in shape if n != 1] != [n for n in g.shape if n != 1]:

@@ -147,6 +147,7 @@ def assemble_gradients(
         axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
+                # The contraction with the unscaled factors is shared with the pulled-back terms.
                 inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
             else:  # with the factors as they are now
                 now = OuterSum(segment, outer.layout, outer.shape)
@@ -209,6 +210,7 @@ def _scale_outer(outer: OuterSum) -> _ScaledOuter:
     if outer.mixed:
         top = bounds.largest_entry(rows)
         finite &= jnp.isfinite(top)
+        # Rows may have any magnitude after a matrix product, so they are divided as well.
         taken = jnp.maximum(bounds.binary_exponent(top), -126)
         rows = bounds.divide_by_power(rows, taken)
     top = bounds.largest_entry(columns)
@@ -268,6 +270,8 @@ def _term_sizes(
     for i, a in enumerate(terms):
         add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
+            # Where neither term's weights vary, the product of the bases is summed before any
+            # example.
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis

@@ -60,6 +60,7 @@ def run_passes(
             def at(leaves: list[jax.Array]) -> PassResult:
                 return run_pass(program, leaves, batch, size)
 
+            # Forward over reverse: operands, cotangents and gradients change along the direction.
             out, derivative = jax.jvp(at, (point,), (direction,))
             tangent = (direction, *derivative[1:])
         else:
@@ -98,8 +99,10 @@ def run_pass(
 
     def total(perturbations: ByIndex, shifts: ByIndex) -> PyTree:
         results, operands = jax.vmap(example)(perturbations, shifts, batch)
+        # The sum over examples is linear: its derivative by an example's zeros is that example's.
         return results[0].sum(), (results, operands)
 
+    # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
     zeros = {u.index: jnp.zeros((size, *u.shape), u.output.dtype) for u in program.uses}
     shifts = {
         i: jnp.zeros((size, *program.parameters[i].shape), program.parameters[i].dtype)
@@ -133,6 +136,7 @@ class _Interpreter:
             if step.use is not None:
                 (out,) = bind(step.eqn, operands)
                 self.records[step.use.index] = operands[step.data]
+                # The derivative by this zero is the cotangent of the output.
                 outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
             elif step.body is None:
                 outputs = bind(step.eqn, operands)
@@ -178,6 +182,7 @@ class _Interpreter:
 
         def one_step(carry: list[jax.Array], inputs: PyTree) -> PyTree:
             xs, slices, perturbations = inputs
+            # Derived values of stacked parameters are scanned over, all others are closed over.
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
             inner = _Interpreter(perturbations, known)
             outputs = inner.run(body, [*consts, *carry, *xs])

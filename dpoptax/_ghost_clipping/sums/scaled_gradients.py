@@ -79,6 +79,7 @@ def scale_gradients(
         for leaf, gradient in form_gradients(program, plan, passes, factor_dtype).items()
     }
     formed, bundles = bundle_gradients(gradients, groups)
+    # Norm and sum must read the same numbers.
     formed = materialize(formed)
     factors = [collect_operands(product, passes, differences) for product in plan.products]
     tops = [_largest_entries(product) for product in factors]
@@ -107,6 +108,7 @@ def scale_gradients(
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(
+            # Maps and pulling back divide once more, by powers of two that are known only now.
             exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
             finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )

@@ -206,6 +206,7 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
     def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:
             return [factor]
+        # Rounded by an operation that XLA keeps: else the low half could be lost as exactly zero.
         high = factor_products.round_to_dtype(factor, narrow)
         return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
 

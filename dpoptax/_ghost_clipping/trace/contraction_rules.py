@@ -87,6 +87,7 @@ class Convolution(Rule):
         lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
         x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
         config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, interior, strict=True)]
+        # Padding and input dilation are made explicit, so that each offset is a strided slice.
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         seen = []
         for offset in np.ndindex(self.kernel):

@@ -66,6 +66,7 @@ def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
     moved = [v for v in operands if v.leaves]
     if len(moved) != 1 or moved[0].view is None:
         return unknown
+    # Of non-commutative operations, only the first operand is moved through.
     if moved[0] is not operands[0] and name != "mul":
         return unknown
     if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):

@@ -96,6 +96,7 @@ class Lookup(Rule):
         most = int(jnp.iinfo(starts.dtype).max)
         clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
+            # An index is inside of the table if clamping does not change it.
             inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
             columns = jnp.where(inside[..., None], columns, 0)
         first = clamped[..., self.component].astype(jnp.int32)

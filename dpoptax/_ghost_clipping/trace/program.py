@@ -160,14 +160,15 @@ class Block:
     steps: list["Step"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
-    def needs(self) -> set[tuple[DerivedValue, bool]]:
+    def needs(self) -> dict[tuple[DerivedValue, bool], None]:
         """Returns the derived values read, each with whether gradients flow through the read."""
-        found = {(v, True) for v in self.results if isinstance(v, DerivedValue)}
+        # Not a set: the order of its entries, and so of the program, would differ between runs.
+        found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
         for step in self.steps:
-            found |= {(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)}
+            found += [(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)]
             if step.body is not None:
-                found |= step.body.needs()
-        return found
+                found += step.body.needs()
+        return dict.fromkeys(found)
 
     def uses(self) -> list[Use]:
         found = []

@@ -170,6 +170,7 @@ class _Reader:
             return self.extend(block, inner, [*consts, *operands], loops)
         self.references |= touches_reference(eqn.effects)
         derived = tuple(v for v in operands if isinstance(v, DerivedValue))
+        # No operand depends on the example, so the value is computed once for all examples.
         if not eqn.effects and len(derived) == len(operands):
             return list(derive_values(eqn, derived))
         varies = any(v.varies for v in operands)
@@ -201,6 +202,8 @@ class _Reader:
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
+            # A carry may depend on the example after the first turn, so it is private from the
+            # start.
             if n_consts <= i < n_consts + n_carry:
                 args.append(PrivateValue(type_of(var)))
             elif isinstance(outer, PrivateValue):

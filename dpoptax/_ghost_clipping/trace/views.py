@@ -130,6 +130,7 @@ class View:
         """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
         atoms = self.atoms(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
+        # A permutation of all entries is a transposition, which is faster than a scatter.
         if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
             order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
             return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
