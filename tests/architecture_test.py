@@ -8,10 +8,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1] / "dpoptax"
 # From the bottom to the top; CONTRIBUTING.md says what each is. A wing may import those before it.
 ORDER = (
-    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random",
-    "_linear_map", "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise", "filters",
-    "_methods", "contrib", "accounting", "tables", "users", "_information_flow", "auditing",
-    "extend", "dpoptax",
+    "_tree", "_xla", "_jaxprs", "_marks", "_serialization", "_pricing", "_random", "_linear_map",
+    "_points", "sampling", "matrix", "_clip", "_ghost_clipping", "_clipped_grad", "_noise",
+    "filters", "_methods", "contrib", "accounting", "tables", "users", "_information_flow",
+    "auditing", "extend", "dpoptax",
     "training.errors", "training.bars", "training.roles", "training.sharing",
     "training.cache_folder", "training.config_files", "training.data", "training",
     "training.methods", "training.models", "training.config", "training.run",

@@ -71,14 +71,14 @@ def combine_roundings(roundings: Iterable[Rounding]) -> float:
     coordinates, so their squares add up. The same holds above blocks for sums that count norms and
     sums that count terms, since an example may have C of each.
     """
-    by_length: dict[int, float] = {}
+    block_changes: dict[int, float] = {}
     joined = {False: 0.0, True: 0.0}
     own = 0.0
     for each in roundings:
-        by_length[each.length] = max(each.blocks, by_length.get(each.length, 0.0))
+        block_changes[each.length] = max(each.blocks, by_block_length.get(each.length, 0.0))
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-    return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
+    return math.hypot(*block_changes.values()) + math.hypot(*joined.values()) + own
 
 
 class WholeBatch(NamedTuple):

@@ -156,7 +156,7 @@ def make_plan(
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
-    by_leaf: dict[int, list[PlannedUse]] = {}
+    leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
         pull = not tangent and not use.value.leaves & mapped
         members = _read_use(use) or (_pull_back_use(program, use, points) if pull else [])
@@ -169,9 +169,9 @@ def make_plan(
             if arranged is None:
                 formed.setdefault(leaf, "its linear map mixes the two sides of its products")
             else:
-                by_leaf.setdefault(leaf, []).append(arranged)
+                leaf_uses.setdefault(leaf, []).append(arranged)
     joined = {}
-    for leaf, members in by_leaf.items():
+    for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
         found = _join_uses(members, (batch, points + tangent), shape)
         if found is None:

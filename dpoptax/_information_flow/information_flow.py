@@ -169,7 +169,7 @@ def information_flow(
     >>> [(each.path, each.type) for each in flow.private]
     [('[2]', 'float32[]')]
     """
-    of_arguments = [Content.NOTHING] * len(args)
+    argument_content = [Content.NOTHING] * len(args)
     for name, given_numbers, holds in (
         ("private_argnums", private_argnums, Content.PRIVATE),
         ("secret_argnums", secret_argnums, Content.SECRET),
@@ -179,7 +179,7 @@ def information_flow(
                 raise ValueError(
                     f"{name}={given_numbers}: {len(args)} arguments were given, numbered from 0"
                 )
-            of_arguments[number] |= holds
+            argument_content[number] |= holds
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
@@ -187,7 +187,7 @@ def information_flow(
     follower = LabelFollower({var: np.asarray(as_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
-        for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
+        for number, (arg, holds) in enumerate(zip(args, argument_content, strict=True))
         for label in _labels(arg, functools.partial(follower.number, "argument", number), holds)
     ]
     results, after = follower.follow(traced.jaxpr, given)

@@ -122,7 +122,7 @@ class LabelFollower:
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
-            with self._inside(eqn):
+            with self._enter(eqn):
                 results, written = self._step(eqn, read, around)
                 for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
                     labels[var] = self._numbered(condition_label(each, around), eqn, read, i)
@@ -134,7 +134,7 @@ class LabelFollower:
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
 
     @contextlib.contextmanager
-    def _inside(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
+    def _enter(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
         self._within.append(of)
         yield
         self._within.pop()
@@ -167,7 +167,7 @@ class LabelFollower:
         together = dataclasses.replace(join_labels(read), rows=None, number=None)
         for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
-            with self._inside(_SECOND_TURN):
+            with self._enter(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
@@ -242,10 +242,10 @@ class LabelFollower:
             return []
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
-            of_each = result_entries(eqn, of, numbers, self._derivations)
+            facts = result_entries(eqn, of, numbers, self._derivations)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
-                for i, each in enumerate(of_each)
+                for i, each in enumerate(facts)
             ]
         if eqn.primitive.name == "gather" and not indices_are_unique(eqn, read[1].entries):
             numbers[1] = None
@@ -270,7 +270,7 @@ class LabelFollower:
         branches, programs = [], subprograms(eqn.params)
         for each in programs:
             self._draws.add_branch(each)
-            with self._inside(each):
+            with self._enter(each):
                 branches.append(self.follow(each, operands, inner))
         results, written = (
             [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
@@ -344,7 +344,7 @@ class LabelFollower:
             self._draws.forget(before)
             results, after = turn(now, False)
             if after == now and several:
-                with self._inside(_SECOND_TURN):
+                with self._enter(_SECOND_TURN):
                     others, after = turn(now, True)
                 results = [
                     dataclasses.replace(

@@ -44,7 +44,7 @@ class LoopLabels:
     def enter(self, label: Label, moving: AxesMove, place: int, *, other: bool = False) -> Label:
         """Returns the label inside of one turn, or of a `other` one, of a value from outside."""
         if label.has_data:
-            return self._with_rows(label, label.rows and moving(label.rows, self._turn))
+            return self._set_rows(label, label.rows and moving(label.rows, self._turn))
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
         if label.entries.distinct:
             self._derivations.add_unlike(*parts)
@@ -54,7 +54,7 @@ class LoopLabels:
         """Returns the label, outside of the loop, of the stacked results of all turns."""
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
-            return self._with_rows(label, moved if self._lasts(moved) else None)
+            return self._set_rows(label, moved if self._lasts(moved) else None)
         number = self._numbered("whole", place)
         return dataclasses.replace(label, number=number, entries=UNKNOWN_ENTRIES)
 
@@ -65,7 +65,7 @@ class LoopLabels:
         for place, (old, new) in enumerate(zip(self._one(before), self._one(after), strict=True)):
             both = join_labels((old, new))
             if both.has_data:
-                both = self._with_rows(both, both.rows if self._lasts(both.rows) else None)
+                both = self._set_rows(both, both.rows if self._lasts(both.rows) else None)
             elif old.number != new.number:
                 both = dataclasses.replace(both, number=self._numbered("carried", place))
             found.append(both)
@@ -114,7 +114,7 @@ class LoopLabels:
             return False
         return not any(isinstance(d, LoopTurn) and d.loop == self._turn.loop for d in rows.digits)
 
-    def _with_rows(self, label: Label, rows: ExampleAxes | None) -> Label:
+    def _set_rows(self, label: Label, rows: ExampleAxes | None) -> Label:
         joined = label.joined if rows or label.joined else self._name
         return dataclasses.replace(label, rows=rows, joined=joined)
 

@@ -81,13 +81,15 @@ def pull_back_points(
     ]
     for gradients in found:  # before scales go into the factors
         check_parts(gradients.outers, gradients.terms)
-    by_outer = list(zip(*(g.outers for g in found), strict=True))
-    by_term = list(zip(*(g.terms for g in found), strict=True))
+    outer_groups = list(zip(*(g.outers for g in found), strict=True))
+    term_groups = list(zip(*(g.terms for g in found), strict=True))
     several = len(found) > 1
     joined = several and (differences or not use.operand_varies)
-    outers = [x for points in by_outer for x in (_outer_differences(points) if joined else points)]
+    outers = [
+        x for points in outer_groups for x in (_outer_differences(points) if joined else points)
+    ]
     joined = several and differences
-    terms = [x for points in by_term for x in (_term_differences(points) if joined else points)]
+    terms = [x for points in term_groups for x in (_term_differences(points) if joined else points)]
     return split_cotangent(CotangentSum(found[0].shape, outers, terms))
 
 

@@ -167,8 +167,8 @@ class _PullBack:
         elif name == "div":
             self.divide(operands, g)
         elif name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
-            by_itself = g.times(self.fixed.value(operands[0], rank))
-            self.accumulate(operands[0], by_itself.times(_scalar(2.0, rank)))
+            scaled = g.times(self.fixed.value(operands[0], rank))
+            self.accumulate(operands[0], scaled.times(_scalar(2.0, rank)))
         elif name in _ENTRYWISE_PRIMITIVES:
             self.entrywise(eqn, operands, g)
         elif name in ("broadcast_in_dim", "reduce_sum", "reshape", "squeeze", "transpose"):
@@ -187,8 +187,8 @@ class _PullBack:
         if self.leaf in y.leaves:
             summed = [i for i, n in enumerate(inverse.shape) if n == 1]
             # ∂(x/y)/∂y = −x/y². Sums along broadcast axes come first, as y has size 1 there.
-            by_product = g.times(self.fixed.value(x, rank)).total(summed)
-            self.accumulate(y, by_product.times(materialize(-(inverse**2))))
+            scaled = g.times(self.fixed.value(x, rank)).total(summed)
+            self.accumulate(y, scaled.times(materialize(-(inverse**2))))
 
     def entrywise(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         arrays = jnp.broadcast_arrays(*(self.fixed.value(v, len(g.shape)) for v in operands))

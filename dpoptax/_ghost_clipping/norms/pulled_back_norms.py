@@ -129,21 +129,21 @@ def assemble_gradients(
     finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
     keep = functools.reduce(jnp.logical_and, finite + sound)
 
-    def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    def divide(x: jax.Array, exponent: jax.Array) -> jax.Array:
         return bounds.divide_by_power(
             x, jnp.where(keep, divisor - exponent, bounds.ERASING_EXPONENT)
         )
 
-    columns = materialize([over(part.segment.columns, part.taken) for part in parts])
+    columns = materialize([divide(part.segment.columns, part.taken) for part in parts])
     segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
     if dtype is not None:
         segments = [segment.rounded(dtype) for segment in segments]
     kept = materialize(
         [jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)]
     )
-    over_powers = materialize([over(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
+    divided = materialize([divide(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[MeasuredTerm] = []
-    for term, basis, weight in zip(terms, kept, over_powers, strict=True):
+    for term, basis, weight in zip(terms, kept, divided, strict=True):
         axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:

@@ -57,11 +57,11 @@ def run_passes(
         if j == 0 and points.tangent is not None:
             direction = jax.tree.leaves(points.tangent)
 
-            def at(leaves: list[jax.Array]) -> PassResult:
+            def run_at(leaves: list[jax.Array]) -> PassResult:
                 return run_pass(program, leaves, batch, size)
 
             # Forward over reverse: operands, cotangents and gradients change along the direction.
-            out, derivative = jax.jvp(at, (point,), (direction,))
+            out, derivative = jax.jvp(run_at, (point,), (direction,))
             tangent = (direction, *derivative[1:])
         else:
             out = run_pass(program, point, batch, size)
@@ -205,9 +205,9 @@ def _make_environment(
 ) -> Environment:
     needs = list(program.block.needs())
     opaque = set(program.opaque)
-    at_clean, at_perturbed = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
+    clean_values, perturbed_values = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
     return {
-        (v, flows): at_perturbed(v) if flows and v.leaves & opaque else at_clean(v)
+        (v, flows): perturbed_values(v) if flows and v.leaves & opaque else clean_values(v)
         for v, flows in needs
     }
 

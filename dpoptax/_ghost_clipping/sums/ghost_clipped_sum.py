@@ -44,18 +44,18 @@ class GradientSums:
     """Holds sums of gradients in few arrays, since many small arrays take long to compile.
 
     Attributes:
-      by_leaf: the sums of parameters whose gradients are products.
+      leaf_sums: the sums of parameters whose gradients are products.
       vectors: for each of `bundles`, the sums of its parameters in one vector.
     """
 
-    by_leaf: dict[int, jax.Array]
+    leaf_sums: dict[int, jax.Array]
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
         """Returns the sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
-        total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        total = [self.leaf_sums.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
             for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
                 total[i] = part.astype(total[i].dtype)
@@ -210,9 +210,9 @@ def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:
 def _zero_sums(params: PyTree, plan: Plan, pieces: ScaledGradients) -> GradientSums:
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
-    by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
+    leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
     vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
-    return GradientSums(by_leaf, vectors, pieces.bundles)
+    return GradientSums(leaf_sums, vectors, pieces.bundles)
 
 
 def _sum_weighted_gradients(
@@ -228,17 +228,17 @@ def _sum_weighted_gradients(
 
     `examples` is the size of the whole batch, which decides how blocks are formed.
     """
-    by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
+    leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
     (piece_weights,) = unstack(weights)
     for product, piece, weight in zip(plan.products, pieces.products, piece_weights, strict=False):
         part = sum_products(piece, weight, product.layout.sizes, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
-        total = by_leaf[product.leaf]
-        by_leaf[product.leaf] = (total + part).astype(total.dtype)
+        total = leaf_sums[product.leaf]
+        leaf_sums[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
         vectors[i] += block_sums.sum_weighted(piece_weights[len(plan.products) + i], gradient)
-    return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
+    return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
 
 
 def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBatch) -> float:

@@ -124,13 +124,13 @@ class _ZeroFinder:
         elif name == "reduce_sum":
             same = all(shape[i] == 1 for i in eqn.params["axes"])
         else:
-            same = name in _RESHAPE_PRIMITIVES and _without_unit_axes(shape) == _without_unit_axes(
+            same = name in _RESHAPE_PRIMITIVES and _strip_unit_axes(shape) == _strip_unit_axes(
                 out.aval.shape
             )
         return source if same else None
 
 
-def _without_unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip_unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the sizes of a shape other than 1."""
     return tuple(n for n in shape if n != 1)
 
