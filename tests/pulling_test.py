@@ -345,8 +345,8 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
         FixedTerm(jnp.asarray(bases[1]), near(weights)),
     ]
     if differences:
-        outers = point_differences._outer_differences(tuple(outers))
-        terms = point_differences._term_differences(tuple(terms))
+        outers = point_differences._join_outers(tuple(outers))
+        terms = point_differences._join_terms(tuple(terms))
     found, _, finite = assemble_gradients(outers, terms, None)
     # The gradient is what is held.
     exact = np.zeros((256, 1, 4, 4))

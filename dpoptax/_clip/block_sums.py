@@ -75,7 +75,7 @@ def combine_roundings(roundings: Iterable[Rounding]) -> float:
     joined = {False: 0.0, True: 0.0}
     own = 0.0
     for each in roundings:
-        block_changes[each.length] = max(each.blocks, by_block_length.get(each.length, 0.0))
+        block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
     return math.hypot(*block_changes.values()) + math.hypot(*joined.values()) + own

@@ -62,7 +62,7 @@ _MINIMUM_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 _ZERO_EXPONENT = -(2**20)
 # Division by 2 to this power makes every number zero (`divide_by_power`).
-ERASING_EXPONENT = 2**20
+ERASE_EXPONENT = 2**20
 _SQUARES_BLOCK = 128
 
 
@@ -123,7 +123,7 @@ def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     """Returns the divisor of each side, and the scales, from the largest entries (sides, B).
 
     The divisors are exponents of 2, (pieces, sides, B): 0 for a side that is zero or subnormal, and
-    `ERASING_EXPONENT` for one that is not finite.
+    `ERASE_EXPONENT` for one that is not finite.
 
     On CPU they are computed in a loop, whose results XLA stores. Otherwise XLA computes them again
     in each of hundreds of kernels that read them, and compiles these twice as long.
@@ -141,7 +141,7 @@ def _make_piece_scales(tops: jax.Array) -> tuple[jax.Array, Scales]:
     found = binary_exponent(jnp.where(finite, tops, 0.0))
     total = jnp.sum(found, axis=0, dtype=jnp.int32)
     divisor = jnp.where(found == _ZERO_EXPONENT, 0, found)
-    return jnp.where(finite, divisor, ERASING_EXPONENT), Scales(total, finite)
+    return jnp.where(finite, divisor, ERASE_EXPONENT), Scales(total, finite)
 
 
 _make_all_scales = jax.vmap(_make_piece_scales)

@@ -2,6 +2,10 @@
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+# The mesh axes of each axis of an array, as in a `jax.P`.
+Spec: TypeAlias = Sequence[Hashable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +99,7 @@ def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def split_devices(
-    rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
-) -> ExampleAxes | None:
+def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
     """Returns the axes of one device's part, for an array with this `jax.P`."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
@@ -109,9 +111,7 @@ def split_devices(
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def join_devices(
-    rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
-) -> ExampleAxes | None:
+def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
     """Returns the axes of the whole array, whose parts the devices have; inverts a split."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
@@ -122,7 +122,7 @@ def join_devices(
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def _sharing_axes(spec: Sequence[Hashable], digit: AxisDigit) -> tuple[Hashable, ...]:
+def _sharing_axes(spec: Spec, digit: AxisDigit) -> tuple[Hashable, ...]:
     """Returns the mesh axes that an axis of an array is split over."""
     return mesh_axes(spec[digit.axis]) if digit.axis < len(spec) else ()
 

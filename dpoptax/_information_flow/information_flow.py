@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._ghost_clipping.explain import format_table
-from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
 from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower
 from dpoptax._information_flow.labels import Content, Label, shown_kind
@@ -225,7 +225,7 @@ def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[L
             labels.append(Label(own, LEADING_AXIS if jnp.ndim(leaf) else None))
         else:
             labels.append(
-                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_ENTRIES)
+                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_FACTS)
             )
     return labels
 

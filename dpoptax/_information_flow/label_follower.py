@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from dpoptax._information_flow import axis_rules, example_axes
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
 from dpoptax._information_flow.entry_facts import (
-    UNKNOWN_ENTRIES,
+    UNKNOWN_FACTS,
     indices_are_unique,
     is_integer,
     result_entries,
@@ -175,7 +175,7 @@ class LabelFollower:
         """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_ENTRIES)
+        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
-from dpoptax._information_flow.entry_facts import UNKNOWN_ENTRIES, EntryFacts
+from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
 from dpoptax._information_flow.example_axes import ExampleAxes
 from dpoptax._information_flow.selections import Selection
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
@@ -45,7 +45,7 @@ class Label:
     rows: ExampleAxes | None = None
     joined: str = ""
     number: Hashable = None
-    entries: EntryFacts = UNKNOWN_ENTRIES
+    entries: EntryFacts = UNKNOWN_FACTS
     varying: frozenset[Hashable] = frozenset()
     selections: frozenset[Selection] = frozenset()
 
@@ -70,7 +70,7 @@ def join_labels(labels: Iterable[Label]) -> Label:
         return Label(
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
-            entries=entries.pop() if len(entries) == 1 else UNKNOWN_ENTRIES,
+            entries=entries.pop() if len(entries) == 1 else UNKNOWN_FACTS,
             varying=apart,
             selections=selections,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from jax.extend.core import JaxprEqn
 
 from dpoptax._information_flow.derivations import Derivations, LoopCarry
-from dpoptax._information_flow.entry_facts import UNKNOWN_ENTRIES
+from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS
 from dpoptax._information_flow.example_axes import ExampleAxes, LoopTurn, mesh_axes
 from dpoptax._information_flow.labels import Label, join_labels
 
@@ -56,7 +56,7 @@ class LoopLabels:
             moved = label.rows and moving(label.rows, self._turn)
             return self._set_rows(label, moved if self._lasts(moved) else None)
         number = self._numbered("whole", place)
-        return dataclasses.replace(label, number=number, entries=UNKNOWN_ENTRIES)
+        return dataclasses.replace(label, number=number, entries=UNKNOWN_FACTS)
 
     def carry(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> list[Label]:
         """Returns the labels of a turn's carry, from outside or from the previous turn."""

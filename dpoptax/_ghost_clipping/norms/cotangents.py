@@ -109,9 +109,8 @@ class OuterSum:
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
     def times(self, y: jax.Array) -> "OuterSum":
-        return dataclasses.replace(
-            self, scale=y if self.scale is None else materialize(self.scale * y)
-        )
+        scale = y if self.scale is None else materialize(self.scale * y)
+        return dataclasses.replace(self, scale=scale)
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
         """Returns its sum over axes, which then have size 1."""

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import float32_at_least, widen
 
 # Loss of a norm by underflow, at most, for each term of the sums that it consists of.
@@ -105,7 +106,7 @@ def choose_method(
     return min(cost, key=cost.__getitem__)
 
 
-def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns the gradients themselves, (B, K, R, C) in float32."""
     total = None
     for rows, columns in _join_segments(segments):
@@ -124,9 +125,7 @@ def _join_segments(segments: list[Segment]) -> list[Segment]:
     """Joins the segments along T if this takes fewer passes over memory than adding products."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Two passes over the factors, against three over a gradient for each added product.
-    fewer = (
-        2 * _count_positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    )
+    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
     if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
         return segments
     return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
@@ -140,7 +139,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> NormBounds:
+def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
     For one position, S is the norm. For inner products, the error lies in the square: it is at most
@@ -166,29 +165,27 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     return NormBounds(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
-def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> NormBounds:
+def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
 
     ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
     """
     square = upper_square(multiply_factors(segments, sizes))
     absolute = absolute_size(segments, sizes)
-    error = gamma(_count_positions(segments) + len(segments) + 8)
+    error = gamma(_positions(segments) + len(segments) + 8)
     return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
-def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
     return _sum_norms(segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes)
 
 
-def _sum_norms(
-    segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
-) -> jax.Array:
+def _sum_norms(segments: list[Segment], lengths: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
     groups, rows, columns = sizes
-    positions = _count_positions(segments)
+    positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
     summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
@@ -196,7 +193,7 @@ def _sum_norms(
     return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 
 
-def _count_positions(segments: list[Segment]) -> int:
+def _positions(segments: list[Segment]) -> int:
     """Returns the number of positions of all segments, at least 1."""
     return max(1, sum(s.rows.shape[2] for s in segments))
 

@@ -146,9 +146,7 @@ def make_side_map(
     """
     sides = [_side_positions(view, axes) for axes in layout.sides]
     if isinstance(factor, Diagonal):
-        scales = [
-            _make_scale_step(i, s.shape, sides, view, shape) for i, s in enumerate(factor.scales)
-        ]
+        scales = [_scale_step(i, s.shape, sides, view, shape) for i, s in enumerate(factor.scales)]
         return None if None in scales else SideMap(tuple(s for s in scales if s is not None))
     columns = shape[-1]
     steps = []
@@ -180,7 +178,7 @@ def _side_positions(view: View, axes: tuple[int, ...]) -> np.ndarray:
     return positions.ravel()
 
 
-def _make_scale_step(
+def _scale_step(
     index: int, thin: tuple[int, ...], sides: list[np.ndarray], view: View, shape: tuple[int, ...]
 ) -> ScaleStep | None:
     def entries(positions: np.ndarray) -> np.ndarray:

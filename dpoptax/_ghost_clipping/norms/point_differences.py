@@ -85,11 +85,9 @@ def pull_back_points(
     term_groups = list(zip(*(g.terms for g in found), strict=True))
     several = len(found) > 1
     joined = several and (differences or not use.operand_varies)
-    outers = [
-        x for points in outer_groups for x in (_outer_differences(points) if joined else points)
-    ]
+    outers = [x for points in outer_groups for x in (_join_outers(points) if joined else points)]
     joined = several and differences
-    terms = [x for points in term_groups for x in (_term_differences(points) if joined else points)]
+    terms = [x for points in term_groups for x in (_join_terms(points) if joined else points)]
     return split_cotangent(CotangentSum(found[0].shape, outers, terms))
 
 
@@ -121,7 +119,7 @@ def count_parts(
     return found
 
 
-def _outer_differences(points: tuple[OuterSum, ...]) -> list[OuterSum]:
+def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     """Returns a sum of outer products as one of the first rows and one for each difference."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
@@ -143,7 +141,7 @@ def _outer_differences(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     return [OuterSum(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)]
 
 
-def _term_differences(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
+def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
     """Returns a sum of fixed terms as one of the first basis and one for each difference."""
     first = points[0]
     found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]

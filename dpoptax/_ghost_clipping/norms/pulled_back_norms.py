@@ -27,7 +27,7 @@ from dpoptax._ghost_clipping.norms.cotangents import (
 )
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
-from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
 from dpoptax._xla import materialize
 
 # Scaled factors whose largest entry is smaller, before division by it, are treated as zero.
@@ -130,9 +130,7 @@ def assemble_gradients(
     keep = functools.reduce(jnp.logical_and, finite + sound)
 
     def divide(x: jax.Array, exponent: jax.Array) -> jax.Array:
-        return bounds.divide_by_power(
-            x, jnp.where(keep, divisor - exponent, bounds.ERASING_EXPONENT)
-        )
+        return bounds.divide_by_power(x, jnp.where(keep, divisor - exponent, bounds.ERASE_EXPONENT))
 
     columns = materialize([divide(part.segment.columns, part.taken) for part in parts])
     segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
@@ -194,7 +192,7 @@ class _ScaledOuter(NamedTuple):
         if not self.changed:
             return self.segment.rows
         return materialize(
-            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASING_EXPONENT))
+            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASE_EXPONENT))
         )
 
 
@@ -229,7 +227,7 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
     return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
 
 
-def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> NormBounds:
+def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
     S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
@@ -250,9 +248,7 @@ def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> N
     return NormBounds(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
 
 
-def _term_sizes(
-    terms: list[MeasuredTerm], sizes: tuple[int, int, int]
-) -> tuple[jax.Array, jax.Array]:
+def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Returns an upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and the share of terms in ‖G‖².
 
     The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.

@@ -18,6 +18,7 @@ from dpoptax._clip.bounds import broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
+from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
 
@@ -57,7 +58,7 @@ class SumParts(NamedTuple):
         return 1.0 if self.number == 1 else self.ratio
 
 
-def split_sum(factored: FactoredGradients, sizes: tuple[int, int, int], examples: int) -> SumParts:
+def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
     segments = factored.segments
     row_lookups = [s for s in segments if is_one_hot(s.rows)]
@@ -77,12 +78,7 @@ def absolute_ratio(factored: FactoredGradients) -> float:
 
 
 def sum_products(
-    factored: FactoredGradients,
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    *,
-    bound: float,
-    examples: int,
+    factored: FactoredGradients, weights: jax.Array, sizes: Sizes, *, bound: float, examples: int
 ) -> jax.Array:
     """Returns Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
 
@@ -103,7 +99,7 @@ def sum_products(
 
 
 def product_rounding(
-    factored: FactoredGradients, sizes: tuple[int, int, int], examples: int
+    factored: FactoredGradients, sizes: Sizes, examples: int
 ) -> block_sums.Rounding:
     """Returns how much one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, sizes, examples)

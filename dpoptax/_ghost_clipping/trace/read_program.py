@@ -40,6 +40,7 @@ from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
 from dpoptax._tree import PyTree
 
+Values: TypeAlias = Sequence[Value]
 # (scan, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -137,16 +138,12 @@ class _Reader:
         self.scans = 0
         self.references = False  # whether the program reads or writes a jax.Ref that it made
 
-    def read(
-        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], loops: Loops
-    ) -> Block:
+    def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
         block = Block([v for v in args if isinstance(v, PrivateValue)])
         block.results = self.extend(block, jaxpr, [*consts, *args], loops)
         return block
 
-    def extend(
-        self, block: Block, jaxpr: Jaxpr, args: Sequence[Value], loops: Loops
-    ) -> list[Value]:
+    def extend(self, block: Block, jaxpr: Jaxpr, args: Values, loops: Loops) -> list[Value]:
         names = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
 
         def value(atom: Var | Literal) -> Value:

@@ -12,12 +12,15 @@ as integers, (K, T).
 
 import dataclasses
 import math
-from typing import cast
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.core import AbstractValue, ShapedArray
 from jax.typing import DTypeLike
+
+# The sizes of batch, rows and columns: (K, R, C).
+Sizes: TypeAlias = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class FactorLayout:
         return self.batch, self.rows, self.columns
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Sizes:
         batch, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
         return batch, rows, columns
 

@@ -19,16 +19,10 @@ AxisRuns = tuple[tuple[int, int], ...]
 
 _IDENTITY_PRIMITIVES = frozenset(
     {
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "reduce_precision",
-        "sharding_constraint",
+        "convert_element_type", "copy", "copy_p", "name", "optimization_barrier", "pvary",
+        "reduce_precision", "sharding_constraint",
     }
-)
+)  # fmt: skip
 # Larger or smaller scales may overflow where the values do not.
 _MINIMUM_SCALE = 2.0**-60
 
