@@ -157,18 +157,10 @@ def assemble_gradients(
 class _ScaledOuter(NamedTuple):
     """Holds outer products whose scale has gone into one factor.
 
-    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken times
-    the product of the new ones.
-
-    Attributes:
-      segment: the new factors.
-      scale: the scale, normalized.
-      unit: the exponent of the scale.
-      taken: the exponent of the divisor, (B,).
-      exponent: that of the largest entries of the gradient, approximately.
-      finite: whether the factors are finite.
-      nothing: the examples whose columns were treated as zero.
-      changed: whether the rows differ from the rows before.
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the old factors, and 2^taken times
+    the product of the new ones in `segment`. Its largest entries have about the given `exponent`.
+    `nothing` marks examples whose columns were treated as zero, and `changed` says whether the rows
+    are new.
     """
 
     segment: Segment
