@@ -139,7 +139,7 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
-    # `block_rounding` is about 2 u b² T M: this is the longest block within the limit.
+    # `block_rounding` is about 2 u b² L M: this is the longest block within the limit.
     most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
     least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
@@ -273,7 +273,7 @@ def step_rounding(count: int, rows: int, columns: int, largest: float, examples:
 
     Args:
       count: the numbers at an entry, of all examples together.
-      rows: T, the numbers that an example adds, possibly all to one entry.
+      rows: L, the numbers that an example adds, possibly all to one entry.
       columns: the entries of a row.
       largest: as for `make_steps`.
       examples: an upper bound of the sum.
@@ -296,15 +296,15 @@ def sum_lookups(
     ratio: float,
     whole: float,
 ) -> jax.Array:
-    """Returns a table (size, C) with the sum of the values of all lookups, each of one row.
+    """Returns a table (size, D) with the sum of the values of all lookups, each of one row.
 
     A scatter adds one after the other. If one example could change too much of its rounding,
     numbers are added as `IntegerSteps`. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers, and values (N, C). No value is above `ratio` · `bound`.
+      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
       size: the number of rows.
-      terms: T, the lookups of one example.
+      terms: L, the lookups of one example.
       examples: B, at least the examples of the lookups: those of all micro-batches and devices.
       bound: C.
       ratio: M, such that f S ≤ M C.

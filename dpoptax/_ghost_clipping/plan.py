@@ -89,7 +89,7 @@ class PlannedUse:
 class Product:
     """Holds uses of one parameter, or of one slice of it, that share a layout.
 
-    Their factors are joined along T. `method` is the way to the norm: "outer", "gram" or "form".
+    Their factors are joined along L. `method` is the way to the norm: "outer", "gram" or "form".
     """
 
     members: tuple[PlannedUse, ...]

@@ -120,7 +120,7 @@ class OuterSum:
     def inner_product(
         self, basis: jax.Array | None, axes: Iterable[int]
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns Σ over axes of basis ⊙ self as (B, K, R, C), and an exponent of 2."""
+        """Returns Σ over axes of basis ⊙ self as (B, K, R, D), and an exponent of 2."""
         sums = self.sides(axes)
         # After a matrix product, factors may have any magnitude, and this could overflow.
         if self.mixed:
@@ -150,7 +150,7 @@ class OuterSum:
         return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
-        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, C), or the columns."""
+        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:
@@ -160,7 +160,7 @@ class OuterSum:
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
             mixed = contract("krc,bktr->bktc", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
-        # (B, K, C), or (B, K, R) with the sides exchanged.
+        # (B, K, D), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
     def transposed(self, source: Sequence[int]) -> "OuterSum":
@@ -204,7 +204,7 @@ class OuterSum:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """Returns a fixed array as (K, R, C), each of size 1 where it does not vary."""
+        """Returns a fixed array as (K, R, D), each of size 1 where it does not vary."""
         split = self._split(x.shape)
         for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
@@ -216,7 +216,7 @@ class OuterSum:
         return x.transpose(order).reshape(sizes)
 
     def uncut(self, x: jax.Array) -> jax.Array:
-        """Returns the array that `cut` makes (K, R, C) of."""
+        """Returns the array that `cut` makes (K, R, D) of."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:

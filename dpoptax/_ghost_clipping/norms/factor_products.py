@@ -5,7 +5,7 @@ of one parameter at all gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-which takes T²(R + C) operations, where forming the gradient takes T R C. Integers represent one-hot
+which takes L²(R + D) operations, where forming the gradient takes L R D. Integers represent one-hot
 factors. Entries are at most about 1, since factors come divided by powers of two
 (`dpoptax._clip.bounds`).
 """
@@ -28,9 +28,9 @@ UNDERFLOW_LOSS = 2.0**-50
 
 
 class Segment(NamedTuple):
-    """Holds the factors of one use: `rows` (B, K, T, R) and `columns` (B, K, T, C).
+    """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
-    One of them may be one-hot, held as integers (B, K, T).
+    One of them may be one-hot, held as integers (B, K, L).
     """
 
     rows: jax.Array
@@ -107,7 +107,7 @@ def choose_method(
 
 
 def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
-    """Returns the gradients themselves, (B, K, R, C) in float32."""
+    """Returns the gradients themselves, (B, K, R, D) in float32."""
     total = None
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
@@ -122,7 +122,7 @@ def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
 
 
 def _join_segments(segments: list[Segment]) -> list[Segment]:
-    """Joins the segments along T if this takes fewer passes over memory than adding products."""
+    """Joins the segments along L if this takes fewer passes over memory than adding products."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Two passes over the factors, against three over a gradient for each added product.
     fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
@@ -158,7 +158,7 @@ def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
             # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
     absolute = _sum_norms(segments, lengths, sizes)
-    # The longest chain: over K, T and T', over pairs of segments, and in inner products.
+    # The longest chain: over K, L and L', over pairs of segments, and in inner products.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
     # Terms that cancel may leave a negative square; the bound adds the error to at least zero.
@@ -205,7 +205,7 @@ def _inner_product_length(segments: list[Segment]) -> int:
 
 
 def _vector_norms(factor: jax.Array) -> jax.Array:
-    """Returns the norms of a factor's vectors, (B, K, T)."""
+    """Returns the norms of a factor's vectors, (B, K, L)."""
     if is_one_hot(factor):
         return jnp.ones(factor.shape, jnp.float32)
     square = jnp.sum(jnp.square(widen(factor)), axis=-1)
@@ -227,13 +227,13 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
 
 
 def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns all inner products of positions, (B, K, T, T')."""
+    """Returns all inner products of positions, (B, K, L, L')."""
     if is_one_hot(a) and is_one_hot(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if is_one_hot(b):
         return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
         # The inner product with a one-hot row is an entry: exact, and without a product.
-        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
+        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

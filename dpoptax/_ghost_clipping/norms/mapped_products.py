@@ -25,7 +25,7 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaleStep:
-    """Scales a factor: `entries` picks from the map's scale, as (K, R, C) with R or C of size 1."""
+    """Scales a factor: `entries` picks from the map's scale, as (K, R, D) with R or D of size 1."""
 
     index: int
     entries: np.ndarray

@@ -36,7 +36,7 @@ _UNDERFLOW_THRESHOLD = 2.0**-40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
-    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, C), each full or 1.
+    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, D), each full or 1.
 
     `inner` is the inner product of basis and outer products along the axes where weights have size
     1.
@@ -78,7 +78,7 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
 
 
 def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
-    """Multiplies one factor by a fixed array (K, R, C), of which R or C is 1."""
+    """Multiplies one factor by a fixed array (K, R, D), of which R or D is 1."""
     rows, columns = segment
     if scale.shape[1] == 1:
         return Segment(rows, columns * scale)

@@ -80,7 +80,7 @@ def absolute_ratio(factored: FactoredGradients) -> float:
 def sum_products(
     factored: FactoredGradients, weights: jax.Array, sizes: Sizes, *, bound: float, examples: int
 ) -> jax.Array:
-    """Returns Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+    """Returns Σ_i weights[i] G_i, (K, R, D) in float32 at least, for weights (B,).
 
     No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
     `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
@@ -180,14 +180,14 @@ def _terms_per_entry(segment: Segment) -> int:
 
 
 def _merge_examples(factor: jax.Array) -> jax.Array:
-    """Reshapes a factor (B, K, T, ...) to (1, K, B T, ...)."""
+    """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
     batch, groups, positions = factor.shape[:3]
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
 
 def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns rowsᵀ columns, (K, R, C), computed in the narrower dtype of the two factors.
+    """Returns rowsᵀ columns, (K, R, D), computed in the narrower dtype of the two factors.
 
     The other factor includes the coefficients. In bfloat16 these would round, and could push a
     contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high

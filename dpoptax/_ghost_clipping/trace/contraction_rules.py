@@ -105,6 +105,6 @@ class Convolution(Rule):
         seen = self.shifts(operand, d.shape[1:-1])
         patches = jnp.stack(
             [s.reshape(self.positions, groups, -1) for s in seen], axis=2
-        )  # (T, groups, offsets, features of the group)
+        )  # (L, groups, offsets, features of the group)
         rows = patches.reshape(self.positions, groups, -1).swapaxes(0, 1)
         return rows, d.reshape(self.positions, groups, columns).swapaxes(0, 1)

@@ -132,9 +132,9 @@ class Use:
         return self.rule.positions * math.prod(n for n, stacked in self.loops if not stacked)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors (K, T, R) and (K, T, C) of one example.
+        """Returns the factors (K, L, R) and (K, L, D) of one example.
 
-        Steps of scans become positions T, or groups K if the value has a slice for each step.
+        Steps of scans become positions L, or groups K if the value has a slice for each step.
         """
         factors = self.rule.factors
         for _ in self.loops:
