@@ -249,6 +249,7 @@ def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
     Raises:
       ValueError: the step is not a power of two of float32's range.
     """
+    # The largest total must fit into 2^bits whole steps.
     exponent = bits - math.ceil(math.log2(largest))
     if abs(exponent) > 126:
         raise ValueError(

@@ -156,6 +156,7 @@ def _reshape_digits(
     if 0 in old or any(digit.run > 1 for digit in along[:-1]):
         return None
     count = math.prod(old[digit.axis] // digit.run for digit in along)
+    # New axes first have to account for the axes before the digits, then for the examples.
     outside, found = math.prod(old[:first]), []
     for axis, size in enumerate(new):
         if outside > 1 or (outside == 1 and size == 1 and count > 1):
@@ -271,6 +272,7 @@ def _dot(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if digit.axis in batch:
         return dataclasses.replace(digit, axis=batch.index(digit.axis))
     free = [a for a in range(len(_shape(eqn.invars[operand]))) if a not in (*contracted, *batch)]
+    # Results have the batch axes first, then the free axes of the left and the right operand.
     axis = len(batch) + free.index(digit.axis)
     if operand == 1:
         axis += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
@@ -328,6 +330,7 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     numbers = eqn.params["dimension_numbers"]
     aside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
+    # The operands are the array, the indices and the updates.
     place = digit.axis  # among the axes that run over the indices
     if operand == 2:
         windows = numbers.update_window_dims

@@ -180,6 +180,7 @@ class LabelFollower:
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")
         mapped = range(len(type_of(eqn.invars[0]).shape) - int(axes)) if axes.isdigit() else ()
+        # Under jax.vmap the leading axis is not the batch, so rows are not known.
         if name == EXAMPLES and mapped:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
         *around, _ = here = self._here()
@@ -247,6 +248,7 @@ class LabelFollower:
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
                 for i, each in enumerate(facts)
             ]
+        # Indices that may repeat give no rows of one example each.
         if eqn.primitive.name == "gather" and not indices_are_unique(eqn, read[1].entries):
             numbers[1] = None
         given = {i: label.rows for i, label in enumerate(read) if label.has_data}
@@ -337,6 +339,7 @@ class LabelFollower:
         """
         with self._draws.suspended() as judged:
             now, (results, after) = read, turn(read, False)
+            # Labels only grow, so this ends.
             while after != now:
                 now, (results, after) = after, turn(after, False)
         before = self._draws.count()

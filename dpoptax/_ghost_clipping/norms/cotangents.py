@@ -139,6 +139,7 @@ class OuterSum:
                     outside.append(y)
                 else:
                     inside.append((fixed, y))
+        # Fixed arrays are compared by identity: their values are traced.
         key = (along, *(id(fixed) for fixed, _ in inside))
         if key not in self.known:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
@@ -258,6 +259,8 @@ class OuterSum:
         for n in self.shape:
             group: list[int] = []
             size = 1
+            # Axes of the split are consecutive: each axis of the value takes as many as its size
+            # needs.
             while left and (size < n or (not group and self.layout.split[left[0]] == 1)):
                 size *= self.layout.split[left[0]]
                 group.append(left.pop(0))

@@ -122,6 +122,7 @@ def assemble_gradients(
     tops = [bounds.largest_entry(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.binary_exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
+    # One divisor for all parts of an example, since they are added.
     largest = functools.reduce(jnp.maximum, exponents)
     # A zero gradient is divided by 1, so no exponent below is near the end of its range.
     divisor = jnp.where(largest < -(2**12), 0, largest)

@@ -182,6 +182,7 @@ def _terms_per_entry(segment: Segment) -> int:
 def _merge_examples(factor: jax.Array) -> jax.Array:
     """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
     batch, groups, positions = factor.shape[:3]
+    # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
@@ -206,6 +207,7 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
         high = factor_products.round_to_dtype(factor, narrow)
         return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
 
+    # The weighted factor is in float32, and the other one may be in bfloat16.
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:
         return dot(rows, columns)

@@ -89,6 +89,7 @@ def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: i
         for inner in subprograms(eqn.params):
             # The custom rule replaces the derivative of the inner program.
             through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
+            # Of other inner programs any operand may reach any input.
             called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
             flags = [(any(own), any(through))] * len(inner.invars)
             given = list(zip(own, through, strict=True)) if called else flags

@@ -146,6 +146,7 @@ class Use:
         lead = len(self.loops)
         stacked = [i for i, (_, s) in enumerate(self.loops) if s]
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]
+        # Scans over stacked parameters give groups, all others positions, outermost first.
         order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
         batch, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]

@@ -114,6 +114,7 @@ class _ZeroFinder:
         shape = source.aval.shape
         if name in ("mul", "div"):
             other = operands[1] if source is operands[0] else operands[0]
+            # A mean over one entry divides by 1.
             one = _is_one(other) and (name == "mul" or source is operands[0])
             return source if one and out.aval.shape == shape else None
         if len(operands) != 1:
