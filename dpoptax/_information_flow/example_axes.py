@@ -15,6 +15,10 @@ class AxisDigit:
     axis: int
     run: int = 1
 
+    def move(self, axis: int) -> "AxisDigit":
+        """Returns the digit on another axis."""
+        return AxisDigit(axis, self.run)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopTurn:
@@ -76,11 +80,7 @@ def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
-        digit
-        if isinstance(digit, LoopTurn)
-        else dataclasses.replace(digit, axis=digit.axis - 1)
-        if digit.axis
-        else turn
+        digit if isinstance(digit, LoopTurn) else digit.move(digit.axis - 1) if digit.axis else turn
         for digit in rows.digits
     )
     return dataclasses.replace(rows, digits=tuple(digits))
@@ -89,7 +89,7 @@ def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
 def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
     """Returns the axes of the results of all turns, stacked along a new leading axis."""
     digits = (
-        dataclasses.replace(digit, axis=digit.axis + 1)
+        digit.move(digit.axis + 1)
         if isinstance(digit, AxisDigit)
         else AxisDigit(0)
         if digit == turn
