@@ -106,7 +106,7 @@ def sum_clipped(
 
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
         if grid is None:
-            return block_sums.sum_weighted_examples(coefficient, unit)
+            return block_sums.sum_weighted(coefficient, unit)
         clipped = bounds.broadcast_examples(coefficient, unit) * unit
         steps = clipped * (1.0 / grid)  # exact, as a quotient by itself is not on GPU
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
