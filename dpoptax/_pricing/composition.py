@@ -7,7 +7,8 @@ and an infinite one. Of several such pairs, n_i of each, the losses add up to S,
 
 A convolution by Fourier transforms has an error of about 10^-16 per pair, whatever its values are:
 δ = 10^-10 of 10^6 steps is lost in it. So the losses are tilted first. With
-K_i(λ) = log Σ_x p_i(x) e^(λx), K = Σ n_i K_i, and t the convolution of the t_i(x) = p_i(x) e^(λx − K_i),
+K_i(λ) = log Σ_x p_i(x) e^(λx), K = Σ n_i K_i, and t the convolution of the
+t_i(x) = p_i(x) e^(λx − K_i),
 
     E[(1 − e^(ε − S))⁺] = e^(K − λε) Σ_s t(s) g(s),    g(s) = e^(−λ(s − ε)) (1 − e^(ε − s))⁺ ≤ 1,
 
