@@ -119,7 +119,7 @@ def test_what_else_was_released_is_part_of_it():
 def test_what_can_be_read_but_once_is_no_list_of_releases():
     """It was empty after a first look, and the releases in it cost nothing."""
     for price in (accounting.guarantee, accounting.epsilon_spent):
-        with pytest.raises(TypeError, match="want a sequence of dp_accounting events"):
+        with pytest.raises(TypeError, match="must be a sequence of dp_accounting events"):
             price(spent(gaussian()), SAMPLER, delta=DELTA, also=iter([dpa.GaussianDpEvent(0.5)]))
 
 
@@ -138,7 +138,7 @@ def test_a_machine_can_read_it():
     text = json.dumps(accounting.guarantee(spent(tx), cyclic).to_dict())
     (stage,) = json.loads(text)["releases"]
     assert stage == {
-        "count": 3,
+        "number": 3,
         "phases": [[0, 4.0]],
         "strategy": repr(strategy),
         "fixed_point": False,
@@ -177,9 +177,9 @@ def test_numbers_are_rounded_up(value, text):
 @pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
 def test_others_that_can_be_read_but_once_are_refused(also):
     """The check read them, and ε was that of the run alone."""
-    with pytest.raises(TypeError, match="want a sequence"):
+    with pytest.raises(TypeError, match="must be a sequence"):
         accounting.epsilon_spent(spent(gaussian()), SAMPLER, DELTA, also=also)
-    with pytest.raises(TypeError, match="want a sequence"):
+    with pytest.raises(TypeError, match="must be a sequence"):
         accounting.calibrate_noise_multiplier(
             epsilon=9.0, delta=DELTA, steps=5, sampler=SAMPLER, also=also
         )
@@ -189,9 +189,9 @@ def test_a_composition_that_can_be_read_but_once_is_refused():
     """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
     once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
-        with pytest.raises(TypeError, match="want a list or a tuple"):
+        with pytest.raises(TypeError, match="must be a list or a tuple"):
             event_epsilon(once, DELTA, accountant=accountant)
-    with pytest.raises(TypeError, match="want a list or a tuple"):
+    with pytest.raises(TypeError, match="must be a list or a tuple"):
         accounting.guarantee(spent(gaussian()), SAMPLER, also=[once]).gdp_mu(DELTA)
 
 
