@@ -132,10 +132,12 @@ def planned_guarantee(
     multiplier = checked_noise(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
     phases = multiplier if isinstance(multiplier, tuple) else ((0, multiplier),)
-    strategy: str | None = None
-    drawn = sampler
+    strategy: str | None
+    drawn: Sampler | None
     if isinstance(sampler, Participation):
         strategy, drawn = repr(sampler.strategy), sampler.sampler
+    else:
+        strategy, drawn = None, sampler
 
     def event(count: int) -> dpa.DpEvent:
         return with_others(design.event(multiplier, count), also)
