@@ -125,9 +125,9 @@ def track_iterates(
     rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
     `dpoptax.gradient_points` finds the state in that of the optimizer.
 
-    Memory: k − 1 copies of the parameters. The newest copy is the array of `params`. If a step
-    donates both and returns the optimizer's state before the parameters, `jax.jit` reuses that
-    array; in the other order it is copied twice. Privacy: the state holds only released parameters.
+    Memory: k − 1 copies of the parameters. A step that donates both should return the optimizer's
+    state before the parameters, so that `jax.jit` does not copy the newest twice. Privacy: the
+    state holds only released parameters.
 
     Args:
       rows: the mixing weights, k per point: `rows[j][i]` is the weight of x_{t−i} in point j. If a

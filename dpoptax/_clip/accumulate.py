@@ -27,9 +27,8 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     losses, give `clipped_grad` one loss that returns their sum, whose gradient is clipped as one
     vector.
 
-    To bound the rounding of the sum, parts are added with compensation, and each call multiplies
-    the total by 1 − τ, with τ = 1.01 · 2⁻²² B for B examples and any number of parts. Pass all
-    parts in one call. See docs/bound.md.
+    To cover rounding, each call multiplies the total by 1 − τ, τ = 1.01 · 2⁻²² B for B examples
+    (docs/bound.md). Pass all parts in one call.
 
     Args:
       sums: at least one `ClippedSum`, with the same geometry and reference, unchanged.

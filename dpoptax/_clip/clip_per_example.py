@@ -23,10 +23,10 @@ _SHOWN = 8
 def clip_per_example(clip: Clip | float) -> optax.GradientTransformationExtraArgs:
     """Clips and sums per-example gradients, from leaves (B, …) to a `ClippedSum`.
 
-    It is the first half of `clip_and_noise`, for access to the sum. `update(grads, state, params,
-    mask=mask)` leaves out rows where `mask`, (B,), is False, the padding of a sampler's draw.
-    Without a mask every row counts as one example, and the noise stage requires as many as its
-    `batch_size`.
+    It is the first half of `clip_and_noise`, for access to the sum.
+    `update(grads, state, params, mask=mask)` leaves out rows where `mask`, (B,), is False, the
+    padding of a sampler's draw. Without a mask every row counts as one example, and the noise stage
+    requires as many as its `batch_size`.
 
     Privacy: the sum is private until noise is added. One example changes it by at most
     `clip.sensitivity`, if a masked row takes the place of a missing example. B must be public, as

@@ -47,8 +47,8 @@ def tune_microbatch_size(
       rounds: the number of turns of each candidate.
 
     Raises:
-      ValueError: `candidates` is empty, one is not between 1 and `batch_size`, or `rounds` is
-        below 1.
+      ValueError: `candidates` is empty, one is not between 1 and `batch_size`, or `rounds` is below
+        1.
       MemoryError: every candidate exceeds the memory.
 
     >>> import dpoptax, jax, jax.numpy as jnp

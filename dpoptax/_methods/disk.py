@@ -35,11 +35,11 @@ def disk(
     `dpoptax.gradient_points` passes the points to `dpoptax.clipped_grad`. Any optax optimizer
     follows.
 
-    Each example needs two gradients. It needs one if γ = (1 − κ)/κ, where 1 − c = 0, or if κ = 1,
-    which is DP-SGD. γ = 0 takes the limit of the finite difference, ∇ℓ(x_t; ξ) + ((1 − κ)/κ)
-    ∇²ℓ(x_t; ξ) d, in one forward-over-reverse pass. Without noise and clipping, and followed by SGD
-    of step η, γ = (1 − κ)/κ is Nesterov's momentum μ = 1 − κ with step ηκ and the look-ahead μ/(1 −
-    μ) instead of μ (the paper's appendix A.4 has μ). γ = −1 is STORM.
+    Each example needs two gradients, or one if γ = (1 − κ)/κ (then c = 1) or κ = 1 (DP-SGD). γ = 0
+    takes the limit of the finite difference, ∇ℓ(x_t; ξ) + ((1 − κ)/κ) ∇²ℓ(x_t; ξ) d, in one
+    forward-over-reverse pass. Without noise and clipping, and followed by SGD of step η,
+    γ = (1 − κ)/κ is Nesterov's momentum μ = 1 − κ with step ηκ and the look-ahead μ/(1 − μ) instead
+    of μ (the paper's appendix A.4 has μ). γ = −1 is STORM.
 
     Privacy: the combination is clipped as one vector, so its sensitivity is the clipping bound and
     the cost is that of DP-SGD. The filter is post-processing. Memory: two copies of the parameters.

@@ -37,9 +37,8 @@ def linear_map(
     kernel (`dpoptax.extend.Diagonal`), or by a matrix on each side, U g V (`dpoptax.extend.Sides`).
     It changes the geometry of the clip: norms are those of T g, and the clipping bound is in the
     units of T g. The noise is isotropic there, and T⁻¹ scales it to standard deviation σ C/(s B) in
-    a coordinate of scale s. T works with every clip, and the noise stage maps back.
-    `dpoptax.gradient_points` passes the map to `dpoptax.clipped_grad`. It has no effect on
-    per-example gradients passed to `dpoptax.clip_and_noise`.
+    a coordinate of scale s. T works with every clip. `dpoptax.gradient_points` passes it to
+    `dpoptax.clipped_grad`; `dpoptax.clip_and_noise` does not apply it.
 
     Ghost clipping supports matrices and one scale per side, because rows and columns are mapped
     separately. A scale for every entry, or a matrix on a side that the loss does not contract as a
@@ -53,8 +52,7 @@ def linear_map(
     Args:
       factors: a tree prefix of the parameters, or a function that computes one from the parameters
         and public data. Leaves are numbers (one scale for a subtree), arrays that broadcast to the
-        parameter, `Diagonal` or `Sides`. Scales are in [1e-9, 1e9]; a scale of 0 would drop a
-        coordinate and make its noise infinite.
+        parameter, `Diagonal` or `Sides`. Scales are in [1e-9, 1e9].
       every: the number of steps between calls of a function.
       back: whether to map the release back by T⁻¹ to a gradient. If false, the release is T g, a
         gradient preconditioned by T.

@@ -46,11 +46,9 @@ def scale_by_lp_adam(
     stddev² is subtracted. b = (1 − β₁,), a = (−β₁,) is Adam's own momentum, and with `stddev` it is
     DP-AdamBC; see `adam_bc`.
 
-    For low-rank projection, pass it to optax's GaLore, which projects the privatized gradient, runs
-    this transform in the low-rank space, and projects back: `optax.contrib.scale_by_galore(rank,
-    base_optimizer=scale_by_lp_adam(b, a))`. The projector is computed from releases, so it is
-    post-processing. In the step that computes it, it aligns with the noise, which `stddev` does not
-    account for.
+    For low-rank projection, use it with optax's GaLore: `optax.contrib.scale_by_galore(rank,
+    base_optimizer=scale_by_lp_adam(b, a))`. The projector is post-processing, but aligns with the
+    noise of the step that computes it, which `stddev` does not account for.
 
     Input: privatized mean gradients. Output: directions of order 1. Privacy: post-processing, at no
     cost. Memory: max(len(a), len(b) − 1) + 1 copies of the parameters.
@@ -60,14 +58,11 @@ def scale_by_lp_adam(
       a: feedback coefficients a_1, a_2, …, without the leading 1.
       b2: decay of the second moment, in [0, 1).
       eps: the smallest denominator, in the units of the gradient. Defaults to 1e-8 if `stddev` is
-        0. Otherwise defaults to the fourth root of the variance of v̂ from noise alone, stddev (2(1
-        − b2)/(1 + b2))^(1/4), below which v̂ − stddev² is indistinguishable from 0.
+        0. Otherwise defaults to stddev (2(1 − b2)/(1 + b2))^(1/4), the fourth root of the variance
+        of v̂ due to noise.
       stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`. 0 subtracts nothing.
       accumulator_dtype: the dtype of the filter's buffers. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: a number is out of range, or `dpoptax.low_pass` does not accept the filter.
@@ -157,8 +152,8 @@ def adam_bc(
         update_t = −learning_rate · m̂_t / max(√max(v̂_t − stddev², 0), eps)
 
     If the noise outweighs the gradients, Adam's v̂ is about stddev² everywhere and Adam is SGD with
-    momentum. Without that term the denominators differ again. This is `scale_by_lp_adam` with b =
-    (1 − b1,), a = (−b1,), and its units, privacy and defaults.
+    momentum. Without that term the denominators differ again. This is `scale_by_lp_adam` with
+    b = (1 − b1,), a = (−b1,), and its units, privacy and defaults.
 
     Args:
       learning_rate: a number or a schedule.

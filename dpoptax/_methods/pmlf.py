@@ -30,8 +30,8 @@ def pmlf(
     x_0 replaces the missing iterates. `length=1` or `beta=0` turns off the momentum and is DOPPLER;
     `b=[1.0]` turns off the filter.
 
-    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k − 1 +
-    max(len(a), len(b) − 1) copies of the parameters. Time: k gradients per example.
+    Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory:
+    k − 1 + max(len(a), len(b) − 1) copies of the parameters. Time: k gradients per example.
 
     Args:
       length: k, at least 1. The defaults of k and β are those of the paper's experiments.

@@ -62,10 +62,10 @@ def scale_then_privatize(
     "side" uses v̂_ij = R_i C_j / mean R, with R and C the means over columns and rows, as in
     Adafactor. rms is over all entries of all parameters. Before the first update s is 1.
 
-    With s = rms(d)/d, the noise has the same total power Σ(σ C/(s B))² as without scales. It is
-    smaller where gradients are small and larger where they are large, and the clipping bound keeps
-    its units. `normalized=False` uses s = 1/d. "side" and "leaf" support ghost clipping; "entry"
-    needs the per-example gradients of all kernels, with their memory.
+    With s = rms(d)/d, the clipping bound keeps its units and the noise its total power Σ(σ C/(s
+    B))²: less where gradients are small, more where they are large. `normalized=False` uses
+    s = 1/d. "side" and "leaf" support ghost clipping; "entry" needs the per-example gradients of
+    all kernels, with their memory.
 
     Input and output: privatized mean gradients. Privacy: the guarantee is the same as without
     scales, because the clip follows them and they depend only on earlier releases. Memory: one
@@ -81,10 +81,9 @@ def scale_then_privatize(
       power: 0.5 equalizes the size of gradients, like Adam's denominator. 0.25 minimizes the total
         noise for a given fraction of clipped examples (AdaCliP).
       stddev: the absolute standard deviation of the noise in a mean without scales; see
-        `dpoptax.extend.noise_stddev`. Its square over s² is subtracted from g̃². With 0 nothing is
-        subtracted. The noise, which is proportional to d, then slows the change of the scales, more
-        so the larger its share of g̃. If nearly all of g̃ is noise, even averaged over 1/(1 − b2)
-        steps, the difference is mostly error.
+        `dpoptax.extend.noise_stddev`. Its square over s² is subtracted from g̃². With 0, the noise,
+        which is proportional to d, slows the change of the scales. If nearly all of g̃ is noise,
+        even averaged over 1/(1 − b2) steps, the difference is mostly error.
       every: the number of steps between changes of the scales, which then use the square of the
         mean release since the last change (the delay of DP²). This divides the noise power by
         `every`.

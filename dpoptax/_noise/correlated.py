@@ -69,20 +69,19 @@ def correlated_noise(
     `batch_size`. Input: a `ClippedSum`. Output: a mean, in the dtype of `params` if `update` gets
     them. Z_t is drawn with `fold_in(key, t)`. With one band this is `gaussian_noise`.
 
-    Later steps cancel part of the noise of earlier steps. A single release is noisier than with
-    independent noise, and its power is at high frequencies. Follow it with `dpoptax.low_pass` or no
-    filter. Methods that assume white noise (`adaptive_kalman`, `adam_bc`) do not fit.
+    Later steps cancel part of the earlier noise. A single release is noisier than with independent
+    noise, mostly at high frequencies. Follow it with `dpoptax.low_pass` or no filter, but not with
+    methods that assume white noise (`adaptive_kalman`, `adam_bc`).
 
     Privacy: the run is one Gaussian mechanism, and its cost depends on the steps an example can
     take part in. Pass `strategy.under(sampler)` to `dpoptax.accounting.calibrate_noise_multiplier`.
     It and `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
 
-    This holds for real numbers. In floating point, the last bits of a release reveal the sum; see
-    `gaussian_noise`. With `fixed_point_clip`, the guarantee holds for every bit of all releases, as
-    in `gaussian_noise(fixed_point=True)` (docs/privacy/noise.md). Only a `BandedToeplitz` under a
-    `CyclicPoissonSampler` whose cycle is at least as long as its bands is priced this way.
-    Coefficients are rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows
-    from σC to at most σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
+    By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
+    for every bit of all releases (docs/privacy/noise.md), for a `BandedToeplitz` under a
+    `CyclicPoissonSampler` whose cycle is at least as long as its bands. Coefficients are then
+    rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows to at most
+    σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.
 
     Memory: bands − 1 float32 copies of the parameters, or one per buffer. A strategy with a banded
     inverse (`dpoptax.matrix.BandedInverseToeplitz`) needs none: each step draws Z_{t−1}, Z_{t−2}, …

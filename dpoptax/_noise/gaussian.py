@@ -63,33 +63,29 @@ def gaussian_noise(
     `dpoptax.accounting.epsilon_spent` computes ε from the state and the sampler. All later
     transforms in the chain are post-processing.
 
-    The stage refuses a sum that was changed after clipping, by even one bit, and a state that the
-    run did not produce. The update is then NaN, and `ledgers` and `epsilon_spent` raise an error
-    with the reason.
+    If the sum was changed after clipping, by even one bit, or the state is not that of the run, the
+    update is NaN. `ledgers` and `epsilon_spent` then raise an error with the reason.
 
-    In floating point the guarantee holds for real numbers: the last bits of a release reveal the
-    sum to an adversary who sees every bit (Mironov 2012). With `fixed_point` it holds for every
-    bit. Sum and noise are then whole multiples of a public power of two g, at most the larger of
-    2⁻¹⁷ σC and 2⁻²⁷ BC, and add as integers; the noise is a discrete Gaussian. To cover rounding,
-    the noise grows to σ(C + √d g) for d parameters, and takes twice as long to draw. n released
-    numbers add at most n 2⁻⁷⁹ (1 + e^ε) to δ, such as 6e-12 for 10¹² numbers at ε = 1.
-    docs/privacy/noise.md has proofs and measurements. Neither mode protects against a leaked key or
-    against timing. `fixed_point` takes the bound of the clipped sum as given; with
-    `clipped_grad(..., grid=fixed_point_grid(...))` the sum is of integers, and its bound, C + √d
-    g/2, does not depend on the rounding of sums.
+    By default the guarantee holds for real numbers; the last bits of floating-point releases reveal
+    the sum (Mironov 2012). With `fixed_point` it holds for every bit. Sum and noise are then
+    integer multiples of a public power of two g, at most the larger of 2⁻¹⁷ σC and 2⁻²⁷ BC, and the
+    noise is a discrete Gaussian. To cover rounding, the noise grows to σ(C + √d g) for d
+    parameters. n released numbers add at most n 2⁻⁷⁹ (1 + e^ε) to δ. With
+    `clipped_grad(..., grid=fixed_point_grid(...))` the sum has the bound C + √d g/2, whatever the
+    rounding of sums. docs/privacy/noise.md has proofs and measurements. Neither mode protects
+    against a leaked key or against timing.
 
-    Inside `shard_map`, the stage accepts only whole sums that are equal on all devices. Each device
-    would add the same noise to its own sum, and differences of these releases would have none.
-    Instead, pass the mesh to `clipped_grad` and call this stage outside `shard_map`, under `jit`,
-    which shards the noise like the sum.
+    Do not clip separately on each device inside `shard_map`: all devices would add the same noise,
+    which cancels in differences, and this is not detected. Pass the mesh to `clipped_grad` and call
+    this stage outside `shard_map`, under `jit`, which shards the noise like the sum.
 
     Args:
       noise_multiplier: σ, relative to the clipping bound. 0 adds no noise and gives ε = ∞. A public
         schedule is a dict from the first step of each phase to its σ, such as {0: 2.0, 100: 1.0},
-        and each release is priced with its own σ. To convert an optax schedule, write `{t:
-        float(schedule(t)) for t in range(0, steps, 50)}`.
-      batch_size: B, the expected number of examples, which is public. Do not pass the realized
-        number; it is private under Poisson sampling.
+        and each release is priced with its own σ. For an optax schedule, write
+        `{t: float(schedule(t)) for t in range(0, steps, 50)}`.
+      batch_size: B, the expected number of examples, which is public. The realized number is
+        private under Poisson sampling.
       key: a key from `jax.random.key` or `dpoptax.random_key_from_os`. Keep it secret: with it an
         adversary can subtract the noise.
       fixed_point: whether the guarantee holds for every bit of the release; see above. A schedule

@@ -37,8 +37,8 @@ def release(
 ) -> tuple[PyTree, tuple[PyTree, Extra], State]:
     """Checks a clipped sum, adds a stage's noise, and counts the release.
 
-    If the sum was changed after it was sealed, or the state is not the run's, the release is NaN
-    throughout and the new state records the reason for `ledgers`.
+    If the sum was changed after sealing, or the state is not that of the run, the release is NaN.
+    The new state records the reason for `ledgers`.
 
     Args:
       updates: the argument of `update`, which must be a `ClippedSum`.

@@ -47,12 +47,12 @@ def normal(
     shape and place, and no draw of `jax.random` shares them. The values are reproducible as far as
     compilers translate the arithmetic alike.
 
-    The 2⁶⁴ pairs are spread evenly in the plane. If only the first word set the radius, pairs would
-    lie on 2³² circles, far apart in the tails, and could reveal the sum. A multiple of the second
-    word therefore extends the bits of U. docs/privacy/noise.md has the measurements.
+    A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly in
+    the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could reveal the
+    sum (docs/privacy/noise.md).
 
-    Each element computes its own pair and takes one number of it. Nothing is stored, the noise
-    fuses with its uses, and each device draws its own part in any layout.
+    Each element computes its own pair, so nothing is stored, the noise fuses with its uses, and
+    each device draws its own part in any layout.
 
     Args:
       key: a key of threefry or ChaCha20.

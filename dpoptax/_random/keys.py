@@ -22,22 +22,21 @@ _IMPL = "threefry2x32"
 def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
     """Returns a key of random bits from the operating system.
 
-    `jax.random.key(seed)` gives one of 2³² keys unless 64-bit types are enabled, and few of these
-    are ever chosen. An adversary who tries them all, or finds the seed in a config, can subtract
-    the noise. A key from this function cannot be guessed, and a run with it cannot be repeated. The
-    optimizer's state contains the key, so keep checkpoints as secret as the data.
+    `jax.random.key(seed)` gives one of 2³² keys unless 64-bit types are enabled. With all seeds to
+    try, or the seed from a config, an adversary can subtract the noise. A key from this function
+    cannot be guessed, and a run with it cannot be repeated. The optimizer's state contains the key,
+    so keep checkpoints as secret as the data.
 
     The key determines the generator of the noise:
 
-    - "threefry": a typed JAX key of 64 bits. It does not protect against an adversary who can try
-      2⁶⁴ keys. Threefry-2x32 is not a cryptographic generator: no break of its 20 rounds is known,
-      but it was designed for simulation and has had little cryptanalysis.
-    - "chacha20": 256 bits, uint32 of shape (8,), for ChaCha20, the cipher of TLS. An adversary who
-      cannot break it cannot distinguish the noise from independent noise, even with all data and
-      all releases. It is supported by `gaussian_noise`, `adaptive_gaussian_noise`,
-      `correlated_noise` and `clip_and_noise`, in float32 or fixed point. A number takes about four
-      times as long, slightly more than `jax.random.normal` in floating point. Compilation takes a
-      second, once for all small parameters and once per shape of large ones.
+    - "threefry": a typed JAX key of 64 bits. It does not resist a search of 2⁶⁴ keys. Threefry-2x32
+      is not a cryptographic generator: no break of its 20 rounds is known, but it was designed for
+      simulation and has had little cryptanalysis.
+    - "chacha20": 256 bits, uint32 of shape (8,), for ChaCha20, the cipher of TLS. Unless it is
+      broken, the noise is indistinguishable from independent noise, even with all data and all
+      releases. `gaussian_noise`, `adaptive_gaussian_noise`, `correlated_noise` and `clip_and_noise`
+      support it, in float32 or fixed point. Drawing takes about four times as long. Compilation
+      takes a second, once for all small parameters and once per shape of large ones.
 
     Args:
       generator: "threefry" or "chacha20".

@@ -43,9 +43,8 @@ def adaptive_fir(
     at least the standard deviation of the remaining noise. Constant gradients give a moving
     average. Gradients that reverse at every step give b = (1, 0, …), which does not filter.
 
-    Input and output: privatized mean gradients. Privacy: post-processing at no cost, because it
-    reads only released values and the public noise level. Memory: length − 1 copies of the
-    parameters. Time: length − 1 inner products per step.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory:
+    length − 1 copies of the parameters. Time: length − 1 inner products per step.
 
     Args:
       length: the number of coefficients, at least 2.
@@ -53,9 +52,6 @@ def adaptive_fir(
         `dpoptax.extend.noise_stddev`.
       decay: decay of the means over time, in [0, 1).
       accumulator_dtype: the dtype of the stored gradients. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: `length` is below 2, `stddev` is not positive and finite, or `decay` is outside

@@ -176,11 +176,9 @@ def hyperspherical_clip(
     at the same noise multiplier. An example whose gradient is not finite adds exactly zero.
 
     Use it to study angles, and `l2_clip` to train. The mean of the angles is not the angle of the
-    mean: averaging pulls the angles to the reference, and moves length from the first coordinates
-    to the last two. For 256 examples of 500 parameters at σ = 1, the release has cosine 0.58 with
-    the true gradient at the best ρ (0.60 without noise), against 0.95 with `l2_clip`; the paper's
-    box at β = 1 has 0.08 (docs/REPRODUCTION.md). A reference mostly keeps its own direction.
-    Per-example gradients, with their memory, are required.
+    mean: for 256 examples of 500 parameters at σ = 1, the release has cosine 0.58 with the true
+    gradient at the best ρ, against 0.95 with `l2_clip` (docs/REPRODUCTION.md). A reference mostly
+    keeps its own direction. This clip needs the memory of per-example gradients.
 
     Args:
       l2_clip_norm: C, the largest magnitude.

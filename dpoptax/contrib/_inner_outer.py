@@ -12,9 +12,9 @@ def inner_outer(
 ) -> optax.GradientTransformation:
     """Applies inner-outer momentum, DP-PMLF's baseline, without normalization.
 
-    It clips v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ), and accumulates the privatized mean v̄_t as m_t =
-    momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is up to 1/(1 − momentum)
-    times that of DP-SGD, so tune the learning rate of each for a comparison.
+    It clips v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ), and accumulates the privatized mean v̄_t as
+    m_t = momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is up to
+    1/(1 − momentum) times that of DP-SGD, so tune the learning rate of each for a comparison.
 
     Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k copies of the
     parameters.

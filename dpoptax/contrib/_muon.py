@@ -20,28 +20,26 @@ def scale_by_shrunk_muon(
 ) -> optax.GradientTransformation:
     """Rescales updates by Muon with noise-aware orthogonalization.
 
-    Muon replaces all singular values of a kernel's running mean gradient by 1. Under noise most of
-    them are noise, which would dominate the step. Let m_t = U diag(s) Vᵀ be the bias-corrected
-    running mean of a kernel of shape (m, n), and τ the noise left in it (see
-    `singular_value_shrinkage`). Then
+    Muon replaces all singular values of a kernel's running mean gradient by 1, also those that are
+    noise. Let m_t = U diag(s) Vᵀ be the bias-corrected running mean of a kernel of shape (m, n),
+    and τ the noise left in it (see `singular_value_shrinkage`). Then
 
         update = √max(1, n/m) U diag(c) Vᵀ,
         c = q/(s x),  q = √((s² − τ²(√m + √n)²)(s² − τ²(√m − √n)²)),  x² = (s² − (m + n)τ² + q)/2
 
     where s > τ(√m + √n), and c = 0 elsewhere. c is the product of the cosines between the observed
     singular vectors and those of the signal. Of all matrices with the observed vectors, U diag(c)
-    Vᵀ is closest to the U Vᵀ of the signal, in the limit of large matrices of small rank. c is near
-    1 far above the noise, and 1 everywhere if `stddev` is 0. This is then Muon without Nesterov's
-    term, with an exact decomposition instead of the Newton–Schulz iteration. The original Muon also
-    works after the noise stage: `optax.contrib.muon`.
+    Vᵀ is closest to the U Vᵀ of the signal, in the limit of large matrices of small rank. If
+    `stddev` is 0, c is 1. This is then `optax.contrib.muon`, which also works after the noise
+    stage, without Nesterov's term and with an exact decomposition instead of the Newton–Schulz
+    iteration.
 
     Leaves with fewer than two axes use `scale_by_lp_adam` with the same `stddev`, which is
     DP-AdamBC. To exclude kernels such as embeddings, use `optax.partition`.
 
     Input: privatized mean gradients with white noise. Output: directions of order 1. Privacy:
-    post-processing at no cost, because it reads only released values and the public noise level.
-    Memory: one copy of the kernels, two of the other leaves. Each step computes the singular value
-    decomposition of every kernel, unsharded on every device.
+    post-processing, at no cost. Memory: one copy of the kernels, two of the other leaves. Each step
+    computes the singular value decomposition of every kernel, unsharded on every device.
 
     Args:
       stddev: the absolute standard deviation of the noise in the released mean; see
@@ -50,9 +48,6 @@ def scale_by_shrunk_muon(
       b1: decay of the other leaves' first moment, in [0, 1).
       b2: decay of the other leaves' second moment, in [0, 1).
       accumulator_dtype: the dtype of the running means. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: a number is out of range.

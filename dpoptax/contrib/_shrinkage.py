@@ -39,24 +39,20 @@ def singular_value_shrinkage(
     and so finds signal that no single release shows. This is momentum, so do not combine it with
     another filter. Leaves with fewer than two axes are only averaged.
 
-    A smaller error of each gradient need not give a better model: shrinkage removes noise that the
-    descent would average out, and adds bias that it does not (docs/choosing.md has a comparison in
-    which this loses). It assumes white noise of constant size, as from `gaussian_noise` but not
-    `correlated_noise`, and matrices of small rank. Sampling noise counts as signal.
+    A smaller error of each gradient need not give a better model: descent averages out noise, but
+    not the bias of shrinkage (docs/choosing.md has a comparison). It assumes white noise of
+    constant size, as from `gaussian_noise` but not `correlated_noise`, and matrices of small rank.
+    Sampling noise counts as signal.
 
-    Input and output: privatized mean gradients. Privacy: post-processing at no cost, because it
-    reads only released values and the public noise level. Memory: one copy of the parameters with
-    `decay`, none without. Each step computes the singular value decomposition of every kernel,
-    unsharded on every device.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory: one
+    copy of the parameters with `decay`, none without. Each step computes the singular value
+    decomposition of every kernel, unsharded on every device.
 
     Args:
       stddev: the absolute standard deviation of the noise in the released mean; see
         `dpoptax.extend.noise_stddev`. 0 does not shrink.
       decay: β of the running mean, in [0, 1). 0 shrinks each release separately.
       accumulator_dtype: the dtype of the running mean. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: a number is out of range.
@@ -93,12 +89,10 @@ def james_stein(
     for d > 2 coordinates; fewer coordinates are unchanged. For every true gradient, the expected
     squared error is smaller than that of g. With `decay`, it shrinks the running mean with its own
     τ, as in `singular_value_shrinkage`; otherwise τ = `stddev`. The factor is about 1 if the signal
-    outweighs the noise, and small for layers that are mostly noise. With `per_leaf=False` it is one
-    factor for the whole gradient, a learning rate that follows the signal-to-noise ratio.
+    outweighs the noise, and small for layers that are mostly noise.
 
     Input and output: privatized mean gradients with white noise, as from `gaussian_noise`. Privacy:
-    post-processing at no cost, because it reads only released values and the public noise level.
-    Memory: one copy of the parameters with `decay`, none without.
+    post-processing, at no cost. Memory: one copy of the parameters with `decay`, none without.
 
     Args:
       stddev: the absolute standard deviation of the noise in the released mean; see
@@ -106,9 +100,6 @@ def james_stein(
       per_leaf: whether each leaf has its own factor.
       decay: β of the running mean, in [0, 1). 0 shrinks each release separately.
       accumulator_dtype: the dtype of the running mean. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: a number is out of range.

@@ -122,23 +122,23 @@ def adaptive_kalman(
 ) -> optax.GradientTransformation:
     """Applies a first-order Kalman filter that estimates its gain from releases.
 
-    The noise power of a release is known. The rest of the innovation, beyond noise and the filter's
-    error, is the drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
+    The noise power of a release is known. Innovation beyond the noise and the filter's error is the
+    drift of the signal. With e_t = g_t − g̃_{t−1} in d coordinates,
 
         r_t = mean over time of ‖e_t‖²/d − stddev² − p_{t−1},
         q_t = E[q | r_t, q ≥ 0] = r_t + s_t φ(r_t/s_t)/Φ(r_t/s_t),
         k_t = (p_{t−1} + q_t)/(p_{t−1} + q_t + stddev²),
         g̃_t = g̃_{t−1} + k_t e_t,    p_t = (1 − k_t)(p_{t−1} + q_t),
 
-    starting from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error s_t =
-    √(2/(d n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time. q_t is the
-    posterior mean of the drift. It stays positive if r_t cannot resolve the drift; otherwise the
-    gain could go to zero and keep old gradients forever. For large d, q_t is r_t or 0. The gain
-    starts as that of the running mean, 1/(t + 1), and converges to that of `kalman_gain` for the
-    drift. Sampling noise counts as drift. `disk` has a fixed gain and also predicts along the step.
+    starting from g̃_0 = g_0, p_0 = stddev². r_t is normal about the drift with standard error
+    s_t = √(2/(d n_t)) (stddev² + p_{t−1}), n_t the number of steps in the mean over time. q_t is
+    the posterior mean of the drift, which stays positive if r_t cannot resolve the drift, so that
+    the gain does not go to zero. The gain starts as that of the running mean, 1/(t + 1), and
+    converges to that of `kalman_gain` for the drift. Sampling noise counts as drift. `disk` has a
+    fixed gain and also predicts along the step.
 
-    Input and output: privatized mean gradients. Privacy: post-processing at no cost, because it
-    reads only released values and the public noise level. Memory: one copy of the parameters.
+    Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory: one
+    copy of the parameters.
 
     Args:
       stddev: the absolute standard deviation of the noise in the released mean, noise multiplier
@@ -147,9 +147,6 @@ def adaptive_kalman(
       per_leaf: whether each leaf has its own gain. Leaves with few coordinates cannot resolve it
         and are filtered little, because s_t grows with √(1/d).
       accumulator_dtype: the dtype of the filtered gradient. Defaults to that of the parameters.
-
-    Returns:
-      An `optax.GradientTransformation`.
 
     Raises:
       ValueError: `stddev` is not positive and finite, or `decay` is outside [0, 1).

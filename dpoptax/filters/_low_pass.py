@@ -50,8 +50,8 @@ def low_pass(
 
     `a` omits its leading 1; with scipy this is `scipy.signal.lfilter(b, [1, *a], g)`. `optax.ema`
     is b = (1 − decay,), a = (−decay,). `optax.trace` has gain 1/(1 − decay) instead of 1. The
-    filter is computed in direct form II transposed: it reads and writes each of max(len(a), len(b)
-    − 1) buffers once per step.
+    filter is computed in direct form II transposed: it reads and writes each of max(len(a),
+    len(b) − 1) buffers once per step.
 
     Input and output: any gradients, of the same shape and units. Privacy: post-processing, at no
     cost after the noise stage.
@@ -65,15 +65,12 @@ def low_pass(
       accumulator_dtype: the dtype of the buffers. Defaults to that of the parameters. If feedback
         is near 1 and parameters are bfloat16, use float32 buffers.
 
-    Returns:
-      An `optax.GradientTransformation`.
-
     Raises:
       ValueError: `b` is empty, a coefficient is not finite, a pole is on or outside the unit
         circle, the gain Σb − Σa is not 1, or, with "corrected", some c_t is not positive.
 
-    Source: Zhang et al., "DOPPLER", 2024, Algorithm 2 (lines 6 to 8), which keeps len(a) + len(b) −
-    1 buffers.
+    Source: Zhang et al., "DOPPLER", 2024, Algorithm 2 (lines 6 to 8), which keeps
+    len(a) + len(b) − 1 buffers.
 
     >>> import jax.numpy as jnp
     >>> tx = low_pass(b=[0.1], a=[-0.9])

@@ -1,8 +1,8 @@
 """Large tables of which each step trains few rows.
 
 The gradient of an embedding table is zero in rows that no example looks up, but DP-SGD adds noise
-to all rows, so every step clips, noises and writes the whole table. If the trained rows are public,
-time and memory depend on these rows only. There are three ways to make them public:
+to all rows. If the trained rows are public, time and memory depend only on these rows. There are
+three ways to make them public:
 
 * a public vocabulary. The parameter is `take_rows(table, rows)`, and the batch holds
   `locate(lookups, rows, table)`;
