@@ -1,4 +1,4 @@
-"""What the commands that train many runs take, and the configs that they are given."""
+"""Options of the commands that train many runs, and their configs."""
 
 import dataclasses
 from collections.abc import Sequence

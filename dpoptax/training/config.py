@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
-    """The configs of a Python file, by name, or those whose name matches a pattern.
+    """Reads the configs of a Python file by name, or those whose name matches a pattern.
 
     A file defines `get_config()`, for one run named like the file, or `get_configs()`, for a
     table's rows by name. `FILE:PATTERN` chooses among them, such as `table1.py:mnist/*`.
@@ -244,7 +244,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """The error for what a config's own code raised: its line, and the fields that there are."""
+    """Returns the error for an exception in a config file: its line, and the known fields."""
     where = f"config {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
@@ -255,7 +255,7 @@ def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigEr
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """The one config that `path` names; see `load_configs`.
+    """Reads the one config that `path` names; see `load_configs`.
 
     Raises:
         ConfigError: As there, or several configs.
