@@ -205,4 +205,4 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "audit": _audit,
 }
-"""What is run with the arguments after a command's name; each returns the exit code."""
+"""The commands by name. Each takes the remaining arguments and returns the exit code."""

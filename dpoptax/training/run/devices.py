@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Where a run computes.
+    """The devices of a run.
 
     Attributes:
         mesh: Its devices along one axis, "data", that batches are split over; None: one device.

@@ -22,7 +22,7 @@ _SAYS = {
     "plan": "working out what the run costs",
     "files": "writing parameters and figures",
 }
-"""What is said of a phase; of those that are not here, such as steps, a progress bar tells."""
+"""Messages by phase. A progress bar shows the others, such as steps."""
 
 
 class Phases:

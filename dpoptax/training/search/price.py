@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What `dpoptax sweep` does.
+    """Options of `dpoptax sweep`.
 
     Each trial trains on the training split without a fifth, and is scored on that fifth. The best
     one is the result, as trained: nothing is trained again, and the test split sees it alone. Its
