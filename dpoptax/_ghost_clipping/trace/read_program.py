@@ -18,7 +18,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._ghost_clipping.trace.activity import GradientFlow
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters, check_scalar, failure_note
-from dpoptax._ghost_clipping.trace.contraction_rules import Convolution, Dot
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
 from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
 from dpoptax._ghost_clipping.trace.example_separation import check_separate, touches_reference
@@ -34,7 +33,7 @@ from dpoptax._ghost_clipping.trace.program import (
     Use,
     Value,
 )
-from dpoptax._ghost_clipping.trace.rules import Rule, is_real
+from dpoptax._ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
 from dpoptax._ghost_clipping.trace.views import View
 from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
