@@ -138,7 +138,7 @@ def test_a_machine_can_read_it():
     text = json.dumps(accounting.guarantee(spent(tx), cyclic).to_dict())
     (stage,) = json.loads(text)["releases"]
     assert stage == {
-        "count": 3,
+        "number": 3,
         "phases": [[0, 2.0]],
         "strategy": repr(strategy),
         "fixed_point": False,

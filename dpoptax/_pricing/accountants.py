@@ -107,9 +107,11 @@ def _profile(
     least_delta: float,
     points: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    overflow = 0.0
-    if overflows(event):
-        event, overflow = without_truncation(event)
+    plain, overflow = without_truncation(event)
+    if overflows(event) or overflow <= 1e-3 * least_delta:
+        event = plain  # as for ε: truncation is priced step by step only where it shows
+    else:
+        overflow = 0.0
     accountant = _pld_accountant(event, least_delta, relation, interval)
     most = accountant.get_epsilon(least_delta)
     if not math.isfinite(most):
