@@ -186,7 +186,7 @@ class PrivacyPlan:
         >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
         >>> state = plan.noise(jax.random.key(0)).init(jax.numpy.zeros(3))
         >>> dpoptax.ledgers(state)[0].mechanism.batch_size
-        10.0
+        10
         """
         batch_size = self.sampler.batch_size
         if self.strategy is None:
