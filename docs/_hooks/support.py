@@ -1,4 +1,4 @@
-"""The table sampler × accountant × method: the code is asked every entry when the site is built."""
+"""Builds the support table, sampler × accountant × method, by asking the code."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ _STEPS, _N, _B, _DELTA = 2, 4000, 40, 1e-5
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Puts the table in place of its mark."""
+    """Replaces the marker with the table."""
     del page, config, files
     return markdown.replace(MARK, support_table()) if MARK in markdown else markdown
 
 
 def samplers():
-    """Each way of drawing batches, by the name that the table has for it."""
+    """Returns the samplers by their names in the table."""
     common = {"dataset_size": _N, "batch_size": _B, "seed": 0}
     return {
         "Poisson": sampling.PoissonSampler(**common),
@@ -36,7 +36,7 @@ def samplers():
 
 
 def methods():
-    """Each method's clip and its chain, by the name that the table has for it."""
+    """Returns the clip and the chain of each method by its name in the table."""
     clip, release = dpoptax.l2_clip(1.0), {"noise_multiplier": 2.0, "batch_size": _B}
     key = jax.random.key(0)
     white = dpoptax.gaussian_noise(**release, key=key)
@@ -103,7 +103,7 @@ def methods():
 
 
 def state_of(clip, transform):
-    """The state of the chain after a few real releases."""
+    """Returns the state of the chain after a few real releases."""
     params = {"w": jnp.ones(3)}
     state = transform.init(params)
     if clip.selects:
@@ -116,7 +116,7 @@ def state_of(clip, transform):
 
 
 def _state_of_rows(clip, transform):
-    """The same, of a table."""
+    """Returns the same state for a table."""
     table, batch = jnp.ones((clip.selection.table_size, 3)), (jnp.ones(_B, int), jnp.ones(_B))
     grad_fn = dpoptax.tables.selected_grad(
         lambda p, x: x[1] * jnp.sum(dpoptax.tables.look_up(p, x[0])), clip, where=lambda p: p
@@ -129,7 +129,10 @@ def _state_of_rows(clip, transform):
 
 
 def answers():
-    """{(method, sampler, accountant): None where ε is stated, else why it is refused}."""
+    """Returns the reason of each refusal, or None if ε is stated.
+
+    The keys are (method, sampler, accountant).
+    """
     found = {}
     for method, (clip, transform) in methods().items():
         state = () if method == "no noise stage" else state_of(clip, transform)
@@ -152,7 +155,7 @@ def _refusal(state, sampler, accountant):
 
 
 def support_table():
-    """The answers as a Markdown table, and below it the words of each refusal."""
+    """Returns the answers as a Markdown table, followed by the text of each refusal."""
     found = answers()
     shown = {
         key: reason
