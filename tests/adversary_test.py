@@ -715,7 +715,7 @@ def test_a_grid_goes_with_its_noise(no_room):
         dpoptax.clipped_grad(loss, clip, grid=2.0**-29)(points, batch)
     with pytest.raises(ValueError, match="a power of two"):
         dpoptax.clipped_grad(loss, clip, grid=1e-6)
-    with pytest.raises(ValueError, match="noise_multiplier=0"):
+    with pytest.raises(ValueError, match="`noise_multiplier` must be positive"):
         dpoptax.extend.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
 
 
