@@ -39,7 +39,7 @@ LARGE = ("adamw", "lora", "dp_lora", "kf_dp_lora")
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
-    """Returns runs at ε = 1 and 6.7 with automatic clipping (C.2), and non-private ones."""
+    """Returns runs at ε = 1 and 6.7 with automatic clipping (C.2), and without ε."""
     rows = {}
     for model in ("roberta_base", "roberta_large"):
         for task, (size, factor, delta) in TASKS.items():
