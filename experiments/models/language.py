@@ -127,7 +127,7 @@ class Gpt2(nn.Module):
         frozen = self.lora is not None
         words = _Embedding(frozen, self.vocab_size, self.width, name="word_embeddings")()
         places = _Embedding(frozen, self.positions, self.width, name="position_embeddings")()
-        # Depends on the data, so that the position table is looked up at a traced position.
+        # Count positions from the inputs: the index then depends on the data, so this is a lookup.
         hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1 + position]
         room = len(hidden) if past is None else len(past[0][0])
         seen = jnp.arange(room) <= position + jnp.arange(len(hidden))[:, None]

@@ -141,7 +141,8 @@ def group_norm(hidden: jax.Array, groups: int) -> jax.Array:
 class _ResidualBlock(nn.Module):
     """Adds two 3x3 convolutions with a ReLU between them to a shortcut.
 
-    `preactivated`: norm and ReLU come before each convolution, and no ReLU after the sum.
+    A ReLU after the sum is optional. With `preactivated`, norm and ReLU come before each
+    convolution, and no ReLU follows the sum.
     """
 
     channels: int
