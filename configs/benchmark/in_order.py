@@ -1,7 +1,8 @@
 r"""Data that come in a fixed order, or once: no batch is drawn, and nothing amplifies.
 
     dpoptax compare "configs/benchmark/in_order.py:mnist/*" --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/mnist-1-46 --records docs/on-images/in-order-mnist.jsonl
+      --data-dir DIR --workdir runs/mnist-1-46 \
+      --records experiments/results/on-images/in-order-mnist.jsonl
 
 A linear model on scattering features, C = 0.1 and B = 1024 as in `scattering_linear.py`. 46 steps
 are one pass over the four fifths of MNIST that trials train on (39 of CIFAR-10), so that no example
