@@ -24,12 +24,13 @@ from tqdm import tqdm
 
 import dpoptax
 from benchmarks.models import MODELS, Problem, cnn_loss, images
-from dpoptax._clip.block_sums import Whole
-from dpoptax._ghost_clipping.passes.gradient_passes import run_passes
+from dpoptax._clip.block_sums import WholeBatch
+from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import make_plan
 from dpoptax._ghost_clipping.sums import ghost_clipped_sum
-from dpoptax._ghost_clipping.sums.pieces import make_pieces, rounding_of
-from dpoptax._ghost_clipping.sums.weighted_products import ratio_of
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import sum_rounding
+from dpoptax._ghost_clipping.sums.scaled_gradients import scale_gradients
+from dpoptax._ghost_clipping.sums.weighted_products import absolute_ratio
 from dpoptax._ghost_clipping.trace.read_program import read_program
 
 STEPS = (0, 50, 300)
@@ -52,7 +53,7 @@ def digits_cnn():
 
 def mnist_cnn(folder):
     """The same on MNIST, 28 × 28."""
-    from dpoptax.training.data.formats import read_idx
+    from experiments.data.formats import read_idx
 
     images = read_idx(folder / "train-images-idx3-ubyte.gz", 3)[:8192]
     labels = read_idx(folder / "train-labels-idx1-ubyte.gz", 1)[:8192]
@@ -109,12 +110,12 @@ def sizes(problem, points, batch):
     passes, _ = run_passes(program, points, jax.tree.leaves(batch), len(mask))
     plan = make_plan(program, len(mask), len(points.points))
     groups = dpoptax.l2_clip(1.0).groups(params)
-    pieces = make_pieces(program, plan, passes, groups, differences=True, factor_dtype=None)
+    pieces = scale_gradients(program, plan, passes, groups, differences=True, factor_dtype=None)
     measured = [
-        ghost_clipped_sum.measure(*pair)
+        ghost_clipped_sum.measure_product(*pair)
         for pair in zip(plan.products, pieces.products, strict=True)
     ]
-    ratios = [ratio_of(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
+    ratios = [absolute_ratio(piece) for piece in pieces.products] + [1.0] * len(pieces.sizes)
     scale = jnp.exp2(pieces.scales.exponent.astype(jnp.float32))
     square, absolute = map(jnp.stack, zip(*measured, *pieces.sizes, strict=True))
     upper, absolute, limited = (
@@ -129,7 +130,7 @@ def sizes(problem, points, batch):
         )
         return optax.tree.norm(total)
 
-    tau = rounding_of(plan, pieces, Whole(len(mask)))
+    tau = sum_rounding(plan, pieces, WholeBatch(len(mask)))
     return upper, absolute, limited, jax.vmap(gradient)(batch), tau
 
 

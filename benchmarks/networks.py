@@ -6,9 +6,10 @@ import optax
 from flax import linen as nn
 
 from benchmarks.models import Problem, images, texts
-from dpoptax.training.models.language import Gpt2
-from dpoptax.training.models.networks import ResNet, VisionTransformer, WideResNet
-from dpoptax.training.models.transformer import Lora
+from dpoptax.training.models import VisionTransformer
+from experiments.models.language import Gpt2
+from experiments.models.networks import ResNet, WideResNet
+from experiments.models.transformer import Lora
 
 
 def resnet_18() -> Problem:

@@ -6,6 +6,7 @@ its own, first with nothing kept of what was compiled before, then with what the
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -110,8 +111,11 @@ def measure(config: str, options: list[str], start: str, folder: Path, cache: Pa
     """Trains in a process of its own; `folder` gets the run, `cache` what is compiled."""
     times, begun = folder / "times.json", time.time()
     command = [sys.executable, "-c", _CHILD, str(begun), str(times), "train", config]
-    command += ["--workdir", str(folder / "run"), "--compilation-cache", str(cache), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command += ["--workdir", str(folder / "run"), *options]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     whole = time.time() - begun
     if done.returncode:
         said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()

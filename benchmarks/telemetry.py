@@ -19,8 +19,8 @@ from tqdm import tqdm
 from benchmarks.startup import Timed, measure
 from benchmarks.timing import ROOT
 from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.data.dataset import FILE_DATASETS
 from dpoptax.training.run.records import markdown_table
+from experiments.config import ExperimentConfig
 
 # Fields of a config that reads files, in place of its own.
 ON_DIGITS = {
@@ -30,7 +30,6 @@ ON_DIGITS = {
     "pretrained": None,
     "lora_rank": None,
     "features": "none",
-    "beams": 0,
     "batch_size": 128,
     "microbatch_size": None,
     "steps": 120,
@@ -97,7 +96,7 @@ def kinds(folder: Path) -> dict[Kind, Chosen]:
         if config.noise_multiplier is None and config.method.unproven() is not None:
             continue  # it is trained at the noise of another
         kind = Kind(config.method.name, config.sampling, config.accountant, config.unit)
-        read = config.dataset in FILE_DATASETS
+        read = isinstance(config, ExperimentConfig)
         if kind not in found or (found[kind].read and not read):
             found[kind] = Chosen(path, name, read)
     return dict(sorted(found.items()))

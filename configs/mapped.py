@@ -3,7 +3,8 @@
 import dataclasses
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import DPSGD, ScaleThenPrivatize
+from dpoptax.training.methods import DPSGD
+from experiments.methods import ScaleThenPrivatize
 
 SCALES = {
     "entry": ScaleThenPrivatize(each="entry"),

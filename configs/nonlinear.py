@@ -1,7 +1,7 @@
 """Post-processing that is not linear, on the handwritten digits: `FILE:NAME` is one of them."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
+from experiments.methods import JamesStein, Muon, ShrunkMuon, SignSGD, SingularValues
 
 
 def get_configs() -> dict[str, TrainConfig]:

@@ -25,10 +25,9 @@ from dpoptax.training.methods import (
     Doppler,
     LPAdam,
     Method,
-    Muon,
     NonPrivate,
-    ScaleThenPrivatize,
 )
+from experiments.methods import Muon, ScaleThenPrivatize
 
 RATES = {"sgd": 2.0, "momentum": 0.2, "adam": 0.005, "muon": 0.02}
 """What `--factors` multiplies, by optimizer."""
@@ -65,8 +64,8 @@ IN_ORDER: dict[str, tuple[Method, str]] = {
 
 def get_configs() -> dict[str, TrainConfig]:
     """All of both tables, at ε = 3."""
-    drawn = TrainConfig(model="vit_digits", steps=120, batch_size=256, microbatch_size=64)
-    in_order = TrainConfig(model="vit_digits", steps=272, batch_size=64, sampling="in_order")
+    drawn = TrainConfig(model="transformer", steps=120, batch_size=256, microbatch_size=64)
+    in_order = TrainConfig(model="transformer", steps=272, batch_size=64, sampling="in_order")
     tables = (("drawn", drawn, DRAWN), ("in_order", in_order, IN_ORDER))
     return {
         f"{table}/{name}": dataclasses.replace(

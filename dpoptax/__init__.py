@@ -6,8 +6,8 @@ shows a whole loop.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
 
 from dpoptax import filters as filters
 from dpoptax import matrix as matrix
@@ -24,7 +24,7 @@ from dpoptax._clipped_grad.clipped_grad import clipped_grad as clipped_grad
 from dpoptax._clipped_grad.dropped_examples import dropped_examples as dropped_examples
 from dpoptax._clipped_grad.microbatch_tuning import tune_microbatch_size as tune_microbatch_size
 from dpoptax._ghost_clipping.explain import explain as explain
-from dpoptax._information_flow.flow import information_flow as information_flow
+from dpoptax._information_flow.information_flow import information_flow as information_flow
 from dpoptax._methods.disk import disk as disk
 from dpoptax._methods.doppler import doppler as doppler
 from dpoptax._methods.lp_adam import lp_adam as lp_adam
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from dpoptax import extend as extend
     from dpoptax import tables as tables
     from dpoptax import users as users
+    from dpoptax._privacy_plan import PrivacyPlan as PrivacyPlan
 
-__version__ = "0.1.0"
+__version__ = importlib.metadata.version("dpoptax")
 
 # Each is imported when its name is first used: some need dp_accounting or SciPy, which take
 # longer to import than the rest of the package.
@@ -65,7 +66,9 @@ _LAZY = (
 
 if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
-    def __getattr__(name: str) -> ModuleType:
+    def __getattr__(name: str) -> Any:
+        if name == "PrivacyPlan":
+            return importlib.import_module("dpoptax._privacy_plan").PrivacyPlan
         if name in _LAZY:
             return importlib.import_module(f"dpoptax.{name}")
         shelves = ("contrib", "extend") if not name.startswith("_") else ()
@@ -77,5 +80,5 @@ if not TYPE_CHECKING:  # Type checkers read the imports above instead.
 
 
 def __dir__() -> list[str]:
-    private = {"ModuleType", "TYPE_CHECKING", "importlib"}
-    return sorted({*globals(), *_LAZY} - private)
+    imported = {"Any", "TYPE_CHECKING", "importlib"}
+    return sorted({*globals(), *_LAZY, "PrivacyPlan"} - imported)

@@ -7,8 +7,8 @@ from dpoptax._clip.clip_per_example import clip_per_example as clip_per_example
 from dpoptax._clip.clipped_sum import trust_clipped as trust_clipped
 from dpoptax._clipped_grad.microbatches import in_microbatches as in_microbatches
 from dpoptax._ghost_clipping.explain import Explanation as Explanation
-from dpoptax._information_flow.flow import InformationFlow as InformationFlow
-from dpoptax._information_flow.flow import Shown as Shown
+from dpoptax._information_flow.information_flow import InformationFlow as InformationFlow
+from dpoptax._information_flow.information_flow import Shown as Shown
 from dpoptax._linear_map import Diagonal as Diagonal
 from dpoptax._linear_map import LinearMap as LinearMap
 from dpoptax._linear_map import Sides as Sides

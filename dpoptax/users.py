@@ -11,7 +11,7 @@ gradient of that loss, so that a user is clipped once, whatever the number of it
     grad_fn(points, (data[drawn.records], drawn.records_mask), drawn.mask)     one a user
 
 `table.sampler` makes a sampler of users: its `dataset_size` is the number of users, `batch_size`
-the expected number of users in a step, and neighbouring data sets differ in one user with all of
+the expected number of users in a step, and neighboring data sets differ in one user with all of
 its records.
 """
 
@@ -32,6 +32,10 @@ from dpoptax.tables._trained_rows import TrainedRows
 
 _Sampler = TypeVar("_Sampler", bound=Sampler)
 
+_SAMPLER_OF_USERS = (
+    "Make the sampler with table.sampler(PoissonSampler, batch_size=…, seed=…), whose batch_size "
+    "counts users."
+)
 _SELECTED = (
     "rows of a table were selected by the lookups of users. The places of records that a "
     "user does not have hold records of others, which were counted as the user's. Select a "
@@ -127,7 +131,7 @@ class UserTable:
     def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
         """Returns a sampler of this table's users.
 
-        The result knows that it draws users: `dpoptax.accounting.statement` is then about one user
+        The result knows that it draws users: `dpoptax.accounting.guarantee` is then about one user
         with all of its records. Units: the sampler's `batch_size` counts users.
 
         Args:
@@ -146,29 +150,35 @@ class UserTable:
         return kind(dataset_size=self.num_users, unit="user", **options)
 
     def sample(self, sampler: Sampler, step: int) -> UserSample:
-        """The users that a sampler draws for a step, and the records of each.
+        """Returns the users that a sampler draws for a step, with the records of each.
 
         Raises:
-          TypeError: something else in the place of the sampler.
-          ValueError: a sampler over another number of things than there are users, or one that
-            draws a user twice, which would move the sum by two clip bounds.
+          TypeError: `sampler` is not a sampler.
+          ValueError: the sampler does not draw this table's users, or it draws a user twice, which
+            would move the sum by two clipping bounds.
         """
         if not hasattr(sampler, "dataset_size"):
-            raise TypeError(f"sampler={sampler!r}: want table.sample(sampler, step)")
+            raise TypeError(
+                f"`sampler` must be a sampler, got {sampler!r}. Call table.sample(sampler, step)."
+            )
         if sampler.dataset_size != self.num_users:
             raise ValueError(
-                f"sampler.dataset_size={sampler.dataset_size}, and the table has {self.num_users} "
-                "users: batches are drawn and accounted in users; make the sampler with "
-                "table.sampler(PoissonSampler, batch_size=…, seed=…), whose batch_size counts users"
+                f"`sampler.dataset_size` must be the {self.num_users} users of the table, got "
+                f"{sampler.dataset_size}. {_SAMPLER_OF_USERS}"
+            )
+        if sampler.unit != "user":
+            raise ValueError(
+                f"`sampler.unit` must be 'user', got {sampler.unit!r}: the guarantee would be "
+                f"about one example. {_SAMPLER_OF_USERS}"
             )
         users, mask = sampler.sample(step)
         drawn = users[mask]
         if len(np.unique(drawn)) != len(drawn):
             values, counts = np.unique(drawn, return_counts=True)
             raise ValueError(
-                f"step {step}: user {values[counts > 1][0]} is in the batch "
-                f"{counts.max()} times and would move the sum by as many clip bounds, which the "
-                "accounting does not know; draw with a sampler of dpoptax.sampling"
+                f"User {values[counts > 1][0]} is {counts.max()} times in the batch of step "
+                f"{step} and would move the sum by as many clipping bounds. Draw with a sampler of "
+                "dpoptax.sampling."
             )
         records = np.zeros((len(users), self.records_per_user), np.int64)
         counts = np.zeros(len(users), np.int64)

@@ -20,14 +20,27 @@ from dpoptax.sampling import (
     PoissonSampler,
     ShuffledSampler,
 )
+from tests.helpers import event_epsilon
 
 DELTA = 1e-5
+
+
+def divergences_of(orders, **run):
+    """The Rényi divergences of a planned run."""
+    return accounting.planned_guarantee(**run).rdp(orders)
+
+
+def curve_of(steps, delta, **run):
+    """Bounds on ε after each of `steps`."""
+    return accounting.planned_guarantee(steps=max(steps, default=0), **run).epsilon_curve(
+        steps, delta
+    )
 
 
 def classic_epsilon(noise_multiplier, probability, steps, orders):
     """Mironov's conversion (2017, Proposition 3), which the older papers used."""
     orders = np.asarray(orders, float)
-    divergences = accounting.rdp(
+    divergences = divergences_of(
         noise_multiplier=noise_multiplier,
         sampling_probability=probability,
         steps=steps,
@@ -59,7 +72,7 @@ class TestPublishedValues:
         # are integrated with mpmath. Mironov, Talwar and Zhang have 6.5e-4 for the first.
         orders = [1.5, 2.5, 5, 50, 100]
         expected = [6.50070897e-04, 1.08541806e-03, 2.18075656e-03, 2.38460375e-02, 1.67416308e02]
-        found = accounting.rdp(
+        found = divergences_of(
             noise_multiplier=2.5, sampling_probability=0.01, steps=50, orders=orders
         )
         np.testing.assert_allclose(found, expected, rtol=1e-8)
@@ -97,10 +110,12 @@ class TestPublishedValues:
     )
     def test_least_noise_by_pld(self, probability, steps, expected):
         # dp_accounting, accountant_test.py, test_get_smallest_subsampled_gaussian_noise.
-        found = accounting.calibrate_noise_multiplier(
-            epsilon=1, delta=DELTA, sampling_probability=probability, steps=steps
+        run = {"delta": DELTA, "sampling_probability": probability, "steps": steps}
+        less, more = (
+            accounting.epsilon(noise_multiplier=expected * (1 + rel), **run)
+            for rel in (3e-4, -3e-4)
         )
-        assert found == pytest.approx(expected, rel=3e-4)
+        assert less <= 1 < more
 
 
 class TestIndependentComputations:
@@ -176,8 +191,8 @@ class TestIndependentComputations:
         orders = np.array(dpa.rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
         by_hand, _ = dpa.rdp.compute_epsilon(orders, 5 * orders * 2**2 / (2 * 6.0**2), DELTA)
         found = {
-            accountant: accounting.event_epsilon(
-                event, DELTA, accountant=accountant, neighbouring_relation="replace-one"
+            accountant: event_epsilon(
+                event, DELTA, accountant=accountant, neighboring_relation="replace-one"
             )
             for accountant in ("pld", "rdp")
         }
@@ -221,7 +236,7 @@ class TestIndependentComputations:
         sampler = FixedSizeSampler(10_000, 100, seed=0)
         pld, rdp = (
             accounting.epsilon(
-                noise_multiplier=2.0,
+                noise_multiplier=6.0,
                 sampler=sampler,
                 steps=500,
                 delta=DELTA,
@@ -238,9 +253,9 @@ class TestCurve:
         "sampler", [PoissonSampler(1438, 256, seed=0), FixedSizeSampler(1000, 100, seed=0)]
     )
     def test_never_below_epsilon_and_rising(self, sampler, accountant):
-        run = {"noise_multiplier": 3.0, "delta": DELTA, "sampler": sampler}
+        run = {"noise_multiplier": 6.0, "delta": DELTA, "sampler": sampler}
         counts = [0, *range(1, 40, 9)]
-        bounds = accounting.epsilon_curve(steps=counts, accountant=accountant, **run)
+        bounds = curve_of(steps=counts, accountant=accountant, **run)
         exact = [accounting.epsilon(steps=n, accountant=accountant, **run) for n in counts]
         assert bounds[0] == 0
         assert np.all(np.diff(bounds) >= 0)
@@ -252,9 +267,9 @@ class TestCurve:
 
     def test_order_and_repetition_do_not_matter(self):
         run = {"noise_multiplier": 2.0, "delta": DELTA, "sampling_probability": 0.1}
-        once = accounting.epsilon_curve(steps=[5, 10], **run)
-        assert accounting.epsilon_curve(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
-        assert accounting.epsilon_curve(steps=[], **run).shape == (0,)
+        once = curve_of(steps=[5, 10], **run)
+        assert curve_of(steps=[10, 5, 5], **run).tolist() == [*once[::-1], once[0]]
+        assert curve_of(steps=[], **run).shape == (0,)
 
     def test_few_prices_for_many_counts(self, monkeypatch):
         asked = []
@@ -265,15 +280,13 @@ class TestCurve:
             return priced(event, *arguments)
 
         monkeypatch.setattr(accountants, "epsilon_of", counting)
-        accounting.epsilon_curve(
-            noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301)
-        )
+        curve_of(noise_multiplier=3.0, delta=DELTA, sampling_probability=0.1, steps=range(1, 301))
         assert len(asked) <= 10
 
     def test_shuffled_epochs_have_none(self):
         sampler = ShuffledSampler(1000, 100, seed=0)
         with pytest.raises(ValueError, match="no privacy event"):
-            accounting.epsilon_curve(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
+            curve_of(noise_multiplier=2, delta=DELTA, steps=[1], sampler=sampler)
 
 
 class TestRenyiDivergences:
@@ -294,7 +307,7 @@ class TestRenyiDivergences:
         ],
     )
     def test_they_are_bounds_as_close_as_rounding_allows(self, q, sigma, order, expected):
-        found = accounting.rdp(
+        found = divergences_of(
             noise_multiplier=sigma, sampling_probability=q, steps=1, orders=order
         )
         # At an order near 1 the last digits of order - 1 are lost, too.
@@ -306,7 +319,7 @@ class TestRenyiDivergences:
         orders = np.array([1.1, 1.9, 3.3, 6.5])
         for order, found in zip(
             orders,
-            accounting.rdp(noise_multiplier=sigma, sampling_probability=q, steps=1, orders=orders),
+            divergences_of(noise_multiplier=sigma, sampling_probability=q, steps=1, orders=orders),
             strict=True,
         ):
             x = np.linspace(-12 * sigma, order + 12 * sigma, 400_001)
@@ -317,17 +330,17 @@ class TestRenyiDivergences:
 
     def test_with_little_noise_a_chord_bounds_them(self):
         run = {"noise_multiplier": 0.005, "sampling_probability": 0.1, "steps": 1}
-        below, found, above = accounting.rdp(orders=[2, 2.5, 3], **run) * [1, 1.5, 2]
+        below, found, above = divergences_of(orders=[2, 2.5, 3], **run) * [1, 1.5, 2]
         assert found == pytest.approx((below + above) / 2)
-        assert accounting.rdp(orders=1.5, **run) == pytest.approx(below)
+        assert divergences_of(orders=1.5, **run) == pytest.approx(below)
 
     @pytest.mark.parametrize(("q", "sigma"), [(0.01, 2.5), (0.5, 0.3), (1.0, 1.0)])
     def test_of_order_infinity_they_are_infinite(self, q, sigma):
         run = {"noise_multiplier": sigma, "sampling_probability": q}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = accounting.rdp(orders=[1.5, 2, math.inf], steps=50, **run)
-            nothing = accounting.rdp(orders=[2, math.inf], steps=0, **run)
+            found = divergences_of(orders=[1.5, 2, math.inf], steps=50, **run)
+            nothing = divergences_of(orders=[2, math.inf], steps=0, **run)
         assert np.isfinite(found[:2]).all()
         assert found[2] == math.inf
         assert nothing.tolist() == [0, 0]
@@ -368,7 +381,7 @@ class TestRenyiDivergences:
         one = dpa.PoissonSampledDpEvent(0.05, dpa.GaussianDpEvent(0.7))
         both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(0.7 * math.sqrt(2))] * 2)
         found = [
-            accounting.event_epsilon(dpa.SelfComposedDpEvent(event, 3000), DELTA, accountant="rdp")
+            event_epsilon(dpa.SelfComposedDpEvent(event, 3000), DELTA, accountant="rdp")
             for event in (one, dpa.PoissonSampledDpEvent(0.05, both))
         ]
         assert found[1] == pytest.approx(found[0], rel=1e-9)
@@ -427,7 +440,7 @@ class TestOneStep:
         built = one_release.loss_of.cache_info().misses
         for steps in (3, 20):
             whole = dpa.SelfComposedDpEvent(event, steps)
-            found = accounting.event_epsilon(whole, DELTA, accountant="pld")
+            found = event_epsilon(whole, DELTA, accountant="pld")
             theirs = dpa.pld.PLDAccountant(value_discretization_interval=accountants.DISCRETIZATION)
             # But for the rounding of transforms, which they leave out.
             assert 0 <= found / theirs.compose(whole).get_epsilon(DELTA) - 1 < 1e-8
@@ -444,11 +457,11 @@ class TestOneStep:
     )
     def test_without_noise_or_draws_there_is_none(self, event, expected):
         whole = dpa.SelfComposedDpEvent(event, 3)
-        assert accounting.event_epsilon(whole, DELTA, accountant="pld") == expected
+        assert event_epsilon(whole, DELTA, accountant="pld") == expected
 
 
 class TestTruncation:
-    run = {"noise_multiplier": 1.1, "steps": 1000, "delta": DELTA}
+    run = {"noise_multiplier": 2.2, "steps": 1000, "delta": DELTA}
 
     def test_default_padding_does_not_show(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
@@ -461,11 +474,11 @@ class TestTruncation:
 
     def test_cheap_price_agrees_with_the_exact_one(self):
         sampler = PoissonSampler(50_000, 256, seed=0)
-        exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(1.1, 1000)).get_epsilon(DELTA)
+        exact = dpa.pld.PLDAccountant().compose(sampler.dp_event(2.2, 1000)).get_epsilon(DELTA)
         assert accounting.epsilon(**self.run, sampler=sampler) == pytest.approx(exact, rel=2e-4)
 
     def test_a_tight_cut_is_paid_for(self):
-        sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=304)
+        sampler = PoissonSampler(50_000, 256, seed=0, max_batch_size=300)
         plain = accounting.epsilon(**self.run, sampling_probability=256 / 50_000)
         pld, rdp = (
             accounting.epsilon(**self.run, sampler=sampler, accountant=accountant)
@@ -482,7 +495,7 @@ class TestTruncation:
             dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(1.1)), 1000
         )
         found, want = (
-            accounting.event_epsilon(e, delta, accountant="rdp")
+            event_epsilon(e, delta, accountant="rdp")
             for e, delta in ((event, DELTA), (plain, DELTA - paid))
         )
         assert found == pytest.approx(want, rel=1e-12)
@@ -524,7 +537,7 @@ class TestTruncation:
     )
     def test_where_delta_cannot_pay_for_the_cut_rdp_prices_it(self, sampler):
         # The default cut has probability 5e-12 in this run.
-        run = {"noise_multiplier": 1.0, "delta": 1e-13, "steps": 100}
+        run = {"noise_multiplier": 8.0, "delta": 1e-13, "steps": 100}
         found = accounting.epsilon(sampler=sampler, accountant="rdp", **run)
         plain = accounting.epsilon(sampling_probability=0.05, accountant="rdp", **run)
         assert plain < found < 1.5 * plain
@@ -631,22 +644,25 @@ class TestEdges:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0 must be at least 0"),
-            ({"noise_multiplier": math.nan}, "noise_multiplier=nan is not a number"),
-            ({"noise_multiplier": None}, "noise_multiplier=None is not a number"),
-            ({"delta": 1.0}, r"delta=1.0 must be in \(0, 1\); choose"),
-            ({"delta": 0}, "delta=0 must be in"),
-            ({"delta": math.nan}, "delta=nan is not a number"),
-            ({"delta": "1e-5"}, "delta='1e-5' is not a number"),
-            ({"noise_multiplier": np.ones((5, 2))}, r"=<ndarray of shape \(5, 2\)> is not a"),
-            ({"steps": -1}, "steps=-1 must be an integer of at least 0"),
-            ({"steps": 1.5}, "steps=1.5 must be an integer"),
-            ({"steps": math.nan}, "steps=nan must be an integer"),
-            ({"sampling_probability": 1.1}, r"sampling_probability=1.1 must be in \[0, 1\]"),
-            ({"sampling_probability": math.nan}, "sampling_probability=nan is not a number"),
-            ({"sampling_probability": None}, "pass exactly one"),
-            ({"sampler": PoissonSampler(10, 1, seed=0)}, "pass exactly one"),
-            ({"accountant": "gdp"}, "accountant='gdp' is unknown; use one of"),
+            ({"noise_multiplier": -1.0}, "`noise_multiplier` must be at least 0, got -1.0"),
+            ({"noise_multiplier": math.nan}, "`noise_multiplier` must be a real number, got nan"),
+            ({"noise_multiplier": None}, "`noise_multiplier` must be a real number, got None"),
+            ({"delta": 1.0}, r"`delta` must be in \(0, 1\), got 1.0. Choose"),
+            ({"delta": 0}, "`delta` must be in .* got 0"),
+            ({"delta": math.nan}, "`delta` must be a real number, got nan"),
+            ({"delta": "1e-5"}, "`delta` must be a real number, got '1e-5'"),
+            ({"noise_multiplier": np.ones((5, 2))}, r"number, got <ndarray of shape \(5, 2\)>"),
+            ({"steps": -1}, "`steps` must be an integer of at least 0, got -1"),
+            ({"steps": 1.5}, "`steps` must be an integer .* got 1.5"),
+            ({"steps": math.nan}, "`steps` must be an integer .* got nan"),
+            ({"sampling_probability": 1.1}, r"`sampling_probability` must be in \[0, 1\], got 1.1"),
+            (
+                {"sampling_probability": math.nan},
+                "`sampling_probability` must be a real number, got nan",
+            ),
+            ({"sampling_probability": None}, "Pass exactly one"),
+            ({"sampler": PoissonSampler(10, 1, seed=0)}, "Pass exactly one"),
+            ({"accountant": "gdp"}, "`accountant` must be one of .* got 'gdp'"),
         ],
     )
     def test_bad_input_is_named(self, arguments, message):
@@ -656,16 +672,16 @@ class TestEdges:
 
     def test_a_target_that_is_a_text_is_named(self):
         run = {"delta": DELTA, "sampling_probability": 0.1, "steps": 9}
-        with pytest.raises(ValueError, match="epsilon='3' is not a number"):
+        with pytest.raises(ValueError, match="`epsilon` must be a real number, got '3'"):
             accounting.calibrate_noise_multiplier(epsilon="3", **run)
 
     def test_an_error_does_not_print_data(self):
-        with pytest.raises(ValueError, match=r"dataset_size=<ndarray of shape \(99, 2\)> must be"):
+        with pytest.raises(ValueError, match=r"`dataset_size` .* got <ndarray of shape \(99, 2\)>"):
             PoissonSampler(np.ones((99, 2)), 1, seed=0)
 
     def test_bad_orders(self):
-        with pytest.raises(ValueError, match=r"orders=\[1, 2\] must all be greater than 1"):
-            accounting.rdp(noise_multiplier=1, sampling_probability=0.1, steps=1, orders=[1, 2])
+        with pytest.raises(ValueError, match=r"`orders` must all be greater than 1, got \[1, 2\]"):
+            divergences_of(noise_multiplier=1, sampling_probability=0.1, steps=1, orders=[1, 2])
 
     def test_delta_of_one_over_n_is_warned_about(self):
         sampler = PoissonSampler(1000, 10, seed=0)
@@ -686,37 +702,33 @@ class TestEdges:
             warnings.simplefilter("error")
             accounting.epsilon(**run, delta=9e-4)
 
-    def test_event_epsilon_refuses_what_it_cannot_price(self):
+    def test_events_without_a_price_are_refused(self):
         gaussian = dpa.GaussianDpEvent(1.0)
-        with pytest.raises(ValueError, match="neighbouring_relation='bounded' is unknown"):
-            accounting.event_epsilon(gaussian, DELTA, neighbouring_relation="bounded")
+        with pytest.raises(
+            ValueError, match="`neighboring_relation` must be one of .* got 'bounded'"
+        ):
+            event_epsilon(gaussian, DELTA, neighboring_relation="bounded")
         poisson = dpa.PoissonSampledDpEvent(0.1, gaussian)
         with pytest.raises(ValueError, match="accountant='rdp' cannot account.*try.*'pld'"):
-            accounting.event_epsilon(
-                poisson, DELTA, accountant="rdp", neighbouring_relation="replace-one"
-            )
+            event_epsilon(poisson, DELTA, accountant="rdp", neighboring_relation="replace-one")
         without = dpa.SampledWithoutReplacementDpEvent(100, 10, gaussian)
-        with pytest.raises(ValueError, match="neighbouring relation that the sampler states"):
-            accounting.event_epsilon(without, DELTA, accountant="rdp")
+        with pytest.raises(ValueError, match="neighboring relation that the sampler states"):
+            event_epsilon(without, DELTA, accountant="rdp")
         # Not halved inside, so not to be priced.
         other = dpa.dp_event.SampledWithReplacementDpEvent(100, 10, gaussian)
         with pytest.raises(ValueError, match="not accounted for here"):
-            accounting.event_epsilon(
-                other, DELTA, accountant="rdp", neighbouring_relation="replace-one"
-            )
+            event_epsilon(other, DELTA, accountant="rdp", neighboring_relation="replace-one")
         with pytest.raises(ValueError, match="cannot account for"):
-            accounting.event_epsilon(dpa.UnsupportedDpEvent(), DELTA)
+            event_epsilon(dpa.UnsupportedDpEvent(), DELTA)
 
     def test_composed_events(self):
-        parts = [dpa.GaussianDpEvent(6.0), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(8.0), 2)]
-        joint = (6.0**-2 + 2 * 8.0**-2) ** -0.5
+        parts = [dpa.GaussianDpEvent(18.0), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(24.0), 2)]
+        joint = (18.0**-2 + 2 * 24.0**-2) ** -0.5
         for relation in ("add-or-remove-one", "replace-one", "replace-special"):
             for accountant in ("pld", "rdp"):
-                kwargs = {"accountant": accountant, "neighbouring_relation": relation}
-                assert accounting.event_epsilon(
-                    dpa.ComposedDpEvent(parts), DELTA, **kwargs
-                ) == pytest.approx(
-                    accounting.event_epsilon(dpa.GaussianDpEvent(joint), DELTA, **kwargs), rel=1e-3
+                kwargs = {"accountant": accountant, "neighboring_relation": relation}
+                assert event_epsilon(dpa.ComposedDpEvent(parts), DELTA, **kwargs) == pytest.approx(
+                    event_epsilon(dpa.GaussianDpEvent(joint), DELTA, **kwargs), rel=1e-3
                 )
 
 
@@ -729,8 +741,8 @@ class TestCalibration:
             pytest.param(8, {"sampling_probability": 0.02}, 500, marks=pytest.mark.slow),
             (0.1, {"sampling_probability": 0.01}, 1000),
             (3, {"sampling_probability": 1.0}, 100),
-            (2, {"sampler": PoissonSampler(1797, 64, seed=0)}, 280),
-            (4, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280),
+            (1, {"sampler": PoissonSampler(1797, 64, seed=0)}, 280),
+            (1, {"sampler": FixedSizeSampler(1797, 64, seed=0)}, 280),
         ],
         ids=str,
     )
@@ -759,14 +771,14 @@ class TestCalibration:
         ids=str,
     )
     def test_steps_are_the_last_that_fit(self, design, accountant):
-        run = {"noise_multiplier": 2.2, "delta": DELTA, "accountant": accountant, **design}
+        run = {"noise_multiplier": 4.4, "delta": DELTA, "accountant": accountant, **design}
         steps = accounting.calibrate_steps(epsilon=1.5, **run)
         assert accounting.epsilon(steps=steps, **run) <= 1.5
         assert accounting.epsilon(steps=steps + 1, **run) > 1.5
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     def test_batch_size_is_the_largest_that_fits(self, accountant):
-        run = {"noise_multiplier": 1.1, "delta": DELTA, "steps": 500, "accountant": accountant}
+        run = {"noise_multiplier": 4.4, "delta": DELTA, "steps": 500, "accountant": accountant}
         size = accounting.calibrate_batch_size(epsilon=2, dataset_size=50_000, **run)
 
         def spent(batch_size):
@@ -800,7 +812,7 @@ class TestCalibration:
 
     @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "1e"])
     def test_bad_target(self, epsilon):
-        with pytest.raises(ValueError, match="epsilon="):
+        with pytest.raises(ValueError, match="epsilon"):
             accounting.calibrate_noise_multiplier(
                 epsilon=epsilon, delta=DELTA, sampling_probability=0.01, steps=10
             )
@@ -808,25 +820,25 @@ class TestCalibration:
     @pytest.mark.slow
     def test_target_out_of_reach(self):
         with pytest.raises(
-            ValueError, match="epsilon=1e-09 is below what any noise_multiplier.*raise"
+            ValueError, match="at least .* which noise_multiplier=1e.06.* got 1e-09. Raise"
         ):
             accounting.calibrate_noise_multiplier(
                 epsilon=1e-9, delta=1e-12, sampling_probability=0.5, steps=1000
             )
-        with pytest.raises(ValueError, match="epsilon=1 is above what any noise_multiplier.*lower"):
+        with pytest.raises(ValueError, match="below .* which noise_multiplier=0.05.* got 1. Lower"):
             # No record is likely to take part at all.
             accounting.calibrate_noise_multiplier(
                 epsilon=1, delta=1e-3, sampling_probability=1e-6, steps=10
             )
-        with pytest.raises(ValueError, match="epsilon=0.1 is below what a single step.*raise"):
+        with pytest.raises(ValueError, match="at least .* one step.* got 0.1. Raise"):
             accounting.calibrate_steps(
                 epsilon=0.1, delta=DELTA, noise_multiplier=0.5, sampling_probability=0.5
             )
-        with pytest.raises(ValueError, match="epsilon=5 is above what.*steps spend.*lower"):
+        with pytest.raises(ValueError, match="below .*steps spend.* got 5. Lower"):
             accounting.calibrate_steps(
                 epsilon=5, delta=DELTA, noise_multiplier=math.inf, sampling_probability=0.5
             )
-        with pytest.raises(ValueError, match="epsilon=0.5 is below what a batch_size of 1.*raise"):
+        with pytest.raises(ValueError, match="at least .* batch size of 1.* got 0.5. Raise"):
             accounting.calibrate_batch_size(
                 epsilon=0.5, delta=1e-4, noise_multiplier=0.3, dataset_size=500, steps=500
             )
@@ -883,7 +895,7 @@ class TestEpsilonSpent:
             (self.state(7, 1.2), self.state(3, 2.0, key=1)), self.sampler, DELTA
         )
         joint = (1.2**-2 + 2.0**-2) ** -0.5
-        expected = accounting.event_epsilon(
+        expected = event_epsilon(
             dpa.ComposedDpEvent([self.sampler.dp_event(joint, 3), self.sampler.dp_event(1.2, 4)]),
             DELTA,
         )
@@ -894,11 +906,11 @@ class TestEpsilonSpent:
         states = (self.state(7, 1.2), self.state(3, 2.0, key=1))
         found = accounting.epsilon_spent(states, self.sampler, DELTA, same_batches=False)
         apart = [self.sampler.dp_event(1.2, 7), self.sampler.dp_event(2.0, 3)]
-        assert found == accounting.event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
+        assert found == event_epsilon(dpa.ComposedDpEvent(apart), DELTA)
         # Groups that take turns may meet the first stage alone, in as many steps as both have.
         groups = matrix.CyclicPoissonSampler(10_000, 100, seed=0, cycle_length=4)
         found = accounting.epsilon_spent(states, groups, DELTA, same_batches=False)
-        assert found == accounting.event_epsilon(groups.dp_event(1.2, 10), DELTA)
+        assert found == event_epsilon(groups.dp_event(1.2, 10), DELTA)
         with pytest.raises(ValueError, match="different numbers of releases"):
             accounting.epsilon_spent(states, groups, DELTA)
 
@@ -907,8 +919,13 @@ class TestEpsilonSpent:
         states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
         price = functools.partial(accounting.epsilon_spent, states, sampler, 0.099)
         assert price() < 0.01 < 0.1 < price(same_batches=False)
-        together = accounting.trade_off_spent(states, sampler)
-        apart = accounting.trade_off_spent(states, sampler, same_batches=False)
+
+    @pytest.mark.slow
+    def test_their_trade_off_is_below_that_of_the_same_batches(self):
+        sampler = PoissonSampler(10, 1, seed=0)
+        states = (self.state(1, 0.5, 1), self.state(1, 0.5, 1, key=1))
+        together = accounting.guarantee(states, sampler).trade_off
+        apart = accounting.guarantee(states, sampler, same_batches=False).trade_off
         assert apart(0.2) < together(0.2) - 0.01
 
     def test_no_noise_is_no_privacy(self):
@@ -920,7 +937,9 @@ class TestEpsilonSpent:
         with pytest.raises(ValueError, match="no noise ledger"):
             accounting.epsilon_spent((), self.sampler, DELTA)
         other = PoissonSampler(10_000, 128, seed=0)
-        with pytest.raises(ValueError, match="batch_size=128 differs.*batch_size=100"):
+        with pytest.raises(
+            ValueError, match="`sampler.batch_size` must be the noise stage's, 100, got 128"
+        ):
             accounting.epsilon_spent(self.state(1), other, DELTA)
         with pytest.raises(ValueError, match="no privacy event"):
             accounting.epsilon_spent(self.state(1), ShuffledSampler(10_000, 100, seed=0), DELTA)
@@ -929,7 +948,7 @@ class TestEpsilonSpent:
             "dpoptax._noise.read_ledger.ledgers",
             lambda _: (SimpleNamespace(mechanism=unproven, releases=1),),
         )
-        with pytest.raises(ValueError, match="without a privacy proof: no bound known"):
+        with pytest.raises(ValueError, match="without a privacy proof.*no bound known"):
             accounting.epsilon_spent((), self.sampler, DELTA)
 
 
@@ -961,7 +980,7 @@ class TestPricing:
         priced, delta = (event, DELTA) if largest else (plain, DELTA - paid)
         assert (paid > 1e-3 * DELTA) == bool(largest)
         own = dpa.pld.PLDAccountant().compose(priced).get_epsilon(delta)
-        assert 0 <= accounting.event_epsilon(event, DELTA) / own - 1 < 1e-8
+        assert 0 <= event_epsilon(event, DELTA) / own - 1 < 1e-8
 
     @pytest.mark.parametrize(
         ("size", "batch", "sigma", "steps"), [(1000, 50, 0.5, 10), (50_000, 256, 0.9, 46_875)]
@@ -982,17 +1001,17 @@ class TestPricing:
         assert [type(event) for event in built] == [dpa.PoissonSampledDpEvent]
 
     def test_a_calibrated_multiplier_is_not_priced_again(self, monkeypatch):
-        run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.0123}
-        sigma = accounting.calibrate_noise_multiplier(epsilon=2.5, **run)
+        run = {"delta": 1e-5, "steps": 77, "sampling_probability": 0.123}
+        sigma = accounting.calibrate_noise_multiplier(epsilon=1.5, **run)
         monkeypatch.setattr(accountants, "_pld_epsilon", None)
-        assert accounting.epsilon(noise_multiplier=sigma, **run) <= 2.5
+        assert accounting.epsilon(noise_multiplier=sigma, **run) <= 1.5
 
 
 @pytest.mark.parametrize("wrong", [1e-5, PoissonSampler])
 def test_what_is_no_sampler_is_refused_as_such(wrong):
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(0))
     run = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 3}
-    with pytest.raises(TypeError, match="want the sampler that draws the batches"):
+    with pytest.raises(TypeError, match="`sampler` must be the sampler that draws the batches"):
         accounting.epsilon_spent(tx.init(jnp.zeros(2)), wrong, 1e-5)
-    with pytest.raises(TypeError, match="want the sampler that draws the batches"):
+    with pytest.raises(TypeError, match="`sampler` must be the sampler that draws the batches"):
         accounting.epsilon(sampler=wrong, **run)

@@ -11,6 +11,7 @@ from scipy import special
 
 from dpoptax import accounting
 from dpoptax._pricing import composition
+from tests.helpers import event_epsilon
 
 
 def _coin(interval, towards):
@@ -86,7 +87,7 @@ def test_small_deltas_of_many_steps_are_not_lost_in_the_rounding_of_transforms(d
     # The truth is between Poisson sampling's own Renyi bound, and a run of which it is a part: an
     # example takes part in all steps with a probability of 0.9999^1000.
     steps, q, sigma = 1000, 0.9999, 40.0
-    least = accounting.event_epsilon(dpa.GaussianDpEvent(sigma / steps**0.5), delta / q**steps)
+    least = event_epsilon(dpa.GaussianDpEvent(sigma / steps**0.5), delta / q**steps)
     run = {"noise_multiplier": sigma, "sampling_probability": q, "steps": steps, "delta": delta}
     found = accounting.epsilon(**run)
     assert least + steps * math.log(q) < found < accounting.epsilon(**run, accountant="rdp")

@@ -71,6 +71,7 @@ def _run(text, name):
             printed = out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

@@ -13,8 +13,7 @@ import dpoptax
 from dpoptax import accounting, sampling
 from dpoptax._pricing import accountants, composition
 from dpoptax._pricing.events import RELATIONS
-from dpoptax.accounting import _trade_offs
-from dpoptax.accounting._spent import spent_event
+from dpoptax.accounting import _gaussian_dp
 
 RATES = np.array([1e-3, 0.01, 0.1, 0.3, 0.7])
 
@@ -35,47 +34,46 @@ def after_steps(sampler, noise_multiplier, steps):
 def test_full_batches_are_gaussian(sigma, steps):
     sampler = sampling.PoissonSampler(100, 100, seed=0)
     state, mu = after_steps(sampler, sigma, steps), math.sqrt(steps) / sigma
-    found = accounting.gdp_spent(state, sampler, 1e-6)
+    made = accounting.guarantee(state, sampler)
+    found = made.gdp_mu(1e-6)
     assert mu * (1 - 1e-4) <= found <= 1.002 * mu
     exact = stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu)
-    curve = accounting.trade_off_spent(state, sampler)(RATES)
+    curve = made.trade_off(RATES)
     assert np.all(curve <= exact + 1e-12)
     np.testing.assert_allclose(curve, exact, atol=3e-3)
-    described = {"noise_multiplier": sigma, "steps": steps, "sampler": sampler}
-    assert accounting.gdp(delta=1e-6, **described) == found
-    np.testing.assert_array_equal(accounting.trade_off(**described)(RATES), curve)
+    planned = accounting.planned_guarantee(noise_multiplier=sigma, steps=steps, sampler=sampler)
+    assert planned.gdp_mu(1e-6) == found
+    np.testing.assert_array_equal(planned.trade_off(RATES), curve)
 
 
 def test_a_stated_mu_is_above_every_epsilon_and_every_trade_off():
     sampler, delta = sampling.PoissonSampler(1000, 50, seed=0), 1e-5
-    state = after_steps(sampler, 1.0, 30)
-    mu = accounting.gdp_spent(state, sampler, delta)
+    made = accounting.guarantee(after_steps(sampler, 1.0, 30), sampler)
+    mu = made.gdp_mu(delta)
     deltas = np.geomspace(2e-5, 0.1, 8)
-    event = spent_event(state, sampler, same_batches=True)
-    epsilons = np.array([accounting.event_epsilon(event, d) for d in deltas.tolist()])
+    epsilons = np.array([made.epsilon(d) for d in deltas.tolist()])
     # At these ε the run spends these δ, which the Gaussian and delta have to cover.
-    assert np.all(deltas * (1 - 1e-6) <= _trade_offs._gaussian_deltas(mu, epsilons)[0] + delta)
-    curve = accounting.trade_off_spent(state, sampler)(RATES)
+    assert np.all(deltas * (1 - 1e-6) <= _gaussian_dp._gaussian_deltas(mu, epsilons)[0] + delta)
+    curve = made.trade_off(RATES)
     assert np.all(curve >= stats.norm.cdf(stats.norm.ppf(1 - RATES) - mu) - delta - 3e-3)
     # Of infinitely many small steps it is the central limit's, of these it is more.
     assert mu > 0.05 * math.sqrt(30 * math.expm1(1.0))
-    smaller = _trade_offs._gaussian_deltas(0.9 * mu, epsilons)[0]
+    smaller = _gaussian_dp._gaussian_deltas(0.9 * mu, epsilons)[0]
     assert np.any(smaller + delta < deltas), "no smaller μ would do"
 
 
 def test_nothing_released_and_nothing_private():
     sampler = sampling.PoissonSampler(100, 10, seed=0)
-    assert accounting.gdp_spent(after_steps(sampler, 1.0, 0), sampler, 1e-5) == 0.0
-    assert accounting.gdp_spent(after_steps(sampler, 0.0, 1), sampler, 1e-5) == math.inf
-    np.testing.assert_array_equal(
-        accounting.trade_off_spent(after_steps(sampler, 0.0, 1), sampler)(RATES), 0.0
-    )
+    assert accounting.guarantee(after_steps(sampler, 1.0, 0), sampler).gdp_mu(1e-5) == 0.0
+    without_noise = accounting.guarantee(after_steps(sampler, 0.0, 1), sampler)
+    assert without_noise.gdp_mu(1e-5) == math.inf
+    np.testing.assert_array_equal(without_noise.trade_off(RATES), 0.0)
 
 
 def test_what_else_was_released_counts():
     sampler = sampling.PoissonSampler(100, 100, seed=0)
     state, also = after_steps(sampler, 2.0, 1), [dp_accounting.GaussianDpEvent(2.0)]
-    both = accounting.gdp_spent(state, sampler, 1e-6, also=also)
+    both = accounting.guarantee(state, sampler, also=also).gdp_mu(1e-6)
     assert both == pytest.approx(math.sqrt(2) / 2, rel=0.002)
 
 
@@ -110,4 +108,4 @@ def test_draws_beyond_the_largest_batch_are_paid_by_delta():
     sampler = sampling.RandomAllocationSampler(64, 8, seed=0, max_batch_size=12)
     state = after_steps(sampler, 2.0, 8)
     with pytest.raises(ValueError, match="the sampler's largest batch is full.*Pass a larger"):
-        accounting.gdp_spent(state, sampler, 1e-7)
+        accounting.guarantee(state, sampler).gdp_mu(1e-7)

@@ -293,7 +293,9 @@ def test_encoding_equals_the_formula(name, follow):
         expected += np.append(weight * magnitude, np.sqrt(1 - weight**2) * offset / radius)
     actual = sum_clipped(clip, helpers.floats(grads), None, reference)
     # Clipped a little shorter, for the roundings of norms and factors.
-    np.testing.assert_allclose(actual, expected, rtol=bounds.gamma(bounds._FEW), atol=2e-5)
+    np.testing.assert_allclose(
+        actual, expected, rtol=bounds.gamma(bounds._COEFFICIENT_ROUNDINGS), atol=2e-5
+    )
 
 
 def test_one_example_within_the_bounds_comes_back():

@@ -343,3 +343,35 @@ def test_losses_next_to_the_sum_are_private():
         lambda params, batch: grad_fn(params, batch)[1], params, batch, private_argnums=1
     )
     assert flow.private
+
+
+def _contractions(jaxpr):
+    """Returns the dtypes of the operands of all contractions, in order."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            found.append(tuple(str(operand.aval.dtype) for operand in eqn.invars))
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                found += _contractions(inner)
+    return found
+
+
+def test_a_mesh_keeps_the_precision_of_the_loss():
+    def loss_fn(params, x):
+        return jnp.sum((jnp.tanh(x @ params["a"]) @ params["b"]).astype(jnp.float32) ** 2)
+
+    params = {"a": jnp.ones((8, 16), jnp.bfloat16), "b": jnp.ones((16, 4), jnp.bfloat16)}
+    batch = jnp.ones((2, 3, 8), jnp.bfloat16)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    alone, shared = (
+        _contractions(
+            jax.make_jaxpr(dpoptax.clipped_grad(loss_fn, 1.0, mesh=m))(params, batch).jaxpr
+        )
+        for m in (None, mesh)
+    )
+    assert shared == alone
+    assert set(shared) == {("bfloat16", "bfloat16")}

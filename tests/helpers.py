@@ -1,6 +1,7 @@
 """Small problems that many tests share."""
 
 import contextlib
+import itertools
 from unittest import mock
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from dpoptax import accounting
 from dpoptax._clip import bounds
 
 
@@ -47,6 +49,11 @@ def mlp_batch(seed, size, sizes=(5, 4, 3)):
     return floats(x), jax.device_put(rng.integers(sizes[-1], size=size))
 
 
+def event_epsilon(event, delta, **options):
+    """ε of an event of dp_accounting at a δ."""
+    return accounting.Guarantee(event, **options).epsilon(delta)
+
+
 def global_norm(tree):
     """The l2 norm of a tree, in float64."""
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
@@ -66,6 +73,32 @@ def slow_but(quick, names):
     return [pytest.param(name, marks=[pytest.mark.slow] * (name not in quick)) for name in names]
 
 
+def covering(*values, strength=2):
+    """Returns all combinations of the values as parameters, slow except a few that cover them.
+
+    The few contain every combination of `strength` values. A dict gives its keys as ids.
+    """
+    names = [list(map(str, each)) for each in values]
+    values = [list(each.values()) if isinstance(each, dict) else list(each) for each in values]
+    rows = list(itertools.product(*(range(len(each)) for each in values)))
+
+    def parts(row):
+        return set(itertools.combinations(enumerate(row), strength))
+
+    missing, quick = set().union(*map(parts, rows)), set()
+    while missing:
+        quick.add(best := max(rows, key=lambda row: len(missing & parts(row))))
+        missing -= parts(best)
+    return [
+        pytest.param(
+            *(each[i] for each, i in zip(values, row, strict=True)),
+            id="-".join(each[i] for each, i in zip(names, row, strict=True)),
+            marks=[pytest.mark.slow] * (row not in quick),
+        )
+        for row in rows
+    ]
+
+
 @contextlib.contextmanager
 def no_room():
     """Examples are clipped at the bound itself, as in the formulas that they are compared with.
@@ -73,19 +106,19 @@ def no_room():
     Otherwise they are at the bound over 1 + τ, which leaves room for what one changes in the
     rounding of the sum: tests/sums_test.py.
     """
-    exact = bounds.coefficients
+    exact = bounds.clip_coefficients
 
     def coefficients(*args, rounding, **kwargs):
         return exact(*args, rounding=0.0, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield
 
 
 @contextlib.contextmanager
 def cancellations():
     """S/n of the pieces of each example: its norm is taken for γ (S/n)² more than it is."""
-    seen, exact = [], bounds.coefficients
+    seen, exact = [], bounds.clip_coefficients
 
     def see(size):
         square, absolute = map(np.asarray, size)
@@ -96,5 +129,5 @@ def cancellations():
             jax.debug.callback(see, size)
         return exact(clip, scales, sizes, *args, **kwargs)
 
-    with mock.patch.object(bounds, "coefficients", coefficients):
+    with mock.patch.object(bounds, "clip_coefficients", coefficients):
         yield seen

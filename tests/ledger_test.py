@@ -198,11 +198,11 @@ def ensemble(keys, steps=3):
 
 def test_an_ensemble_is_priced_together():
     state = ensemble(jax.random.split(jax.random.key(0), 4))
-    with pytest.raises(ValueError, match="ensemble_epsilon_spent"):
+    with pytest.raises(ValueError, match="`same_batches` must be True or False"):
         spent(state)
 
     def price(same_batches):
-        return accounting.ensemble_epsilon_spent(
+        return accounting.epsilon_spent(
             (state, ()), SAMPLER, DELTA, same_batches=same_batches, accountant="rdp"
         )
 
@@ -217,14 +217,15 @@ def test_an_ensemble_is_priced_together():
 
     assert price(True) == pytest.approx(alone(2.0 / math.sqrt(4), 3), rel=1e-9)
     assert price(False) == pytest.approx(alone(2.0, 12), rel=1e-9)
-    with pytest.raises(ValueError, match="of one run"):
-        accounting.ensemble_epsilon_spent(after(chain(), 1)[1], SAMPLER, DELTA, same_batches=True)
+    together = accounting.guarantee(state, SAMPLER, same_batches=True, delta=DELTA)
+    assert "releases   4 × 3 of the Gaussian mechanism" in str(together)
+    assert together.epsilon_curve([3], DELTA) == together.epsilon(DELTA)
 
 
 def test_an_ensemble_with_one_key_is_refused():
     state = ensemble(jnp.stack([jax.random.key(0)] * 3))
     with pytest.raises(ValueError, match="have one key"):
-        accounting.ensemble_epsilon_spent(state, SAMPLER, DELTA, same_batches=True)
+        accounting.epsilon_spent(state, SAMPLER, DELTA, same_batches=True)
 
 
 STAGES = {

@@ -138,7 +138,7 @@ def test_a_table_that_is_looked_up_and_contracted(lookup_first, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gram", "form", "keep"])
 def test_every_way_to_a_norm_reads_the_mapped_factors(way, monkeypatch):
-    monkeypatch.setattr(factor_products, "choose", lambda *args, **kwargs: way)
+    monkeypatch.setattr(factor_products, "choose_method", lambda *args, **kwargs: way)
     network = NETWORKS["odd_convolutions"]
     points = points_of(network, 1)
     state = _state(_factors("side", points.points[0]), points.points[0])

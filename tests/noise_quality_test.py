@@ -72,7 +72,7 @@ def _tail_of_box_muller(edges):
 
 def _delta(mass, width, sigma, delta):
     """δ of one release at the ε that goes with `delta`, as bins of the noise tell it."""
-    epsilon = dpoptax.accounting.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
+    epsilon = dpoptax.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
     moved = np.roll(mass, round(1 / (sigma * width)))
     return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
 
@@ -222,7 +222,7 @@ def test_a_restarted_run_draws_what_it_would_have_drawn(stage):
     assert np.abs(correlation).max() < 5 / 1_000**0.5
 
 
-def test_neighbouring_draws_of_a_release_are_independent():
+def test_neighboring_draws_of_a_release_are_independent():
     (mean,) = _release(_noise(), jnp.zeros(1_000_000))
     for lag in (1, 2, 3, 128, 1024, 4096, 500_000):
         correlation = np.corrcoef(mean[lag:], mean[:-lag])[0, 1]

@@ -48,6 +48,7 @@ def test_a_recipe_is_what_its_source_says_at_the_epsilon_that_it_states(path):
     assert re.search(r"\(.*\d{4}\)", path.read_text("utf-8").splitlines()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

@@ -13,6 +13,7 @@ from scipy import stats
 from dpoptax import accounting, matrix
 from dpoptax._pricing import monte_carlo
 from dpoptax.sampling import MinSeparationSampler
+from tests.helpers import event_epsilon
 from tests.monte_carlo_test import paths
 
 DELTA = 1e-5
@@ -117,9 +118,11 @@ class TestDraws:
         assert cut.describe()["overflow_probability"] == pytest.approx(expected)
 
     def test_bad_arguments_are_named(self):
-        with pytest.raises(ValueError, match="separation=0 must be an integer of at least 1"):
+        with pytest.raises(
+            ValueError, match="`separation` must be an integer of at least 1, got 0"
+        ):
             MinSeparationSampler(40, 10, seed=0, separation=0)
-        with pytest.raises(ValueError, match="separation=5 times batch_size=10 is above"):
+        with pytest.raises(ValueError, match="at most `dataset_size`, .* got 5 times 10"):
             MinSeparationSampler(40, 10, seed=0, separation=5)
 
 
@@ -163,7 +166,7 @@ class TestPrice:
         monkeypatch.setattr(
             monte_carlo,
             "epsilon_bound",
-            lambda run, delta, **_: accounting.event_epsilon(dpa.GaussianDpEvent(10.0), delta),
+            lambda run, delta, **_: event_epsilon(dpa.GaussianDpEvent(10.0), delta),
         )
         sampler = MinSeparationSampler(1000, 20, seed=0, separation=3, max_batch_size=48)
         run = {"noise_multiplier": 1.0, "steps": 10, "delta": DELTA, "accountant": accountant}
@@ -188,7 +191,7 @@ class TestPrice:
     def test_everyone_in_each_cycle_costs_at_most_the_gaussian_of_so_many(self):
         sampler = MinSeparationSampler(40, 10, seed=0, separation=4)
         run = {"noise_multiplier": 2.0, "steps": 10, "delta": DELTA, "sampler": sampler}
-        gaussian = accounting.event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
+        gaussian = event_epsilon(dpa.GaussianDpEvent(2.0 / math.sqrt(3)), DELTA)
         assert accounting.epsilon(**run) == pytest.approx(gaussian, rel=1e-3)
         assert accounting.epsilon(**run, accountant="monte_carlo") < 0.9 * gaussian
 

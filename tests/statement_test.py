@@ -8,10 +8,12 @@ import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import pytest
+from scipy import stats
 
 import dpoptax
 from dpoptax import accounting, matrix, sampling, users
 from dpoptax.accounting import _statement
+from tests.helpers import event_epsilon
 
 CLIP = dpoptax.l2_clip(1.0)
 PARAMS = jnp.zeros(3)
@@ -29,7 +31,7 @@ def spent(tx, steps=3):
     return state
 
 
-def gaussian(noise_multiplier=1.0, **options):
+def gaussian(noise_multiplier=4.0, **options):
     return dpoptax.gaussian_noise(
         noise_multiplier=noise_multiplier, batch_size=10, key=jax.random.key(0), **options
     )
@@ -37,17 +39,19 @@ def gaussian(noise_multiplier=1.0, **options):
 
 def test_it_says_what_the_accounting_says():
     state = spent(gaussian())
-    found = accounting.statement(state, SAMPLER, DELTA)
-    assert found.epsilon == accounting.epsilon_spent(state, SAMPLER, DELTA)
-    assert found.mu == accounting.gdp_spent(state, SAMPLER, DELTA)
-    assert found.found == 1 - accounting.trade_off_spent(state, SAMPLER)(0.01)
-    assert found.ledgers == dpoptax.ledgers(state)
-    text = str(found)
+    found = accounting.guarantee(state, SAMPLER, delta=DELTA)
+    values, text = found.to_dict(), str(found)
+    assert values["epsilon"] == accounting.epsilon_spent(state, SAMPLER, DELTA)
+    assert values["gdp_mu"] == found.gdp_mu(DELTA)
+    assert values["attack_success"] == 1 - found.trade_off(0.01)
     for part in (
         "for one example more or less",
-        "3 of the Gaussian mechanism, noise multiplier 1",
+        "3 of the Gaussian mechanism, noise multiplier 4",
         "10 expected of 1,000 examples, drawn by PoissonSampler",
+        "noise by threefry, batches by PCG64",
         "by privacy loss distributions",
+        f"true-positive rate at most {_statement.round_up(100 * values['attack_success'])} %",
+        f"false-positive rate of 1 %; μ = {_statement.round_up(values['gdp_mu'])}",
         "not for the last bits of a release",
     ):
         assert part in text
@@ -58,17 +62,17 @@ def test_it_says_what_the_accounting_says():
     [
         ({"fixed_point": True}, "for every bit of a release"),
         (
-            {"noise_multiplier": {0: 2.0, 1: 1.5}},
-            "s 2 from step 0 on, 1.5 from step 1 on",
+            {"noise_multiplier": {0: 6.0, 1: 4.5}},
+            "s 6 from step 0 on, 4.5 from step 1 on",
         ),
         (
-            {"noise_multiplier": {t: 2.0 + t for t in range(9)}},
-            "2 from step 0 on, 3 from step 1 on, 4 from step 2 on, …, 10 from step 8 on",
+            {"noise_multiplier": {t: 4.0 + t for t in range(9)}},
+            "4 from step 0 on, 5 from step 1 on, 6 from step 2 on, …, 12 from step 8 on",
         ),
     ],
 )
 def test_it_says_how_there_is_noise(options, match):
-    assert match in str(accounting.statement(spent(gaussian(**options)), SAMPLER, DELTA))
+    assert match in str(accounting.guarantee(spent(gaussian(**options)), SAMPLER))
 
 
 def test_it_says_whose_data_and_which_neighbours():
@@ -76,11 +80,11 @@ def test_it_says_whose_data_and_which_neighbours():
     table = users.UserTable(range(1000), records_per_user=1, seed=0)
     state = spent(gaussian())
     poisson = table.sampler(sampling.PoissonSampler, batch_size=10, seed=0)
-    found = accounting.statement(state, poisson, DELTA)
+    found = accounting.guarantee(state, poisson)
     assert found.unit == "user"
     assert "for one user with all of its records more or less" in str(found)
     fixed = table.sampler(sampling.FixedSizeSampler, batch_size=10, seed=0)
-    found = accounting.statement(state, fixed, DELTA, accountant="rdp")
+    found = accounting.guarantee(state, fixed, accountant="rdp")
     assert "for one user with all of its records replaced by another" in str(found)
     assert "of 1,000 users, drawn by FixedSizeSampler" in str(found)
     assert "by Rényi divergences" in str(found)
@@ -91,57 +95,65 @@ def test_it_says_whose_data_and_which_neighbours():
 def test_it_says_how_noise_is_correlated():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=0, cycle_length=2)
-    found = accounting.statement(spent(tx), cyclic, DELTA)
+    found = accounting.guarantee(spent(tx), cyclic)
     assert f"correlated by {strategy}" in str(found)
     assert "one example replaced by one that adds nothing" in str(found)
 
 
 def test_what_else_was_released_is_part_of_it():
-    other = dpa.GaussianDpEvent(2.0)
+    other = dpa.GaussianDpEvent(8.0)
     state = spent(gaussian())
-    found = accounting.statement(state, SAMPLER, DELTA, also=[other])
-    assert found.epsilon == accounting.epsilon_spent(state, SAMPLER, DELTA, also=[other])
-    assert found.mu == accounting.gdp_spent(state, SAMPLER, DELTA, also=[other])
-    assert "with 1 other releases of the data" in str(found)
+    found = accounting.guarantee(state, SAMPLER, delta=DELTA, also=[other])
+    both = dpa.ComposedDpEvent([SAMPLER.dp_event(1.0, 3), other])
+    assert found.epsilon(DELTA) == event_epsilon(both, DELTA)
+    assert found.gdp_mu(DELTA) == accounting.Guarantee(both).gdp_mu(DELTA)
+    assert "with 1 other event on the data" in str(found)
+    # The other event is there from the start.
+    before, after = found.epsilon_curve([0, 3], DELTA)
+    assert after == found.epsilon(DELTA) > before > event_epsilon(other, DELTA) * (1 - 1e-9)
 
 
 def test_what_can_be_read_but_once_is_no_list_of_releases():
     """It was empty after a first look, and the releases in it cost nothing."""
-    for price in (accounting.statement, accounting.epsilon_spent, accounting.trade_off_spent):
-        delta = {} if price is accounting.trade_off_spent else {"delta": DELTA}
+    for price in (accounting.guarantee, accounting.epsilon_spent):
         with pytest.raises(TypeError, match="want a sequence of dp_accounting events"):
-            price(spent(gaussian()), SAMPLER, also=iter([dpa.GaussianDpEvent(0.5)]), **delta)
+            price(spent(gaussian()), SAMPLER, delta=DELTA, also=iter([dpa.GaussianDpEvent(0.5)]))
 
 
 def test_nothing_is_promised_without_noise():
-    found = accounting.statement(spent(gaussian(0.0)), SAMPLER, DELTA)
-    assert found.epsilon == math.inf
-    assert str(found).startswith("not private")
+    found = accounting.guarantee(spent(gaussian(0.0)), SAMPLER, delta=1.0000001e-5)
+    assert found.epsilon(DELTA) == math.inf
+    assert str(found).startswith("not private: no ε holds at δ = 1.00001e-05")
 
 
 def test_a_machine_can_read_it():
     strategy = matrix.BandedToeplitz((1.0, 0.5))
     tx = dpoptax.correlated_noise(
-        strategy, noise_multiplier=2.0, batch_size=10, key=jax.random.key(0)
+        strategy, noise_multiplier=4.0, batch_size=10, key=jax.random.key(0)
     )
     cyclic = matrix.CyclicPoissonSampler(1000, 10, seed=12345, cycle_length=2)
-    text = json.dumps(accounting.statement(spent(tx), cyclic, DELTA).to_dict())
-    assert json.loads(text)["ledgers"][0]["releases"] == 3
+    text = json.dumps(accounting.guarantee(spent(tx), cyclic).to_dict())
+    (stage,) = json.loads(text)["releases"]
+    assert stage == {
+        "count": 3,
+        "phases": [[0, 2.0]],
+        "strategy": repr(strategy),
+        "fixed_point": False,
+        "generator": "threefry",
+    }
     assert "12345" not in text
 
 
 def test_less_is_said_than_holds_where_digits_are_left_out():
     """A δ was rounded down, and a σ up."""
-    noise = {0: 1.23456789, 2: 1.9999999}
-    for multiplier, said in ((noise, "1.23456 from step 0 on, 1.99999"), (1.2345678, "1.23456")):
-        found = accounting.statement(spent(gaussian(multiplier)), SAMPLER, 1.0000001e-5)
+    noise = {0: 5.23456789, 2: 5.9999999}
+    for multiplier, said in ((noise, "5.23456 from step 0 on, 5.99999"), (5.2345678, "5.23456")):
+        found = accounting.guarantee(spent(gaussian(multiplier)), SAMPLER, delta=1.0000001e-5)
         assert f"multiplier{'s' * (multiplier is noise)} {said}" in str(found)
         assert ", 1.00001e-05)-differentially" in str(found)
-    none = dataclasses.replace(found, epsilon=math.inf)
-    assert "no ε holds at δ = 1.00001e-05" in str(none)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +171,10 @@ def test_less_is_said_than_holds_where_digits_are_left_out():
     ],
 )
 def test_numbers_are_rounded_up(value, text):
-    assert _statement._up(value) == text
+    assert _statement.round_up(value) == text
 
 
-@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(2.0)]), filter(None, []), {}])
+@pytest.mark.parametrize("also", [iter([dpa.GaussianDpEvent(8.0)]), filter(None, []), {}])
 def test_others_that_can_be_read_but_once_are_refused(also):
     """The check read them, and ε was that of the run alone."""
     with pytest.raises(TypeError, match="want a sequence"):
@@ -175,9 +187,88 @@ def test_others_that_can_be_read_but_once_are_refused(also):
 
 def test_a_composition_that_can_be_read_but_once_is_refused():
     """It had an ε of 0 where it was priced again, as by a calibration and for μ."""
-    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(2.0) for _ in range(2))
+    once = dpa.ComposedDpEvent(dpa.GaussianDpEvent(8.0) for _ in range(2))
     for accountant in ("pld", "rdp"):
         with pytest.raises(TypeError, match="want a list or a tuple"):
-            accounting.event_epsilon(once, DELTA, accountant=accountant)
+            event_epsilon(once, DELTA, accountant=accountant)
     with pytest.raises(TypeError, match="want a list or a tuple"):
-        accounting.gdp_spent(spent(gaussian()), SAMPLER, DELTA, also=[once])
+        accounting.guarantee(spent(gaussian()), SAMPLER, also=[once]).gdp_mu(DELTA)
+
+
+def test_a_planned_run_has_the_guarantee_that_it_will_have():
+    made = accounting.guarantee(spent(gaussian()), SAMPLER)
+    planned = accounting.planned_guarantee(noise_multiplier=1.0, steps=3, sampler=SAMPLER)
+    assert planned.event == made.event
+    assert "3 planned, of the Gaussian mechanism" in str(planned)
+    assert str(planned).splitlines()[0] == str(made).splitlines()[0]
+    assert "holds" in str(made)
+    assert "holds" not in str(planned)
+    described = accounting.planned_guarantee(
+        noise_multiplier=1.0, steps=3, sampling_probability=0.1
+    )
+    assert "Poisson samples with probability 0.1" in str(described)
+    strategy = matrix.BandedToeplitz((1.0, 0.5))
+    table = users.UserTable(range(1000), records_per_user=1, seed=0)
+    cyclic = table.sampler(matrix.CyclicPoissonSampler, batch_size=10, seed=0, cycle_length=2)
+    priced = strategy.under(cyclic)
+    correlated = accounting.planned_guarantee(noise_multiplier=1.0, steps=3, sampler=priced)
+    assert correlated.unit == "user"
+    assert f"correlated by {strategy}" in str(correlated)
+
+
+@pytest.mark.parametrize(("size", "delta"), [(50, 1e-5), (99_999, 1e-5), (10**6, 1e-7)])
+def test_the_statement_has_a_delta_below_one_over_n(size, delta):
+    sampler = sampling.PoissonSampler(size, 10, seed=0)
+    planned = accounting.planned_guarantee(noise_multiplier=1.0, steps=1, sampler=sampler)
+    assert planned.stated_delta == pytest.approx(delta)
+    with pytest.warns(UserWarning, match="not below 1/N") as caught:
+        accounting.planned_guarantee(noise_multiplier=1.0, steps=1, sampler=sampler, delta=1 / size)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SAMPLER,
+        sampling.PoissonSampler(1000, 10, seed=0, max_batch_size=14),
+        sampling.FixedSizeSampler(1000, 10, seed=0),
+        sampling.RandomAllocationSampler(1000, 10, seed=0),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_delta_is_where_epsilon_is_stated(sampler, accountant):
+    planned = accounting.planned_guarantee(
+        noise_multiplier=1.0, steps=20, sampler=sampler, accountant=accountant
+    )
+    for delta in (1e-4, 1e-6):
+        found = planned.delta(planned.epsilon(delta))
+        assert found == pytest.approx(delta, rel=2e-3)
+
+
+def test_delta_has_its_ends():
+    gaussian_event = accounting.Guarantee(dpa.GaussianDpEvent(1.0))
+    exact = stats.norm.cdf(0.5) - stats.norm.cdf(-0.5)
+    assert exact <= gaussian_event.delta(0.0) <= exact + 1e-4
+    assert accounting.Guarantee(dpa.NonPrivateDpEvent()).delta(3.0) == 1.0
+    assert accounting.Guarantee(dpa.NoOpDpEvent()).delta(0.0) < 1e-9
+    with pytest.raises(ValueError, match="`epsilon` must be at least 0, got -1"):
+        gaussian_event.delta(-1)
+
+
+def test_a_curve_ends_where_its_run_does():
+    made = accounting.guarantee(spent(gaussian()), SAMPLER)
+    assert made.epsilon_curve([3], DELTA) == made.epsilon(DELTA)
+    assert made.epsilon_curve([2], DELTA) == accounting.epsilon(
+        noise_multiplier=1.0, steps=2, sampler=SAMPLER, delta=DELTA
+    )
+    with pytest.raises(ValueError, match="`steps` must be at most the 3 steps of the run, got 4"):
+        made.epsilon_curve([4], DELTA)
+    turns = (
+        spent(gaussian()),
+        spent(dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=10, key=jax.random.key(1))),
+    )
+    with pytest.raises(ValueError, match="no sequence of steps"):
+        accounting.guarantee(turns, SAMPLER, same_batches=False).epsilon_curve([1], DELTA)
+    with pytest.raises(ValueError, match="no sequence of steps"):
+        accounting.Guarantee(dpa.GaussianDpEvent(1.0)).epsilon_curve([1], DELTA)

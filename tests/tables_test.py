@@ -19,6 +19,7 @@ from dpoptax import accounting, auditing, sampling, tables
 from dpoptax._noise.ledger import replace_key
 from dpoptax.tables._row_selecting_noise import draw_rows
 from dpoptax.tables._row_selection import count_rows
+from tests.helpers import event_epsilon
 from tests.oracles import adafest as oracle
 
 pytestmark = pytest.mark.usefixtures("no_room")
@@ -313,7 +314,7 @@ def test_the_two_multipliers_compose_to_that_of_the_ledger(share):
     run = {"noise_multiplier": sigma, "sampling_probability": 1.0, "steps": 7}
     for accountant in ("pld", "rdp"):
         one = accounting.epsilon(**run, delta=1e-5, accountant=accountant)
-        found = accounting.event_epsilon(both, 1e-5, accountant=accountant)
+        found = event_epsilon(both, 1e-5, accountant=accountant)
         assert found == pytest.approx(one, rel=1e-3)
 
 
@@ -651,7 +652,7 @@ def test_a_vocabulary_without_noise_has_no_epsilon():
     selection = tables.RowSelection(table_size=9, capacity=2, threshold=1.0)
     found = tables.select_rows([[1], [2]], selection=selection, noise_multiplier=0, key=KEY)
     assert found.rows.tolist() == [1, 2]
-    assert accounting.event_epsilon(found.event, 1e-5) == math.inf
+    assert event_epsilon(found.event, 1e-5) == math.inf
     with pytest.raises(ValueError, match="no row was selected"):
         tables.select_rows([[-1]], selection=selection, noise_multiplier=0, key=KEY)
 

@@ -199,7 +199,7 @@ def owned_by(owners, label):
 @pytest.mark.parametrize("bound", [1, 2, 3, 20])
 def test_a_user_gives_its_own_records_each_once_and_at_most_the_bound(bound):
     table = UserTable(OWNERS, bound, seed=0)
-    sampler = PoissonSampler(table.num_users, 3, seed=1)
+    sampler = table.sampler(PoissonSampler, batch_size=3, seed=1)
     seen = collections.Counter()
     for step in range(60):
         drawn = table.sample(sampler, step)
@@ -220,7 +220,7 @@ def test_a_user_gives_its_own_records_each_once_and_at_most_the_bound(bound):
 
 def test_records_beyond_the_bound_are_drawn_anew_and_alike_at_each_step():
     table = UserTable([0] * 6, 2, seed=5)
-    sampler = PoissonSampler(1, 1, seed=0)
+    sampler = table.sampler(PoissonSampler, batch_size=1, seed=0)
     steps = 1500
     pairs = collections.Counter(
         tuple(table.sample(sampler, step).records[0]) for step in range(steps)
@@ -237,15 +237,15 @@ def _by_user(drawn):
 
 
 def test_no_user_changes_which_records_another_gives():
-    everybody = FixedSizeSampler(4, 4, seed=0)
     whole = UserTable(OWNERS, 2, seed=9)
+    everybody = whole.sampler(FixedSizeSampler, batch_size=4, seed=0)
     for gone in ("ada", "bob"):
         kept = [place for place, owner in enumerate(OWNERS) if owner != gone]
         rest = UserTable([OWNERS[place] for place in kept], 2, seed=9)
         labels = [label for label in sorted(set(OWNERS)) if label != gone]
         for step in range(5):
             given = _by_user(whole.sample(everybody, step))
-            mine = _by_user(rest.sample(FixedSizeSampler(3, 3, seed=0), step))
+            mine = _by_user(rest.sample(rest.sampler(FixedSizeSampler, batch_size=3, seed=0), step))
             for number, label in enumerate(labels):
                 expected = given[sorted(set(OWNERS)).index(label)]
                 assert [kept[place] for place in mine[number]] == expected
@@ -255,14 +255,15 @@ def test_no_user_changes_which_records_another_gives():
 def test_owners_of_any_texts_and_arrays(owners):
     """A name of a file that is no UTF-8 has lone surrogates."""
     table = UserTable(owners, 1, seed=0)
-    drawn = table.sample(PoissonSampler(dataset_size=2, batch_size=2, seed=0), 0)
+    drawn = table.sample(table.sampler(PoissonSampler, batch_size=2, seed=0), 0)
     assert drawn.records_mask.sum() == drawn.mask.sum() == 2
 
 
 def test_a_table_draws_by_its_seed_and_the_step():
     def records(seed, step):
         table = UserTable(np.zeros(100, np.int64), 5, seed=seed)
-        return table.sample(PoissonSampler(1, 1, seed=0), step).records.tolist()
+        sampler = table.sampler(PoissonSampler, batch_size=1, seed=0)
+        return table.sample(sampler, step).records.tolist()
 
     assert records(1, 7) == records(1, 7)
     assert records(1, 7) != records(1, 8)
@@ -299,11 +300,15 @@ def test_records_without_one_owner_are_refused(owners, error, message):
 
 def test_a_sampler_of_records_is_refused():
     table = UserTable(OWNERS, 2, seed=0)
-    with pytest.raises(ValueError, match=r"dataset_size=19, and the table has 4 users"):
+    with pytest.raises(ValueError, match="must be the 4 users of the table, got 19"):
         table.sample(PoissonSampler(len(OWNERS), 3, seed=0), 0)
-    with pytest.raises(TypeError, match=r"sampler=0: want table.sample\(sampler, step\)"):
+    with pytest.raises(TypeError, match=r"got 0. Call table.sample\(sampler, step\)"):
         table.sample(0, PoissonSampler(4, 3, seed=0))
-    with pytest.raises(ValueError, match="records_per_user=0 must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="`sampler.unit` must be 'user', got 'example'"):
+        table.sample(PoissonSampler(4, 3, seed=0), 0)
+    with pytest.raises(
+        ValueError, match="`records_per_user` must be an integer of at least 1, got 0"
+    ):
         UserTable(OWNERS, 0, seed=0)
 
 
@@ -314,14 +319,14 @@ def test_a_user_twice_in_a_batch_is_refused():
             return Sample(np.array([2, 1, 1, 0]), np.array([True, True, True, False]))
 
     table = UserTable(OWNERS, 2, seed=0)
-    with pytest.raises(ValueError, match="user 1 is in the batch 2 times"):
-        table.sample(WithReplacement(4, 3, seed=0), 0)
+    with pytest.raises(ValueError, match="User 1 is 2 times in the batch"):
+        table.sample(table.sampler(WithReplacement, batch_size=3, seed=0), 0)
 
 
 @pytest.mark.parametrize("kind", [PoissonSampler, FixedSizeSampler, RandomAllocationSampler])
 def test_epsilon_is_that_of_as_many_users(kind):
     table = UserTable([place // 5 for place in range(500)], 5, seed=0)
-    sampler = kind(table.num_users, 10, seed=0)
+    sampler = table.sampler(kind, batch_size=10, seed=0)
     tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=10, key=jax.random.key(0))
     params = jnp.zeros(2)
     state = tx.init(params)

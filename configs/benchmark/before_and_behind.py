@@ -3,8 +3,9 @@ r"""What comes before the clip, how batches are drawn, and what is not linear be
 With model, batches and steps of `scattering_linear.py`, beside DP-SGD with three optimizers:
 
     dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/before-mnist-1 \
-      --records experiments/results/before-and-behind/linear-mnist.jsonl
+      --data-dir DIR --workdir runs/before-mnist-1
+    python -m experiments record runs/before-mnist-1 \
+      --output experiments/results/before-and-behind/linear-mnist.jsonl
 
 Rates of what has none in `scattering_linear.py` are the best of five, factors of four apart, that
 one trial each on the held-out part tried before, that of entries the sides'. At ε = 3 and 8 without
@@ -16,12 +17,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from dpoptax.training.config import TrainConfig, load_config
-from dpoptax.training.methods import (
-    DPSGD,
-    CorrelatedNoise,
+from dpoptax.training.config import load_config
+from dpoptax.training.methods import DPSGD, CorrelatedNoise, Method
+from experiments.config import ExperimentConfig
+from experiments.methods import (
     JamesStein,
-    Method,
     Muon,
     ScaleThenPrivatize,
     ShrunkMuon,
@@ -57,7 +57,7 @@ METHODS: dict[str, tuple[Method, float, dict[str, Any]]] = {
 """Method, rate, and what else it needs."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Evaluated at the end alone."""
     base = load_config(f"{Path(__file__).with_name('scattering_linear.py')}:mnist/dp_sgd")
     return {

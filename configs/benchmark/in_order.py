@@ -1,8 +1,9 @@
 r"""Data that come in a fixed order, or once: no batch is drawn, and nothing amplifies.
 
     dpoptax compare "configs/benchmark/in_order.py:mnist/*" --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/mnist-1-46 \
-      --records experiments/results/on-images/in-order-mnist.jsonl
+      --data-dir DIR --workdir runs/mnist-1-46
+    python -m experiments record runs/mnist-1-46 \
+      --output experiments/results/on-images/in-order-mnist.jsonl
 
 A linear model on scattering features, C = 0.1 and B = 1024 as in `scattering_linear.py`. 46 steps
 are one pass over the four fifths of MNIST that trials train on (39 of CIFAR-10), so that no example
@@ -13,18 +14,18 @@ likewise.
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Doppler, Method
+from experiments.config import ExperimentConfig
 
 STEPS = {"mnist": 46, "cifar10": 39}
 """One pass over the four fifths of the training examples that trials see."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Evaluated at the end alone; names are DATASET/METHOD."""
     configs = {}
     for dataset, steps in STEPS.items():
-        base = TrainConfig(
+        base = ExperimentConfig(
             dataset=dataset,
             features="scattering",
             model="linear",

@@ -1,8 +1,9 @@
 r"""The methods on one recipe: a linear model on scattering features. Names are DATASET/METHOD.
 
     dpoptax compare "configs/benchmark/scattering_linear.py:mnist/*" --epsilon 1 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/mnist-1-120 \
-      --records experiments/results/on-images/linear-mnist.jsonl
+      --data-dir DIR --workdir runs/mnist-1-120
+    python -m experiments record runs/mnist-1-120 \
+      --output experiments/results/on-images/linear-mnist.jsonl
 
 Each method has its paper's hyper-parameters, DiSK also the one-gradient form at κ = 0.3, and a rate
 that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
@@ -16,12 +17,13 @@ On another kind of features, with factors 0.125 0.25 0.5 1 2 4, and Adam's 0.015
 
     dpoptax compare "configs/benchmark/scattering_linear.py:cifar10/*" --set features=dictionary \
       --epsilon 3 --factors 0.125 0.25 0.5 1 2 4 --trial-seeds 1 --data-dir DIR \
-      --workdir runs/dictionary-3 --records experiments/results/on-images/dictionary-cifar10.jsonl
+      --workdir runs/dictionary-3
+    python -m experiments record runs/dictionary-3 \
+      --output experiments/results/on-images/dictionary-cifar10.jsonl
 """
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
@@ -31,11 +33,12 @@ from dpoptax.training.methods import (
     Disk,
     Doppler,
     GeoDP,
-    InnerOuter,
     LPAdam,
     Method,
     NonPrivate,
 )
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),
@@ -56,9 +59,9 @@ METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
 """Method, rate, and what else it needs."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Evaluated at the end alone."""
-    base = TrainConfig(
+    base = ExperimentConfig(
         features="scattering",
         model="linear",
         steps=120,

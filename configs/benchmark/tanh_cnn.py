@@ -1,8 +1,9 @@
 r"""Methods on a network that learns its features: the small CNN with tanh, on MNIST.
 
     dpoptax compare "configs/benchmark/tanh_cnn.py:mnist/*" --epsilon 1 --seeds 3 --trial-seeds 1 \
-      --data-dir DIR --workdir runs/cnn-mnist-1 \
-      --records experiments/results/on-images/cnn-mnist.jsonl
+      --data-dir DIR --workdir runs/cnn-mnist-1
+    python -m experiments record runs/cnn-mnist-1 \
+      --output experiments/results/on-images/cnn-mnist.jsonl
 
 The model, and C = 0.1, are those of the recipe (`configs/recipes/tanh_cnn_mnist.py`); the methods
 are eight of `scattering_linear.py`, all but DP-PMLF of one gradient. A pilot of DP-SGD's rates,
@@ -11,7 +12,6 @@ are eight of `scattering_linear.py`, all but DP-PMLF of one gradient. A pilot of
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import (
     DPSGD,
     PMLF,
@@ -22,6 +22,7 @@ from dpoptax.training.methods import (
     LPAdam,
     Method,
 )
+from experiments.config import ExperimentConfig
 
 METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
     "dp_sgd": (DPSGD(), 32.0, {}),
@@ -36,9 +37,9 @@ METHODS: dict[str, tuple[Method, float, dict[str, str]]] = {
 """Method, rate, and what else it needs."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Evaluated at the end alone."""
-    base = TrainConfig(
+    base = ExperimentConfig(
         dataset="mnist",
         model="tanh_cnn_mnist",
         steps=240,

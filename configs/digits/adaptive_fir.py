@@ -1,7 +1,7 @@
 """DOPPLER on the handwritten digits with a filter that is estimated on the way."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import AdaptiveFir
+from experiments.methods import AdaptiveFir
 
 
 def get_config() -> TrainConfig:

@@ -1,7 +1,7 @@
 """GeoDP's proven counterpart on the handwritten digits."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import HypersphericalClip
+from experiments.methods import HypersphericalClip
 
 
 def get_config() -> TrainConfig:

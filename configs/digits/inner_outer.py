@@ -1,7 +1,7 @@
 """Inner-outer momentum on the handwritten digits: DP-PMLF without its normalisation."""
 
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import InnerOuter
+from experiments.methods import InnerOuter
 
 
 def get_config() -> TrainConfig:

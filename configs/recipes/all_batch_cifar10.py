@@ -8,12 +8,12 @@ Not trained here: 1.17e15 operations by
     dpoptax plan configs/recipes/all_batch_cifar10.py
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = N = 50,000, 100 steps; C = 0.1, η = 4 and momentum 0.9 are assumed."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="cifar10",
         model="tanh_cnn",
         steps=100,

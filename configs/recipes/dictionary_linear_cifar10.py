@@ -16,12 +16,12 @@ training data: 70.75 ± 0.12 % at ε = 3 (η = 8) and 67.75 ± 0.26 % at ε = 1 
       --trial-seeds 1 --data-dir DIR --workdir runs/cifar10
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 8192, C = 0.1, momentum 0.9, 120 steps as for scattering."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="cifar10",
         features="dictionary",
         model="linear",

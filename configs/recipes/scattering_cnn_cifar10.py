@@ -8,12 +8,12 @@ A linear
 model on a dictionary of patches has 70.75 % in minutes (dictionary_linear_cifar10.py).
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 8192, 60 epochs, C = 0.1, η = 4, momentum 0.9, as the authors' repository runs it."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="cifar10",
         features="scattering",
         feature_colors="opponent",

@@ -16,12 +16,12 @@ and of red, green and blue in 27 groups (`--set feature_colors=given feature_gro
 62.96 ± 0.22 %.
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 8192, C = 0.1, η = 4, momentum 0.9, as the authors' repository runs it; 120 steps."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="cifar10",
         features="scattering",
         feature_colors="opponent",

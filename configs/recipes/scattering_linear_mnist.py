@@ -11,12 +11,12 @@ held-out training data: 98.23 ± 0.11 % on the test split at ε = 1, 98.57 ± 0.
 The rates were found in trials on MNIST, which this ε does not cover.
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 4096, 300 steps, C = 0.1, η = 32, group normalisation of each example, ε = 1."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="mnist",
         features="scattering",
         model="linear",

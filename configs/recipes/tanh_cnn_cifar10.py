@@ -5,12 +5,12 @@ the same network, with the settings that are here: 59.85 % on the images of JPEG
 minutes on two CPU cores (experiments/results/on-images.md).
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 1024, 30 epochs, C = 0.1, η = 1, momentum 0.9, as the latter's repository runs it."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="cifar10",
         model="tanh_cnn",
         steps=30 * 50_000 // 1024,

@@ -4,12 +4,12 @@ The authors report 98.1 % at ε = 2.93, δ = 1e-5; Tramèr and Boneh (2021) 98.1
 the same network, with the settings that are here.
 """
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 512, 40 epochs, C = 0.1, η = 0.5, momentum 0.9, as the latter's repository runs it."""
-    return TrainConfig(
+    return ExperimentConfig(
         dataset="mnist",
         model="tanh_cnn_mnist",
         steps=40 * 60_000 // 512,

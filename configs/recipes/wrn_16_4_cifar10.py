@@ -11,13 +11,13 @@ second, for 875 steps on 16 copies of 4,096 images are 1.44e17 of them by
 which has σ = 9.12 for ε = 1, where the published configuration has 10 by a looser accounting.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import Augmented
+from experiments.config import ExperimentConfig
 
 
-def get_config() -> TrainConfig:
+def get_config() -> ExperimentConfig:
     """B = 4096, 875 steps, C = 1, η = 2, decay 0.9999, as the published configuration of ε = 1."""
-    return TrainConfig(
+    return ExperimentConfig(
         method=Augmented(multiplicity=16, shift=4, mirrored=True, flip=True),
         dataset="cifar10",
         model="wrn_16_4",

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from dpoptax._clip.block_sums import add_to, of_parts
+from dpoptax._clip.block_sums import compensated_add, parts_rounding
 from dpoptax._clip.bounds import check_rounding
 from dpoptax._clip.checksum import checksum, of_leaves
 from dpoptax._clip.clipped_sum import ClippedSum, check_clipped_sum, is_intact, public_part
@@ -93,7 +93,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         )
     examples = sum(count for count in counts if count is not None)
     # Two roundings: of the total with what was taken off, and of the product.
-    change = of_parts(3, examples)
+    change = parts_rounding(3, examples)
     if first.grid is None:
         check_rounding(change)
     else:
@@ -106,7 +106,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
         total, *rest = (leaf.astype(wide) for leaf in leaves)
         lost = jnp.zeros_like(total)
         for leaf in rest:
-            total, lost = add_to(total, lost, leaf)
+            total, lost = compensated_add(total, lost, leaf)
         return (total + lost) * (1.0 - change)
 
     total = materialize(jax.tree.map(add, *(part.sum for part in parts)))

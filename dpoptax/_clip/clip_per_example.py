@@ -95,7 +95,7 @@ def sum_clipped(
     reference: PyTree = None,
     *,
     grid: float | None = None,
-    whole: block_sums.Whole | None = None,
+    whole: block_sums.WholeBatch | None = None,
 ) -> PyTree:
     """Σ_i mask_i clip(grads_i), for leaves (B, …); non-finite and masked examples add exactly zero.
 
@@ -106,13 +106,13 @@ def sum_clipped(
 
     def summed(coefficient: jax.Array, unit: jax.Array) -> jax.Array:
         if grid is None:
-            return block_sums.weighted(coefficient, unit)
-        clipped = bounds.by_example(coefficient, unit) * unit
+            return block_sums.sum_weighted_examples(coefficient, unit)
+        clipped = bounds.broadcast_examples(coefficient, unit) * unit
         steps = clipped * (1.0 / grid)  # exact, as a quotient by itself is not on GPU
         return jnp.sum(jnp.rint(steps).astype(jnp.int32), axis=0)
 
     grads = clip.encode(grads, reference)
-    rounding = 0.0 if grid else block_sums.tau(whole or block_sums.Whole(batch_axis(grads)))
+    rounding = 0.0 if grid else block_sums.tau(whole or block_sums.WholeBatch(batch_axis(grads)))
     clipped = clip_each(clip, grads, mask, rounding=rounding)
     totals = list(map(summed, clipped.coefficients, clipped.units))
     return jax.tree.unflatten(jax.tree.structure(grads), totals)
@@ -145,10 +145,10 @@ def clip_each(
     check_real(grads)
     mask = jnp.ones(batch, bool) if mask is None else mask
     leaves = materialize(jax.tree.leaves(grads))
-    exponents, scales = bounds.scales([bounds.top(leaf)[None] for leaf in leaves])
-    pieces = list(map(bounds.formed, leaves, jnp.unstack(exponents[:, 0])))
+    exponents, scales = bounds.make_scales([bounds.largest_entry(leaf)[None] for leaf in leaves])
+    pieces = list(map(bounds.scale_formed, leaves, jnp.unstack(exponents[:, 0])))
     groups = clip.groups(grads)
-    coefficients, norms, used = bounds.coefficients(
+    coefficients, norms, used = bounds.clip_coefficients(
         clip,
         scales,
         [size for _, size in pieces],

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clip_per_example import batch_axis, check_mask
 from dpoptax._clip.clipped_sum import ClippedSum, sealed
@@ -24,8 +24,8 @@ from dpoptax._clipped_grad.sharding import (
     make_layout,
     sum_over_devices,
 )
-from dpoptax._ghost_clipping.sums.ghost_clipped_sum import bookkept_sum, join_sums
-from dpoptax._ghost_clipping.trace.read_program import check_parameters
+from dpoptax._ghost_clipping.sums.ghost_clipped_sum import ghost_clipped_sum, join_sums
+from dpoptax._ghost_clipping.trace.check_loss import check_parameters
 from dpoptax._marks import EXAMPLES, UNCLIPPED, mark
 from dpoptax._points import GradientPoints, ensure_points
 from dpoptax._random.check_key import check_key
@@ -161,7 +161,7 @@ def clipped_grad(
     ) -> tuple[PyTree, PyTree]:
         batch, ids = rows
         devices = 1 if layout is None else layout.shards
-        whole = Whole(devices * mask.shape[0], devices)
+        whole = WholeBatch(devices * mask.shape[0], devices)
 
         def sums(rows: PyTree, mask: jax.Array) -> PyTree:
             batch, keys = rows
@@ -169,7 +169,7 @@ def clipped_grad(
             if by_examples:
                 return per_example_sum(*given, has_aux=has_aux, whole=whole, grid=grid)
             dtype = jnp.bfloat16 if precision == "bfloat16" else None
-            return bookkept_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
+            return ghost_clipped_sum(*given, has_aux=has_aux, whole=whole, factor_dtype=dtype)
 
         keys = None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, ids)
         total, aux = in_microbatches(sums, microbatch_size)((batch, keys), mask)

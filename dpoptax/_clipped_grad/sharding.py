@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from dpoptax._clip import block_sums as of_examples
-from dpoptax._clip.block_sums import Whole
+from dpoptax._clip import block_sums
+from dpoptax._clip.block_sums import WholeBatch
 from dpoptax._points import GradientPoints
 from dpoptax._tree import PyTree, kind_of
 
@@ -110,6 +110,11 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
                 f"{layout.shards} devices of axis {'+'.join(layout.axes)}: pad it with masked "
                 f"examples, such as a sampler with multiple_of={layout.shards} does"
             )
+        # Weights that are Python numbers stay out of the operands of `shard_map`, which would make
+        # float32 arrays of them and so widen every cotangent of a computation in bfloat16.
+        fixed = points.weights if all(isinstance(w, float) for w in points.weights) else None
+        if fixed is not None:
+            points = dataclasses.replace(points, weights=())
         specs = layout.specs(points.points[0])
         everywhere = jax.tree.broadcast(P(), points)
         point_specs = dataclasses.replace(
@@ -119,22 +124,24 @@ def sum_over_devices(sums: Sums, layout: Layout, *, scatter: bool, bound: float)
         )
 
         steps = None
-        if of_examples.in_whole_numbers(Whole(mask.shape[0], layout.shards)):
-            steps = of_examples.steps(mask.shape[0] * bound, layout.shards)
+        if block_sums.uses_integer_totals(WholeBatch(mask.shape[0], layout.shards)):
+            steps = block_sums.make_steps(mask.shape[0] * bound, layout.shards)
 
-        def over_devices(x: jax.Array, spec: P) -> jax.Array:
+        def sum_devices(x: jax.Array, spec: P) -> jax.Array:
             add = functools.partial(_scatter, spec=spec, layout=layout)
             if steps is None or not jnp.issubdtype(x.dtype, jnp.floating):
                 return add(x)
-            return steps.numbers(*map(add, steps.of(x)))
+            return steps.join(*map(add, steps.split(x)))
 
         def local(
             points: GradientPoints, batch: PyTree, mask: jax.Array, key: jax.Array | None
         ) -> tuple[PyTree, PyTree]:
             points = jax.tree.map(_gather, points, point_specs)
+            if fixed is not None:
+                points = dataclasses.replace(points, weights=fixed)
             total, aux = sums(points, batch, mask, key)
             own = specs if scatter else jax.tree.broadcast(P(), total)
-            return jax.tree.map(over_devices, total, own), aux
+            return jax.tree.map(sum_devices, total, own), aux
 
         mapped = jax.shard_map(
             local,
@@ -174,9 +181,9 @@ def check_same_axes(params: PyTree, batch: PyTree) -> None:
 
     The derivative by such a parameter is the sum over devices: see `sum_over_devices`.
     """
-    of_batch = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
+    batch_axes = frozenset().union(*map(_varying, jax.tree.leaves(batch)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if missing := of_batch - _varying(leaf):
+        if missing := batch_axes - _varying(leaf):
             name = jax.tree_util.keystr(path) or "the parameter"
             raise ValueError(
                 f"inside jax.shard_map the batch varies over {sorted(missing)} and {name} does "

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST
+from dpoptax._clip.grid import LARGEST_GRID_SUM
 from dpoptax._noise.fixed_point import grid_of, integers, round_to_grid, steps_of
 from dpoptax._noise.ledger import Mechanism
 from dpoptax._random import tree_noise
@@ -103,7 +103,7 @@ def product(taps: Sequence[int], past: Sequence[jax.Array]) -> jax.Array:
 
 def _check_range(taps: tuple[int, ...], steps: float) -> None:
     """Raises where the noise may leave the integers, with the sum that it is added to."""
-    most = LARGEST / (REACH * steps + 1.0)
+    most = LARGEST_GRID_SUM / (REACH * steps + 1.0)
     if sum(map(abs, taps)) >= 2 ** (31 - _BITS) or _sum_of_inverse(taps) > most:
         raise ValueError(
             f"the strategy adds up the noise of many steps, more than {most:.3g} of them: beyond "

@@ -9,7 +9,7 @@ import optax
 
 from dpoptax._clip.clip import Clip, as_clip
 from dpoptax._clip.clipped_sum import ClippedSum
-from dpoptax._clip.grid import LARGEST
+from dpoptax._clip.grid import LARGEST_GRID_SUM
 from dpoptax._noise.ledger import Mechanism, check_mechanism
 from dpoptax._pricing.noise_schedule import checked_phases, least
 from dpoptax._random import tree_noise
@@ -29,7 +29,7 @@ def grid(sensitivity: float, noise_multiplier: float, batch_size: float) -> floa
 
     Fine against the noise, and so coarse that four times the largest expected sum fits in an int32.
     """
-    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST)
+    steps = max(noise_multiplier / _STEPS_PER_STDDEV, 4.0 * batch_size / LARGEST_GRID_SUM)
     return 2.0 ** math.ceil(math.log2(sensitivity * steps))
 
 
@@ -155,5 +155,5 @@ def round_to_grid(leaf: jax.Array, noise: jax.Array, step: float) -> jax.Array:
     dtype = float32_at_least(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.integer):
         leaf = jnp.rint(leaf.astype(dtype) * (1.0 / step))
-    total = jnp.clip(leaf, -LARGEST, LARGEST).astype(jnp.int32) + noise
+    total = jnp.clip(leaf, -LARGEST_GRID_SUM, LARGEST_GRID_SUM).astype(jnp.int32) + noise
     return step * total.astype(dtype)

@@ -61,7 +61,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
       TypeError: a state that is traced, inside of `jit`.
       ValueError: a ledger that refused a release, and why; arrays that are another mechanism's, key
         or ledger's; two stages with one key; a state of several runs, as `vmap` makes, which
-        `dpoptax.accounting.ensemble_epsilon_spent` prices; a state of a version without imprints.
+        `dpoptax.accounting.guarantee` prices; a state of a version without imprints.
     """
     states = _states_in(opt_state)
     found: dict[bytes, int] = {}
@@ -76,7 +76,7 @@ def ledgers(opt_state: PyTree) -> tuple[Ledger, ...]:
             raise ValueError(
                 f"a ledger's count has shape {jnp.shape(state.count)}: these are the states of "
                 "several runs, and who sees them all learns from each. Price them together with "
-                "dpoptax.accounting.ensemble_epsilon_spent(..., same_batches=...)"
+                "dpoptax.accounting.guarantee(..., same_batches=...)"
             )
         _raise_refusals(state)
         key = np.asarray(imprint_of(state).key).tobytes()
@@ -98,6 +98,11 @@ def _states_in(opt_state: PyTree) -> list[LedgerState]:
     return [leaf for leaf in leaves if is_ledger(leaf)]
 
 
+def is_ensemble(opt_state: PyTree) -> bool:
+    """Returns whether the state's ledgers have a leading axis, that of an ensemble's runs."""
+    return any(jnp.ndim(state.count) for state in _states_in(opt_state))
+
+
 def runs_of(opt_state: PyTree) -> list[PyTree]:
     """The states of an ensemble's runs, from one whose arrays have the runs as leading axis."""
     states = _states_in(opt_state)
@@ -107,7 +112,7 @@ def runs_of(opt_state: PyTree) -> list[PyTree]:
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(
             f"the ledgers' counts have shapes {sorted(shapes)}: want the state of an ensemble, one "
-            "leading axis over its runs; dpoptax.accounting.epsilon_spent prices that of one run"
+            "leading axis over its runs"
         )
     return [
         [jax.tree.map(lambda x, i=i: x[i], state) for state in states]

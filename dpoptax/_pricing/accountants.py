@@ -58,6 +58,8 @@ LARGEST = 1e7
 _LESS = 1 - 2.0**-49
 # Monte Carlo looks for no larger epsilon, whose exponential might overflow.
 _MOST_DRAWN = 500.0
+# δ for which the grid of a whole curve is wide enough.
+LEAST_DELTA = 1e-10
 # Enough orders for a starting point, at a hundredth of the cost of all of them.
 FEW_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 512)
 
@@ -85,14 +87,26 @@ def profile_of(
     relation: dpa.NeighboringRelation,
     interval: float,
     *,
-    least_delta: float = 1e-10,
+    least_delta: float = LEAST_DELTA,
     points: int = 80,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of epsilon and delta that hold together by PLD, from epsilon 0 to `least_delta`.
+    """Returns pairs of ε and δ that hold together by PLD, from ε = 0 to `least_delta`.
 
-    One of an infinite epsilon where none is proved at that delta.
+    One pair of an infinite ε if none is proved at that δ. The results are kept, as by `epsilon_of`.
     """
-    overflow, event = 0.0, bounded(event)
+    event = bounded(event)
+    arguments = event, relation, interval, least_delta, points
+    return (_profiled if is_hashable(event) else _profile)(*arguments)
+
+
+def _profile(
+    event: Event,
+    relation: dpa.NeighboringRelation,
+    interval: float,
+    least_delta: float,
+    points: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    overflow = 0.0
     if overflows(event):
         event, overflow = without_truncation(event)
     accountant = _pld_accountant(event, least_delta, relation, interval)
@@ -103,7 +117,37 @@ def profile_of(
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = accountant.get_delta(epsilons)
     deltas[-1] = min(deltas[-1], least_delta)
-    return epsilons, np.minimum(deltas + overflow, 1.0)
+    deltas = np.minimum(deltas + overflow, 1.0)
+    for values in (epsilons, deltas):
+        values.flags.writeable = False
+    return epsilons, deltas
+
+
+_profiled = functools.lru_cache(maxsize=256)(_profile)
+
+
+def delta_of(
+    event: Event, epsilon: float, accountant: str, relation: dpa.NeighboringRelation
+) -> float:
+    """Returns δ that the accountant proves at an ε of at least 0.
+
+    "monte_carlo" bounds ε at a δ only, so δ is then that of the bounding event by "pld".
+    """
+    event = bounded(event)
+    plain, overflow = without_truncation(event)
+
+    def price(event: Event) -> float:
+        if accountant == "rdp":
+            found = _compose(_RdpAccountant(None, relation), _for_rdp(event, relation))
+            return float(found.get_delta(epsilon))
+        found = _pld_accountant(event, LEAST_DELTA, relation, DISCRETIZATION)
+        return float(found.get_delta(np.array([epsilon]))[0])
+
+    found = min(1.0, price(plain) + overflow)
+    # As for ε: truncated draws are priced one by one where taking them out of δ shows.
+    if overflows(event) or overflow <= 1e-3 * found:
+        return found
+    return min(found, price(event))
 
 
 def _price(
@@ -171,7 +215,7 @@ def _monte_carlo_epsilon(
     if relation is dpa.NeighboringRelation.REPLACE_ONE:
         raise ValueError(
             "accountant='monte_carlo' cannot account for a record that is replaced by another; "
-            "use the neighbouring relation that the sampler states"
+            "use the neighboring relation that the sampler states"
         )
     known = epsilon_of(event.bound, delta, "pld", relation, interval)
     lowest, highest = random_allocation.MULTIPLIERS
@@ -352,9 +396,9 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
         kind = "rdp" if isinstance(accountant, rdp.RdpAccountant) else "pld"
         other = "pld" if kind == "rdp" else "rdp"
         raise ValueError(
-            f"accountant={kind!r} cannot account for event={event} under the neighbouring "
+            f"accountant={kind!r} cannot account for event={event} under the neighboring "
             f"relation {accountant.neighboring_relation.name}; try accountant={other!r}, or the "
-            "neighbouring relation that the sampler states"
+            "neighboring relation that the sampler states"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Noise multipliers that change in the course of a run, by a public schedule."""
+"""Noise multipliers that change during a run, by a public schedule."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,53 +13,53 @@ Phases: TypeAlias = tuple[tuple[int, float], ...]
 """First step and noise multiplier of each phase, from step 0 on, in order."""
 
 
-_LAST = 2**31 - 1  # that a noise stage counts to
+_LAST = 2**31 - 1  # a noise stage counts to this
 
 
 def checked_phases(schedule: Mapping[int, float]) -> Phases:
-    """The phases of a schedule that says from which step on which multiplier holds.
+    """Returns the phases of a schedule from first steps to multipliers.
 
     Raises:
-      ValueError: no phase from step 0 on, or a multiplier that is not positive and finite.
+      ValueError: no phase starts at step 0, or a multiplier is not positive and finite.
     """
     phases: list[tuple[int, float]] = []
     remedy = "a schedule of noise multipliers is a dict from the first step of each phase"
-    for first in sorted(integer("the step of a phase", step, 0, remedy) for step in schedule):
+    for first in sorted(integer("The step of a phase", step, 0, remedy) for step in schedule):
         if first > _LAST:
-            raise ValueError(f"a phase from step {first} on is behind the last one, {_LAST}")
-        value = number(f"the noise multiplier from step {first} on", schedule[first])
+            raise ValueError(f"The step of a phase must be at most {_LAST}, got {first}.")
+        value = number(f"The noise multiplier from step {first} on", schedule[first])
         if not 0 < value < math.inf:
             raise ValueError(
-                f"the noise multiplier from step {first} on is {value}: want a finite number above "
-                "0, as no epsilon holds for a run of which one step has no noise"
+                f"The noise multiplier from step {first} on must be positive and finite, got "
+                f"{value}. No ε holds for a run if one step has no noise."
             )
         if not phases or phases[-1][1] != value:
             phases.append((first, value))
     if not phases or phases[0][0] != 0:
         raise ValueError(
-            f"noise_multiplier={dict(schedule)}: want a phase from step 0 on, such as "
-            "{0: 2.0, 100: 1.0}"
+            f"`noise_multiplier` must have a phase from step 0 on, got {dict(schedule)}. Pass a "
+            "schedule such as {0: 2.0, 100: 1.0}."
         )
     return tuple(phases)
 
 
 def least(phases: Phases) -> float:
-    """The least multiplier of all phases."""
+    """Returns the least multiplier of all phases."""
     return min(multiplier for _, multiplier in phases)
 
 
 def at(phases: Phases, step: int) -> float:
-    """The multiplier of a step."""
+    """Returns the multiplier of a step."""
     return next(multiplier for first, multiplier in reversed(phases) if first <= step)
 
 
 def scaled(phases: Phases, factor: float) -> Phases:
-    """The phases with all multipliers times a factor."""
+    """Returns the phases with all multipliers times a factor."""
     return tuple((first, factor * multiplier) for first, multiplier in phases)
 
 
 def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
-    """The multipliers of the first `steps` steps, and how many steps have each, in order."""
+    """Returns the multipliers of the first `steps` steps with their numbers of steps, in order."""
     ends = [first for first, _ in phases[1:]] + [steps]
     found = [
         (multiplier, min(end, steps) - first)
@@ -71,16 +71,16 @@ def parts(phases: Phases, steps: int) -> list[tuple[float, int]]:
 def event_of(
     event: Callable[[float, int], "dpa.DpEvent"], phases: Phases, steps: int, *, apart: bool
 ) -> "dpa.DpEvent":
-    """The event of the first `steps` steps.
+    """Returns the event of the first `steps` steps.
 
-    Where these cannot be priced apart, it is that of the least multiplier among them: its releases
-    with more noise added, which nobody's data have a part in, are those that there were.
+    If the steps cannot be priced one by one, it is the event of the least multiplier among them.
+    Its releases with further independent noise are the actual ones.
 
     Args:
-      event: of a multiplier and a number of steps.
+      event: the event of a multiplier and a number of steps.
       phases: the multipliers.
-      steps: how many.
-      apart: whether any steps can be priced apart from the others, and prices composed.
+      steps: the number of steps.
+      apart: whether the steps can be priced one by one.
     """
     found = parts(phases, steps)
     if len(found) > 1 and apart:

@@ -3,7 +3,7 @@
 The mechanism is a clipped sum over a sampled batch plus Gaussian noise of standard deviation
 `noise_multiplier` times the clip bound, `steps` times over; filters and optimizers after it are
 post-processing and cost nothing. Multipliers are relative to the clip bound C, whatever the
-neighbouring relation: where a record is replaced and the sum moves by 2 C, the doubling is done
+neighboring relation: where a record is replaced and the sum moves by 2 C, the doubling is done
 here.
 
 Accountants: "pld" (default) composes privacy loss distributions numerically and rounds against
@@ -21,15 +21,8 @@ from dpoptax.accounting import selection as selection
 from dpoptax.accounting._calibration import calibrate_batch_size as calibrate_batch_size
 from dpoptax.accounting._calibration import calibrate_noise_multiplier as calibrate_noise_multiplier
 from dpoptax.accounting._calibration import calibrate_steps as calibrate_steps
-from dpoptax.accounting._epsilon import epsilon as epsilon
-from dpoptax.accounting._epsilon import epsilon_curve as epsilon_curve
-from dpoptax.accounting._epsilon import event_epsilon as event_epsilon
-from dpoptax.accounting._epsilon import rdp as rdp
-from dpoptax.accounting._spent import ensemble_epsilon_spent as ensemble_epsilon_spent
-from dpoptax.accounting._spent import epsilon_spent as epsilon_spent
-from dpoptax.accounting._statement import Statement as Statement
-from dpoptax.accounting._statement import statement as statement
-from dpoptax.accounting._trade_offs import gdp as gdp
-from dpoptax.accounting._trade_offs import gdp_spent as gdp_spent
-from dpoptax.accounting._trade_offs import trade_off as trade_off
-from dpoptax.accounting._trade_offs import trade_off_spent as trade_off_spent
+from dpoptax.accounting._guarantee import Guarantee as Guarantee
+from dpoptax.accounting._runs import epsilon as epsilon
+from dpoptax.accounting._runs import epsilon_spent as epsilon_spent
+from dpoptax.accounting._runs import guarantee as guarantee
+from dpoptax.accounting._runs import planned_guarantee as planned_guarantee

@@ -1,4 +1,4 @@
-"""Calibration: the parameter of a run whose epsilon just meets a target."""
+"""Calibration: the noise, number of steps or batch size whose ε meets a target."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from dpoptax._pricing.checks import (
     relation_named,
 )
 from dpoptax._pricing.noise_schedule import checked_phases, scaled
-from dpoptax.accounting._design import make_design
+from dpoptax.accounting._design import checked_noise, make_design
 from dpoptax.accounting._parameter_search import Search
 from dpoptax.matrix._participation import Participation
 from dpoptax.sampling import PoissonSampler
@@ -41,18 +41,18 @@ def calibrate_noise_multiplier(
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
 ) -> float:
-    """The least noise multiplier that keeps `steps` noisy sums within `epsilon`.
+    """Returns the least noise multiplier that keeps `steps` noisy sums within `epsilon`.
 
-    The result is rounded up to five digits, and `epsilon()` of it is at most the target and at
-    least 0.9998 of it, 0.99 by "monte_carlo". Arguments as for `epsilon()`; with `also`, events
-    that are released of the same data beside the sums, such as a vocabulary that
-    `dpoptax.tables.select_rows` selects, `epsilon` is for all together, as `epsilon_spent` with
-    the same `also` prices them. With `schedule`, what the multipliers are to each other by the
-    first step of each phase, it is the factor s of those of `dpoptax.gaussian_noise`, `{t: s * r
-    for t, r in schedule.items()}`.
+    The result is rounded up to five digits. Its ε is at most the target and at least 0.9998 of it,
+    or 0.99 by "monte_carlo". The arguments are those of `planned_guarantee`; `epsilon` is for the
+    sums and the events of `also` together.
+
+    With a `schedule` of relative multipliers, by the first step of each phase, the result is the
+    factor s: the noise is `gaussian_noise(noise_multiplier={t: s * r for t, r in
+    schedule.items()}, ...)`.
 
     Raises:
-      ValueError: an argument is out of range, or no multiplier spends this epsilon.
+      ValueError: an argument is out of range, or no multiplier spends this ε.
 
     >>> sigma = calibrate_noise_multiplier(
     ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, steps=1000
@@ -60,7 +60,7 @@ def calibrate_noise_multiplier(
     >>> round(sigma, 3)
     0.959
     """
-    steps = integer("steps", steps, 1, "a run without a step needs no noise")
+    steps = integer("steps", steps, 1, "a run without steps needs no noise")
     design = make_design(sampling_probability, sampler)
     relative = checked_phases({0: 1.0} if schedule is None else schedule)
     least, most = _MULTIPLIERS
@@ -74,13 +74,13 @@ def calibrate_noise_multiplier(
     ).solve(start=1.0)
     if spent > epsilon:
         raise ValueError(
-            f"epsilon={epsilon} is below what any noise_multiplier up to {most:g} reaches at "
-            f"delta={delta}: {accountant} gives {spent:.3g} there; raise epsilon or delta"
+            f"`epsilon` must be at least {spent:.3g}, which noise_multiplier={most:g} spends at "
+            f"delta={delta}, got {epsilon}. Raise `epsilon` or `delta`."
         )
     if multiplier == least:
         raise ValueError(
-            f"epsilon={epsilon} is above what any noise_multiplier down to {least} spends at "
-            f"delta={delta}: {spent:.3g}; lower epsilon or delta, or train without noise"
+            f"`epsilon` must be below {spent:.3g}, which noise_multiplier={least} spends at "
+            f"delta={delta}, got {epsilon}. Lower `epsilon` or `delta`, or train without noise."
         )
     return multiplier
 
@@ -94,12 +94,13 @@ def calibrate_steps(
     sampler: "Sampler | None" = None,
     accountant: Accountant = "pld",
 ) -> int:
-    """The largest number of noisy sums that stays within `epsilon`. Arguments as for `epsilon()`.
+    """Returns the largest number of noisy sums that stays within `epsilon`.
 
-    At most as many as a strategy under the sampler was made for.
+    The arguments are those of `planned_guarantee`. The result is at most the number of steps that a
+    strategy under the sampler was made for.
 
     Raises:
-      ValueError: an argument is out of range, one step already spends more, or a billion less.
+      ValueError: an argument is out of range, one step spends more, or a billion steps spend less.
 
     >>> calibrate_steps(
     ...     epsilon=2.0, delta=1e-5, sampling_probability=0.01, noise_multiplier=1.1
@@ -107,7 +108,7 @@ def calibrate_steps(
     172
     """
     design = make_design(sampling_probability, sampler)
-    multiplier = design.multiplier(noise_multiplier)
+    multiplier = checked_noise(noise_multiplier)
     most = _MAX_STEPS
     if isinstance(sampler, Participation):
         most = min(_MAX_STEPS, getattr(sampler.strategy, "steps", _MAX_STEPS))
@@ -120,13 +121,14 @@ def calibrate_steps(
     ).solve(start=min(1000, most))
     if spent > epsilon:
         raise ValueError(
-            f"epsilon={epsilon} is below what a single step spends: {spent:.3g} at "
-            f"noise_multiplier={noise_multiplier}; raise epsilon, delta or noise_multiplier"
+            f"`epsilon` must be at least {spent:.3g}, which one step spends at noise_multiplier="
+            f"{noise_multiplier}, got {epsilon}. Raise `epsilon`, `delta` or `noise_multiplier`."
         )
     if steps == _MAX_STEPS:
         raise ValueError(
-            f"epsilon={epsilon} is above what {_MAX_STEPS:g} steps spend: {spent:.3g} at "
-            f"noise_multiplier={noise_multiplier}; lower epsilon or noise_multiplier"
+            f"`epsilon` must be below {spent:.3g}, which {_MAX_STEPS:g} steps spend at "
+            f"noise_multiplier={noise_multiplier}, got {epsilon}. Lower `epsilon` or "
+            "`noise_multiplier`."
         )
     return int(steps)
 
@@ -140,20 +142,20 @@ def calibrate_batch_size(
     steps: int,
     accountant: Accountant = "pld",
 ) -> int:
-    """The largest expected batch size that stays within `epsilon`, under Poisson sampling.
+    """Returns the largest expected batch size that stays within `epsilon` by Poisson sampling.
 
-    At most `dataset_size`, which is what a generous budget returns. Arguments as for `epsilon()`,
-    by which a `PoissonSampler` of that size and no `max_batch_size` is within the budget, too.
+    The result is at most `dataset_size`. A `PoissonSampler` of this size without `max_batch_size`
+    is within the budget. The arguments are those of `planned_guarantee`.
 
     Raises:
-      ValueError: an argument is out of range, or a batch size of one already spends more.
+      ValueError: an argument is out of range, or a batch size of one spends more.
 
     >>> calibrate_batch_size(
     ...     epsilon=2.0, delta=1e-5, noise_multiplier=1.1, dataset_size=50_000, steps=1000
     ... )
     644
     """
-    steps = integer("steps", steps, 1, "a run without a step has no batch")
+    steps = integer("steps", steps, 1, "a run without steps has no batch")
     dataset_size = integer("dataset_size", dataset_size, 1, "count the training records, or users")
     multiplier = checked_multiplier(noise_multiplier)
     size, spent = Search(
@@ -165,8 +167,9 @@ def calibrate_batch_size(
     ).solve(start=max(1, dataset_size // 100))
     if spent > epsilon:
         raise ValueError(
-            f"epsilon={epsilon} is below what a batch_size of 1 spends: {spent:.3g} at "
-            f"noise_multiplier={noise_multiplier}; raise epsilon, delta or noise_multiplier"
+            f"`epsilon` must be at least {spent:.3g}, which a batch size of 1 spends at "
+            f"noise_multiplier={noise_multiplier}, got {epsilon}. Raise `epsilon`, `delta` or "
+            "`noise_multiplier`."
         )
     return int(size)
 
@@ -179,9 +182,7 @@ def _target(
     relation: str = ADD_OR_REMOVE,
 ) -> tuple[float, float, str, dpa.NeighboringRelation]:
     if not 0 < number("epsilon", epsilon) < math.inf:
-        raise ValueError(
-            f"epsilon={epsilon} must be positive and finite; Gaussian noise reaches no other"
-        )
-    check_delta(delta, dataset_size, stacklevel=4)
+        raise ValueError(f"`epsilon` must be positive and finite, got {epsilon}.")
+    check_delta(delta, dataset_size)
     check_accountant(accountant)
     return epsilon, delta, accountant, relation_named(relation)

@@ -1,4 +1,4 @@
-"""How the steps of a run are sampled, as far as the accounting asks."""
+"""The sampling of a run as a function from noise and steps to an event."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dp_accounting as dpa
 
 from dpoptax._pricing import events, noise_schedule
-from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, integer, number
+from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
 from dpoptax._pricing.noise_schedule import Phases, checked_phases
 
 if TYPE_CHECKING:
@@ -16,67 +16,66 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """How the steps of a run are sampled, as far as the accounting asks.
+    """Describes the sampling of a run.
 
     Attributes:
-      at: (noise_multiplier, steps) -> what happened.
-      relation: the name of the neighbouring relation.
-      dataset_size: number of records; None where it is not known.
-      apart: whether any steps can be priced apart from the others.
+      at: (noise_multiplier, steps) -> the event.
+      relation: the name of the neighboring relation.
+      dataset_size: N; None where it is not known.
+      independent_steps: whether the steps can be priced one by one.
     """
 
     at: Callable[[float, int], dpa.DpEvent]
     relation: str = ADD_OR_REMOVE
     dataset_size: int | None = None
-    apart: bool = True
+    independent_steps: bool = True
 
     def event(self, noise_multiplier: float | Phases, steps: int) -> dpa.DpEvent:
-        """What happened in `steps` steps of a multiplier that was checked."""
+        """Returns the event of `steps` steps with a checked multiplier."""
         if isinstance(noise_multiplier, tuple):
-            return noise_schedule.event_of(self.at, noise_multiplier, steps, apart=self.apart)
+            return noise_schedule.event_of(
+                self.at, noise_multiplier, steps, apart=self.independent_steps
+            )
         return self.at(noise_multiplier, steps)
 
-    def releases(self, noise_multiplier: float | Mapping[int, float], steps: int) -> dpa.DpEvent:
-        """The event of `steps` noisy sums, or an error that names what is wrong."""
-        steps = integer("steps", steps, 0, "count the noisy releases")
-        return self.event(self.multiplier(noise_multiplier), steps)
 
-    def multiplier(self, noise_multiplier: float | Mapping[int, float]) -> float | Phases:
-        """A noise multiplier or a schedule of them, checked."""
-        if isinstance(noise_multiplier, Mapping):
-            return checked_phases(noise_multiplier)
-        return checked_multiplier(noise_multiplier)
+def checked_noise(noise_multiplier: float | Mapping[int, float]) -> float | Phases:
+    """Returns a noise multiplier, or the phases of a schedule, after checks."""
+    if isinstance(noise_multiplier, Mapping):
+        return checked_phases(noise_multiplier)
+    return checked_multiplier(noise_multiplier)
 
 
 def check_sampler(sampler: object) -> None:
-    """Raises where something else stands in the place of a sampler."""
+    """Raises if `sampler` is not a sampler."""
     if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
         raise TypeError(
-            f"sampler={sampler!r}: want the sampler that draws the batches, such as "
-            "dpoptax.sampling.PoissonSampler(dataset_size=..., batch_size=..., seed=...)"
+            f"`sampler` must be the sampler that draws the batches, got {sampler!r}. Pass one such "
+            "as dpoptax.sampling.PoissonSampler(dataset_size=..., batch_size=..., seed=...)."
         )
 
 
 def make_design(sampling_probability: float | None, sampler: "Sampler | None") -> Design:
-    """The design from whichever of the two was given."""
+    """Returns the design of the one argument that is not None."""
     if (sampling_probability is None) == (sampler is None):
         raise ValueError(
-            f"sampling_probability={sampling_probability} and sampler={sampler}: pass exactly one"
+            "Pass exactly one of `sampling_probability` and `sampler`, got "
+            f"sampling_probability={sampling_probability}, sampler={sampler}."
         )
     if sampler is not None:
         check_sampler(sampler)
-        sampler.dp_event(1.0, 0)  # One that has no event says why here, whatever comes first.
+        sampler.dp_event(1.0, 0)  # raises here, with the reason, if the sampler has no event
         return Design(
             sampler.dp_event,
-            sampler.neighbouring_relation,
+            sampler.neighboring_relation,
             sampler.dataset_size,
             sampler.independent_steps,
         )
     probability = number("sampling_probability", sampling_probability)
     if not 0 <= probability <= 1:
         raise ValueError(
-            f"sampling_probability={probability} must be in [0, 1]; it is the expected batch size "
-            "over the number of records, or of users"
+            f"`sampling_probability` must be in [0, 1], got {probability}. Pass the expected batch "
+            "size over the number of records or users."
         )
     return Design(
         lambda noise_multiplier, steps: events.poisson_event(noise_multiplier, probability, steps)

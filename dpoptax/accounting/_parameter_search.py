@@ -1,4 +1,4 @@
-"""The search for a parameter of a run whose epsilon just meets a target."""
+"""The search for a parameter of a run whose ε meets a target."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from dpoptax._pricing import accountants
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The parameter x in [lowest, highest] closest to spending all of `epsilon`, never more.
+    """Finds the parameter x in [lowest, highest] that spends nearly all of `epsilon`, never more.
 
     Attributes:
-      event_at: the event of a run with parameter x; its epsilon is monotone in x.
+      event_at: the event of a run with parameter x; its ε is monotone in x.
       epsilon, delta, accountant, relation: the target and how it is measured.
-      rising: whether epsilon grows with x.
-      digits: significant digits of x; None where x is an integer.
+      rising: whether ε grows with x.
+      digits: significant digits of x; None if x is an integer.
     """
 
     event_at: Callable[[float], dpa.DpEvent]
@@ -31,14 +31,13 @@ class Search:
     digits: int | None = None
 
     def solve(self, start: float) -> tuple[float, float]:
-        """The parameter and its epsilon; above the target only at the far end of the range.
+        """Returns the parameter and its ε, above the target only at the far end of the range.
 
-        Three passes, each from the last one's result: RDP over few orders (milliseconds), PLD on
-        a coarse grid (a tenth of the cost), and the accountant asked for. PLD at a parameter
-        that is far off is the slow case, and the first pass is what avoids it. Integers come
-        out exact, others within 2e-4 of the target epsilon. By Monte Carlo the second pass draws
-        a tenth of the samples, and others come out within 1e-2: bounds of different parameters
-        are that far from falling in step.
+        Three passes each start from the last result: RDP over few orders (milliseconds), PLD on a
+        coarse grid (a tenth of the cost), and the requested accountant. PLD is slow far from the
+        solution, so the first pass saves most of the time. Integers are exact, other parameters
+        within 2e-4 of the target ε. By Monte Carlo the second pass draws a tenth of the samples,
+        and the result is within 1e-2, since bounds of different parameters vary by that much.
         """
         drawn = self.accountant == "monte_carlo"
         exact = (1e-2 if drawn else 2e-4) if self.digits else 0.0
@@ -54,7 +53,7 @@ class Search:
         def coarse(x: float) -> float:
             return priced(x, 10 * accountants.DISCRETIZATION)
 
-        # Where it sets out, each pass knows how steep epsilon is from the one before.
+        # Each pass starts with the slope that the one before found.
         x, _, slope = self._boundary(guessed, start, 1.0 if self.rising else -1.0, 1e-2)
         if self.accountant != "rdp":
             x, _, slope = self._boundary(coarse, x, slope, 1e-2 if drawn else 2e-3)
@@ -99,7 +98,7 @@ class Search:
         safe: float | None,
         unsafe: float | None,
     ) -> float:
-        """The next guess; `ratio` is log(spent/epsilon) at x, `safe` and `unsafe` the bracket."""
+        """Returns the next guess; `ratio` is log(spent/ε) at x, `safe` and `unsafe` the bracket."""
         toward_spending = 1 if self.rising else -1
         outward = toward_spending if x == safe else -toward_spending
         if ratio is None:

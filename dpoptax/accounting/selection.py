@@ -1,13 +1,13 @@
-"""Privacy of the best of several private runs: what choosing hyper-parameters costs.
+"""The privacy cost of choosing hyper-parameters: publishing the best of several private runs.
 
-Every trial is a private run that also says how good it is. To publish the best one reveals more
-than one run does. Two ways of doing it have a price that is known:
+Every trial is a private run with a score. Publishing the best one reveals more than one run does.
+Two procedures have a known price:
 
 * a fixed number of trials, priced as if all of them were published (composition);
 * a random number of trials, of which *only the best one* is published, and neither the others nor
   their number. The price then grows little with the mean number (Papernot and Steinke, 2022).
 
-In both, the score has to be private too: computed from public data, or with noise. No JAX here.
+In both, the score must be private: computed from public data, or with noise.
 """
 
 import collections
@@ -27,18 +27,18 @@ SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 
 
 def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
-    """The event of publishing every trial, or the best of a fixed number of them.
+    """Returns the event of publishing every trial, or the best of a fixed number of them.
 
     Args:
       trials: the event of each trial.
 
     Raises:
-      TypeError: something that is no event, such as an ε.
-      ValueError: no trial.
+      TypeError: a trial is not an event, e.g. an ε.
+      ValueError: `trials` is empty.
 
     >>> from dpoptax import accounting
     >>> one = dpa.GaussianDpEvent(10.0)
-    >>> round(accounting.event_epsilon(all_of([one] * 16), 1e-5), 2)  # as multiplier 10 / √16
+    >>> round(accounting.Guarantee(all_of([one] * 16)).epsilon(1e-5), 2)  # as multiplier 10 / √16
     1.55
     """
     counts = _counted(trials)
@@ -49,11 +49,11 @@ def all_of(trials: Sequence[dpa.DpEvent]) -> dpa.DpEvent:
 def best_of_random(
     candidates: Sequence[dpa.DpEvent], *, mean: float, distribution: str
 ) -> dpa.DpEvent:
-    """The event of publishing the best of a random number of trials, and nothing else.
+    """Returns the event of publishing the best of a random number of trials and nothing else.
 
     Each trial draws a candidate at random, by probabilities that do not depend on the data. Only
-    the "rdp" accountant prices this event. The number of trials must come from `draw_number`,
-    unbounded, and must stay secret: so must the time that the trials take.
+    the "rdp" accountant prices this event. The number of trials must come from `draw_number`
+    without a bound. It must stay secret, and so must the duration of the trials.
 
     Args:
       candidates: the event of each setting that may be tried; the costliest counts.
@@ -62,8 +62,8 @@ def best_of_random(
         "logarithmic" (cheaper than geometric, but most often only few trials).
 
     Raises:
-      TypeError: something that is no event, such as an ε.
-      ValueError: no candidate, a mean below 1, or an unknown distribution.
+      TypeError: a candidate is not an event, e.g. an ε.
+      ValueError: `candidates` is empty, `mean` is below 1, or `distribution` is unknown.
 
     Source: Papernot and Steinke, "Hyperparameter tuning with Rényi differential privacy" (2022),
     Theorems 2 and 6, as implemented in dp_accounting.
@@ -71,7 +71,7 @@ def best_of_random(
     >>> from dpoptax import accounting
     >>> one = dpa.GaussianDpEvent(10.0)
     >>> event = best_of_random([one], mean=16, distribution="geometric")
-    >>> round(accounting.event_epsilon(event, 1e-5, accountant="rdp"), 2)
+    >>> round(accounting.Guarantee(event, accountant="rdp").epsilon(1e-5), 2)
     0.9
     """
     _check(mean, distribution)
@@ -103,7 +103,7 @@ def draw_number(mean: float, distribution: str, seed: int) -> int:
 
 @functools.cache
 def _logarithmic(mean: float) -> float:
-    """The p of the logarithmic distribution of this mean, -p/((1 - p) log(1 - p))."""
+    """Returns p of the logarithmic distribution with this mean, -p/((1 - p) log(1 - p))."""
 
     def excess(complement: float) -> float:
         return -(1 - complement) / (complement * math.log(complement)) - mean
@@ -113,21 +113,23 @@ def _logarithmic(mean: float) -> float:
 
 def _counted(events: Sequence[dpa.DpEvent]) -> dict[dpa.DpEvent, int]:
     if isinstance(events, dpa.DpEvent):
-        raise TypeError("want a list of events, one for each trial or candidate; got one event")
-    events = list(events)  # a generator is read but once
+        raise TypeError(
+            "The events must be a list, one for each trial or candidate, got one event."
+        )
+    events = list(events)  # a generator can be read only once
     if not events:
-        raise ValueError("no trial given; give the event of at least one")
+        raise ValueError("The list of events must not be empty. Pass the event of each trial.")
     for event in events:
         if not isinstance(event, dpa.DpEvent):
             raise TypeError(
-                f"{event!r} is no event: want what a trial released, such as "
-                "sampler.dp_event(noise_multiplier, steps); an ε does not say it"
+                f"A trial must be an event, got {event!r}. Pass its releases, such as "
+                "sampler.dp_event(noise_multiplier, steps); an ε does not determine them."
             )
     return collections.Counter(map(_events.hashable, events))
 
 
 def _check(mean: float, distribution: str) -> None:
     if distribution not in SHAPES:
-        raise ValueError(f"distribution={distribution!r} is unknown; use one of {sorted(SHAPES)}")
+        raise ValueError(f"`distribution` must be one of {sorted(SHAPES)}, got {distribution!r}.")
     if not 1 <= mean < math.inf:
-        raise ValueError(f"mean={mean}: want a finite number of trials of at least 1")
+        raise ValueError(f"`mean` must be finite and at least 1, got {mean}.")

@@ -1,17 +1,16 @@
 """Audits: attacks on a live training step, and the lower bounds on epsilon that they prove.
 
-A privacy claim says that no one can tell well whether an example was in the data. An audit tries:
-the attacker plants a *canary*, sees what the threat model lets out, and guesses. From how often the
-guesses are right follows, with a stated confidence, an ε that the mechanism cannot be below. A
-bound above the claim disproves the claim: a bug. A bound near it says that the attack can see, and
-that the claim is no larger than it has to be. A bound below proves nothing about other attacks.
+A privacy claim limits how well anyone can tell whether an example was in the data. An audit tries:
+the attacker plants a *canary*, observes the outputs of the threat model, and guesses. The rate of
+correct guesses gives, with a stated confidence, a lower bound on ε. A bound above the claim
+disproves the claim and shows a bug. A bound near the claim shows that the attack is strong and the
+claim tight. A bound far below proves nothing about other attacks.
 
-What runs is the step that is trained with: `dpoptax.clipped_grad` and the optax chain, over
-thousands of runs at once, on samples of the sampler that the claim is made for. A canary alone
-under a `PoissonSampler` is in a step by a coin of the sampler's probability: whether that sampler
-draws so is not seen. Bounds of ε by one threshold are `jax_privacy.auditing`'s (install
-`dpoptax[audit]`); those by whole trade-off functions, and p-values of claims, are here: `TradeOff`,
-`trade_off_curve`, `p_value_fdp`.
+The audit runs the real training step: `dpoptax.clipped_grad` and the optax chain, over thousands of
+runs at once, on samples of the claim's sampler. A single canary under a `PoissonSampler` is drawn
+by a coin of the sampler's probability, so this case does not test the sampler itself. Bounds of ε
+by one threshold are `jax_privacy.auditing`'s (install `dpoptax[audit]`). Bounds by whole trade-off
+functions and p-values of claims are here: `TradeOff`, `trade_off_curve`, `p_value_fdp`.
 """
 
 import time
@@ -74,38 +73,35 @@ def audit(
     threat_model: ThreatModel = "white-box",
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds ε from below by telling runs with the canary from runs without.
+    """Bounds ε from below by distinguishing runs with the canary from runs without it.
 
         ε ≥ log((TPR − δ) / FPR),  TPR and FPR by their Clopper–Pearson bounds
 
-    and the same with the two kinds of run exchanged. On a quarter of the runs the attacker learns:
-    how the noise on what it sees is correlated over leaves and steps, where the canary moves it to,
-    and which score and threshold tell most (`_attacks`). On the others the bound is
-    computed, for that one score and threshold; so it is valid whatever was learned. So is the curve
-    of errors at two dozen learned thresholds, which bounds the whole trade-off function: it refutes
-    claims, and bounds ε for mechanisms like the claimed one (`AuditResult.bounds`), where these are
-    priced exactly: independent noise under a `PoissonSampler` without `max_batch_size`, or with
-    every record in every step.
+    and the same with the two kinds of run exchanged. A quarter of the runs serves learning: the
+    correlations of the noise over leaves and steps, the effect of the canary, and the best score
+    and threshold (`_attacks`). The bound is computed on the other runs for this score and
+    threshold, so that it is valid whatever was learned. The curve of errors at two dozen learned
+    thresholds bounds the whole trade-off function. It refutes claims, and bounds ε for mechanisms
+    like the claimed one (`AuditResult.bounds`) if these are priced exactly: independent noise under
+    a `PoissonSampler` without `max_batch_size`, or with every record in every step.
 
-    The chain's stages behind the noise are no obstacle as long as they are linear: learning the
-    correlations inverts any filter.
+    Linear stages after the noise do not hinder the attack, since learning the correlations inverts
+    any filter.
 
     Args:
-      game: what is attacked.
-      key: of the attack's randomness. The transform's own keys are replaced, a new one each run.
+      game: the training run under attack.
+      key: of the attack's randomness. The transform's keys are replaced by new ones in each run.
       trials: training runs with the canary, and as many without. A bound above ε needs more than
-        e^ε of them; 10⁶ see most of ε at δ = 10⁻⁵.
+        e^ε of them; 10⁶ reach most of ε at δ = 10⁻⁵.
       delta: δ of the claim and of the bound.
-      confidence: that the bound holds, over the audit's randomness.
-      threat_model: "white-box": the attacker sees every update that the transform lets out, or
-        all released sums if the transform is the noise stage alone. "last-iterate": only the
-        parameters at the end.
-      claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
+      confidence: probability that the bound holds, over the audit's randomness.
+      threat_model: "white-box": the attacker sees every output of the transform, which are all
+        released sums if it is only a noise stage. "last-iterate": only the final parameters.
+      claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
 
     Raises:
-      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`; runs in
-        which the attacker saw something that is not finite, or a canary that adds nothing to
-        project on: a bound of 0 would say that something was tested.
+      ValueError: too few trials, a bad threat model, or as `accounting.epsilon_spent`; a run with
+        outputs that are not finite, or a canary without any effect to project on.
 
     Sources: Jagielski, Ullman, Oprea, "Auditing differentially private machine learning", 2020;
     Nasr et al., "Tight auditing of differentially private machine learning", 2023.
@@ -153,27 +149,29 @@ def audit_one_run(
     threat_model: ThreatModel = "white-box",
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds ε from below by a single training run with many canaries, each in or out by a coin.
+    """Bounds ε from below by one training run with many canaries, each included by a coin flip.
 
-    A canary's score is how far the run went along its clipped gradient. The attacker calls those
-    with the highest scores in, those with the lowest out, and ε follows from how often that is
-    right. Weaker than `audit`, and as cheap as a run: the audit for models that are trained once.
+    A canary's score is the movement of the run along its clipped gradient. The attacker guesses
+    "in" for the highest scores and "out" for the lowest, and ε follows from the number of correct
+    guesses. It is weaker than `audit` and costs one run: the audit for models that are trained
+    once.
 
-    Where every record is in every step, what a ledger claims is a Gaussian mechanism, and
-    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, and with
-    `claimed_epsilon`, which says nothing of the mechanism, it is for (ε, δ) alone (`p_value_dp`),
-    which sees little unless δ is far below (1 − confidence)/canaries; `AuditResult.bounds` has that
-    of the claimed mechanism's trade-off curve, too, where it is priced exactly, as for `audit`.
+    If every record is in every step, the ledger claims a Gaussian mechanism, and
+    `epsilon_lower_bound` is for its whole trade-off curve (`p_value_fdp`). Otherwise, or with
+    `claimed_epsilon`, which does not determine a mechanism, the bound is for (ε, δ) only
+    (`p_value_dp`). It is weak unless δ is far below (1 − confidence)/canaries. `AuditResult.bounds`
+    also has the bound by the claimed mechanism's trade-off curve if it is priced exactly, as for
+    `audit`.
 
     Args:
-      game: what is attacked, with a row for each record.
+      game: the training run under attack, with a row for each record.
       key: of the coins and the noise.
-      canaries: how many of the dataset's last rows are canaries; all by default. The other rows
-        are always in.
+      canaries: number of the data set's last rows that are canaries; all by default. The other
+        rows are always in.
       delta: δ of the claim and of the bound.
-      confidence: that the bound holds. It is shared among six numbers of guesses.
-      threat_model: "white-box": all updates; "last-iterate": the parameters at the end.
-      claimed_epsilon: the claim, where it is not the ledger's and the sampler's.
+      confidence: probability that the bound holds. It is shared among six numbers of guesses.
+      threat_model: "white-box": all updates; "last-iterate": the final parameters.
+      claimed_epsilon: the claim, if it is not that of the ledger and the sampler.
 
     Raises:
       ValueError: fewer than 64 canaries, a bad threat model, or as `accounting.epsilon_spent`; a
@@ -224,27 +222,27 @@ def _check(trials, confidence, threat_model):
 
 
 def _check_seen(*seen: np.ndarray, projected: bool) -> None:
-    """Raises where features or scores tell nothing, whatever the noise.
+    """Raises if features or scores are uninformative whatever the noise is.
 
-    An `observe` of a game's own may see the same in all runs because the noise hides the rest; a
-    projection on what a canary adds may not.
+    A custom `observe` may see the same in all runs because the noise hides the rest. A projection
+    on a canary's contribution may not.
     """
     if not all(np.isfinite(values).all() for values in seen):
         raise ValueError(
-            "what the attacker saw is not finite: a release was refused, or the training diverged. "
-            "Nothing is tested so; audit a run that stays finite, such as with less learning rate"
+            "The attacker's observations must be finite, but a release was refused or the training "
+            "diverged. Audit a run that stays finite, such as with a smaller learning rate."
         )
     first = seen[0][0]
     if projected and all((values == first).all() for values in seen):
         raise ValueError(
-            "the projections on what canaries add are the same whatever the noise, which tests "
-            "nothing: they add nothing to the clipped sum, or all updates are zero. Give canaries "
-            "with finite gradients that are not zero, and a transform that lets something out"
+            "The projections on the canaries' contributions are the same whatever the noise is: "
+            "the canaries add nothing to the clipped sum, or all updates are zero. Pass canaries "
+            "with finite gradients that are not zero, and a transform with outputs."
         )
 
 
 class _Claim(NamedTuple):
-    """What is claimed, and mechanisms of the same kind."""
+    """The claim of a run, and the mechanisms of the same kind."""
 
     epsilon: float
     trade_off: TradeOff
@@ -252,23 +250,23 @@ class _Claim(NamedTuple):
 
     @classmethod
     def of(cls, game, opt_state, delta, epsilon):
-        """The ledger's and the sampler's claim, `opt_state()` being after the run, or `epsilon`."""
+        """Returns the claim of the ledger and the sampler after the run, or that of `epsilon`."""
         gaussian = gaussian_family() if game.sampler.sampling_probability == 1.0 else None
         if epsilon is not None:
             return cls(float(epsilon), approximate_trade_off(epsilon, delta), gaussian)
         spent = opt_state()
         epsilon = float(accounting.epsilon_spent(spent, game.sampler, delta))
         family = claimed_family(spent, game.sampler)
-        # Elsewhere the price is a bound, and no mechanism need have the ε that its noise is priced
-        # at: what is refuted of it may be above the true one. So it is where a record takes the
-        # place of another, as in batches of a fixed size or that are cut: both are priced as if
-        # they were as far from a third one as from each other, on opposite sides of it.
+        # Elsewhere the price is only a bound, and the mechanism may have a smaller ε than its noise
+        # is priced at: a refuted value may then exceed the true one. This is so if a record
+        # replaces another, as in batches that are cut or of a fixed size: the two are priced as if
+        # they were on opposite sides of a third one, at the same distance.
         exact = game.alone and not any(ledger.mechanism.strategy for ledger in ledgers(spent))
         return cls(epsilon, family.trade_off(1.0), gaussian or (family if exact else None))
 
 
 def _after(game, releases):
-    """The optimizer's state after as many releases as a run was seen to make, refused or not."""
+    """Returns the optimizer's state after as many releases as a run made, refused or not."""
     seen = iter(np.asarray(releases).tolist())
 
     def spent(leaf):

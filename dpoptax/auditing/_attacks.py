@@ -1,4 +1,4 @@
-"""How an attacker decides: scores of what was seen, learned on runs that are spent on it."""
+"""Attacks: scores of observations, learned on a part of the runs."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ _CURVE = 24
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """A score of features (runs, steps, F) → (runs,), higher with the canary, and thresholds.
+    """Holds a score of features (runs, steps, F) → (runs,), higher with the canary.
 
     Attributes:
       name: of the score.
-      score: features to scores.
-      threshold: where the score proves most for one ε.
-      thresholds: where it is looked at for a curve.
+      score: from features to scores.
+      threshold: the one that proves the largest ε.
+      thresholds: those of a curve.
     """
 
     name: str
@@ -40,14 +40,14 @@ def learn(
     """Chooses the score and the threshold that prove most on the given runs.
 
     The features of all steps are whitened by the covariance and the mean of the runs without the
-    canary. A linear filter behind the noise is undone by that, since features come in the order of
-    time, and noise that is shared among leaves or steps cancels. The scores of whitened features z,
-    which the canary moves by m when it is drawn, are
+    canary. That inverts a linear filter after the noise, since features are in the order of time,
+    and cancels noise that leaves or steps share. The scores of whitened features z, which the
+    canary moves by m when it is drawn, are
 
         likelihood ratio   Σ_t log(1 − q + q exp(Σ_f z_tf m_tf − m_tf²/2)), also with m averaged
                            over the steps
         largest step       max_t Σ_f z_tf m_f, for draws that depend on each other
-        largest            max_tf |z_tf|, for what is moved, but not on the average
+        largest            max_tf |z_tf|, for movements that average to zero
 
     Args:
       inside: features of runs with the canary, (runs, steps, F).
@@ -62,7 +62,7 @@ def learn(
         for name, score in scores.items()
     ]
     _, threshold, name, score = max(found, key=lambda entry: entry[0])
-    # As many in each tail, those of ten runs and more.
+    # As many in each tail, each of at least ten runs.
     fractions = np.geomspace(10 / len(outside), 0.5, _CURVE // 2)
     tails = np.quantile(score(outside), 1 - fractions), np.quantile(score(inside), fractions)
     return Attack(name, score, threshold, np.unique(np.concatenate(tails)))
@@ -81,7 +81,7 @@ def _scores(inside, outside, probability):
         return linalg.solve_triangular(factor, centred.T, lower=True).T.reshape(-1, *shape)
 
     moved = whiten(inside).mean(axis=0) / probability
-    # Where few runs and rare draws leave each step's estimate too noisy.
+    # For few runs and rare draws, which make each step's estimate too noisy.
     pooled = np.broadcast_to(moved.mean(axis=0), shape)
 
     def likelihood_ratio(moved, features):
@@ -105,7 +105,7 @@ def _scores(inside, outside, probability):
 
 
 def _best_threshold(inside, outside, delta, significance):
-    """(bound, threshold), over thresholds in the two tails that decide."""
+    """Returns (bound, threshold) of the best threshold in the two tails that decide."""
     estimator = CanaryScoreAuditor(inside, outside)
     few, most = 1.0 / min(len(inside), len(outside)), 0.9
     fractions = np.geomspace(few, most, _THRESHOLDS)

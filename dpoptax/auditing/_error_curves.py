@@ -1,4 +1,4 @@
-"""What was seen, drawn: errors of an attack at many thresholds, and how canaries vary."""
+"""Errors of an attack at many thresholds, and the variation among canaries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,14 +14,14 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class TradeOffCurve:
-    """An attack's errors over runs with and without the canary, at thresholds of its score.
+    """Holds an attack's errors over runs with and without the canary, at thresholds of its score.
 
     Attributes:
-      false_positive_rates: (thresholds,), of the runs without: how many were taken for one with.
-      false_negative_rates: (thresholds,), of the runs with.
+      false_positive_rates: (thresholds,), over the runs without the canary.
+      false_negative_rates: (thresholds,), over the runs with it.
       false_positive_bounds: (2, thresholds), lower and upper, by Clopper and Pearson.
       false_negative_bounds: (2, thresholds), likewise.
-      confidence: that all true rates are within all of these bounds.
+      confidence: probability that all true rates are within all of these bounds.
     """
 
     false_positive_rates: Array
@@ -31,7 +31,7 @@ class TradeOffCurve:
     confidence: float
 
     def refutes(self, trade_off: TradeOff) -> bool:
-        """Whether, with this confidence, some test has smaller errors than the claim allows.
+        """Returns whether some test has, with this confidence, smaller errors than the claim.
 
         f(upper bound of the false positive rate) > upper bound of the false negative rate
         """
@@ -42,7 +42,7 @@ class TradeOffCurve:
 def trade_off_curve(
     inside: ArrayLike, outside: ArrayLike, thresholds: ArrayLike, *, confidence: float = 0.999
 ) -> TradeOffCurve:
-    """The errors of "the canary was in where the score is at least t", for each threshold t.
+    """Returns the errors of the guess "in if the score is at least t", for each threshold t.
 
         [B(a/2; k, n − k + 1), B(1 − a/2; k + 1, n − k)],   a = (1 − confidence)/(2 thresholds)
 
@@ -56,10 +56,10 @@ def trade_off_curve(
       confidence: in (0, 1).
 
     Raises:
-      ValueError: no scores, no thresholds, or a confidence outside of (0, 1).
+      ValueError: scores or thresholds are empty, or `confidence` is not in (0, 1).
 
     Source: Clopper, Pearson, "The use of confidence or fiducial limits", 1934; Nasr et al., "Tight
-    auditing of differentially private machine learning", 2023, who bound a trade-off function so.
+    auditing of differentially private machine learning", 2023, for such a bound of the trade-off.
 
     >>> curve = trade_off_curve([1.0] * 500, [0.0] * 500, [0.5], confidence=0.98)
     >>> curve.false_positive_bounds.round(4)
@@ -86,7 +86,7 @@ def trade_off_curve(
 
 
 def _clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Array:
-    """Lower and upper limits (2, counts), each missed with probability `tail` at most."""
+    """Returns lower and upper limits (2, counts), each wrong with probability at most `tail`."""
     low = np.where(counts > 0, stats.beta.ppf(tail, counts, trials - counts + 1), 0.0)
     high = np.where(counts < trials, stats.beta.isf(tail, counts + 1, trials - counts), 1.0)
     return np.stack([low, high])
@@ -94,11 +94,11 @@ def _clopper_pearson(counts: NDArray[np.intp], trials: int, tail: float) -> Arra
 
 @dataclasses.dataclass(frozen=True)
 class CanaryScores:
-    """The scores of one run's canaries.
+    """Holds the scores of one run's canaries.
 
     Attributes:
-      scores: (canaries,), high where the attacker thinks that a canary was in.
-      included: (canaries,), whether it was.
+      scores: (canaries,), high for canaries that the attacker guesses to be in.
+      included: (canaries,), whether a canary was in.
     """
 
     scores: Array
@@ -106,7 +106,7 @@ class CanaryScores:
 
     @property
     def auc(self) -> float:
-        """How often a canary that was in has a higher score than one that was not, ties halved."""
+        """The probability that a canary in the data scores higher than one outside; ties halved."""
         ranks = stats.rankdata(self.scores)[self.included]
         within, without = len(ranks), len(self.scores) - len(ranks)
         if not within * without:
@@ -122,22 +122,22 @@ def bootstrap_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """How much a result varies over canaries: quantiles over canaries drawn again.
+    """Returns the variation of a result over canaries, by bootstrap percentiles.
 
-    Those that were in and those that were out are each drawn with replacement, as many as there
-    were, and the statistic computed; between the quantiles (1 ∓ confidence)/2 lies `confidence` of
-    its values. This proves nothing: canaries of one run share its noise, so that another run may
-    give another interval, and a resample is no sample. What is proved is a lower bound.
+    Canaries that were in and canaries that were out are each drawn with replacement, as many as
+    there are. The result is the interval between the quantiles (1 ∓ confidence)/2 of the statistic.
+    This is not a proof: canaries of one run share its noise, so that another run may have another
+    interval. Only the lower bounds on ε are proved.
 
     Args:
       canaries: of one run.
       statistic: of canaries; by default the area under the attack's curve.
-      confidence: how much of the resamples is within, in (0, 1).
-      resamples: how many.
+      confidence: fraction of the resamples in the interval, in (0, 1).
+      resamples: number of resamples.
       seed: of the resampling.
 
     Raises:
-      ValueError: a confidence outside of (0, 1).
+      ValueError: `confidence` is not in (0, 1).
 
     Source: Efron, "Bootstrap methods: another look at the jackknife", 1979, by percentiles.
 

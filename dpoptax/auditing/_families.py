@@ -1,4 +1,4 @@
-"""Families of claims: what is refuted of mechanisms of one kind."""
+"""Families of mechanisms, and their members that an audit refutes."""
 
 import dataclasses
 import functools
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import dp_accounting
 
-from dpoptax._pricing import accountants
-from dpoptax._pricing.checks import check_delta, relation_named
+from dpoptax._pricing.checks import check_delta
 from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off, gaussian_trade_off
-from dpoptax.accounting._spent import spent_event
-from dpoptax.accounting._trade_offs import profile
+from dpoptax.accounting import Guarantee
+from dpoptax.accounting._spent import read_ledgers, spent_event
 
 if TYPE_CHECKING:
     from dpoptax._tree import PyTree
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Mechanisms of one kind, by a parameter that rises as they protect less.
+    """Mechanisms of one kind, by a parameter that increases as privacy decreases.
 
-    A bound by a family says: if the mechanism is of this kind, its parameter is no lower.
+    A bound by a family means: if the mechanism is of this kind, its parameter is at least that.
 
     Attributes:
-      assumes: what a bound by this family takes for granted, for people.
-      trade_off: the claim of each parameter, falling as the parameter rises.
+      assumes: the assumption of a bound by this family, in words.
+      trade_off: the claim of each parameter, decreasing in the parameter.
       epsilon: ε of the parameter at δ, `epsilon(parameter, delta)`.
-      tolerance: how precisely, relatively, the parameter is searched.
+      tolerance: relative precision of the search for the parameter.
       most: the parameter at which a search ends.
     """
 
@@ -40,7 +39,7 @@ class Family:
     most: float = 1e3
 
     def refuted(self, refutes: Callable[[TradeOff], bool]) -> float:
-        """The largest parameter found refuted; 0 where none is."""
+        """Returns the largest parameter that is found refuted, or 0."""
         return largest_refuted(
             lambda parameter: refutes(self.trade_off(parameter)), self.tolerance, self.most
         )
@@ -49,12 +48,14 @@ class Family:
 def largest_refuted(
     refutes: Callable[[float], bool], tolerance: float = 1e-6, most: float = 1e3
 ) -> float:
-    """By doubling and bisection, where everything below what is refuted is refuted, too.
+    """Returns the largest refuted parameter, by doubling and bisection.
+
+    All parameters below a refuted one must be refuted.
 
     Args:
       refutes: whether a parameter above 0 is refuted.
-      tolerance: how precisely, relatively; what is returned was itself refuted.
-      most: where the search ends. It begins at 2⁻⁶, below which nothing is worth a bound.
+      tolerance: relative precision; the result is itself refuted.
+      most: the end of the search. It begins at 2⁻⁶, since smaller bounds are of no use.
     """
     low, high = 0.0, 1.0
     while low == 0.0 and high >= 2.0**-6:
@@ -73,7 +74,7 @@ def largest_refuted(
 
 
 def gaussian_family() -> Family:
-    """Gaussian mechanisms, by μ.
+    """Returns the family of Gaussian mechanisms, by μ.
 
     >>> family = gaussian_family()
     >>> round(family.epsilon(1.0, 1e-5), 3)
@@ -87,7 +88,7 @@ def gaussian_family() -> Family:
 
 
 def approximate_family(delta: float) -> Family:
-    """All mechanisms, by ε at δ: assumes nothing.
+    """Returns the family of all mechanisms, by ε at δ; it assumes nothing.
 
     >>> approximate_family(1e-5).epsilon(2.0, 1e-5)
     2.0
@@ -103,23 +104,22 @@ def approximate_family(delta: float) -> Family:
 
 
 def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: bool = True) -> Family:
-    """What a run's ledgers and its sampler claim, as it is and with other noise.
+    """Returns the claim of a run's ledgers and sampler, and the same run with other noise.
 
-    The parameter is how many times *less* the noise is than the ledgers say: 1 is the claim. Its
-    trade-off function is made of 80 pairs of ε and δ, as `accounting.epsilon_spent` prices the
-    events by privacy loss distributions: a lower bound on the exact one, so that less is claimed.
-    What it refutes is refuted; but its ε of a parameter, which is an upper bound, bounds the true
-    one from below only where the price is exact: independent noise, under a `PoissonSampler`
-    without `max_batch_size`. Batches of a fixed size are priced by a pair that none of them has,
-    and correlated noise with examples drawn by chance as a Gaussian.
+    The parameter is the factor by which the noise is *smaller* than the ledgers state; 1 is the
+    claim. Its trade-off function is that of `accounting.Guarantee`, a lower bound on the exact one.
+    So a refutation is valid. The ε of a parameter is an upper bound. It bounds the true ε from
+    below only if the price is exact: independent noise, under a `PoissonSampler` without
+    `max_batch_size`. Batches of a fixed size are priced by a dominating pair, and correlated noise
+    over randomly drawn examples as a Gaussian.
 
     Args:
       opt_state: holds at least one noise stage's state.
       sampler: the one that drew the batches.
-      same_batches: as for `accounting.epsilon_spent`.
+      same_batches: as for `accounting.guarantee`.
 
     Raises:
-      ValueError: as `accounting.epsilon_spent`.
+      ValueError: as `accounting.guarantee`.
 
     >>> import dpoptax, jax, jax.numpy as jnp
     >>> sampler = dpoptax.sampling.PoissonSampler(dataset_size=8, batch_size=8, seed=0)
@@ -130,23 +130,23 @@ def claimed_family(opt_state: "PyTree", sampler: "Sampler", *, same_batches: boo
     >>> claimed_family(state, sampler).trade_off(1.0)([0.1, 0.5]).round(2)
     array([0.78, 0.31])
     """
-    relation = relation_named(sampler.neighbouring_relation)
-    spent_event(opt_state, sampler, same_batches=same_batches)
+    readings = read_ledgers(opt_state)
+    spent_event(readings, sampler, same_batches=same_batches)  # raises before the first trial
+
+    def with_noise(less: float) -> Guarantee:
+        event = spent_event(readings, sampler, same_batches=same_batches, noise=1 / less)
+        return Guarantee(event, sampler.neighboring_relation)
 
     @functools.cache
     def priced(less: float) -> TradeOff:
-        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
-        return approximate_trade_off(*profile(event, sampler.neighbouring_relation))
+        return with_noise(less).trade_off
 
     def trade_off(less: float) -> TradeOff:
-        # Priced where it is asked for, which takes a second for many steps.
+        # Priced on request, since it takes a second for many steps.
         name = "the claim" if less == 1 else f"the claim with noise / {less:.3g}"
         return TradeOff(name, lambda *rates: priced(less).curve(*rates))
 
     def epsilon(less: float, delta: float) -> float:
-        if not less:
-            return 0.0
-        event = spent_event(opt_state, sampler, same_batches=same_batches, noise=1 / less)
-        return accountants.epsilon_of(event, delta, "pld", relation)
+        return with_noise(less).epsilon(delta) if less else 0.0
 
     return Family("the claimed mechanism, with other noise", trade_off, epsilon, 1e-2, 16.0)

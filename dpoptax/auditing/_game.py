@@ -1,4 +1,4 @@
-"""What an audit attacks: a training run with a canary, and canaries that are gradients."""
+"""Targets of audits: a training run with a canary, and canaries that are gradients."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,11 +17,11 @@ _MAGNITUDE = 1e3
 
 
 def leaf_projections(update: Any, canary: Any) -> jax.Array:
-    """What an attacker looks at by default: for each leaf, ⟨update, canary⟩/‖canary‖.
+    """Returns the default observation of an attacker, ⟨update, canary⟩/‖canary‖ for each leaf.
 
     Args:
-      update: what the transform let out, shaped like the parameters.
-      canary: what the canary adds to the clipped sum at this step, shaped like the parameters.
+      update: an output of the transform, shaped like the parameters.
+      canary: the canary's contribution to the clipped sum at this step, of the same shape.
 
     Returns:
       float32 of shape (leaves,).
@@ -33,19 +33,19 @@ def leaf_projections(update: Any, canary: Any) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """A training run that an attacker tells from the same run without the canary.
+    """A training run that an attacker distinguishes from the same run without the canary.
 
     Attributes:
-      transform: the optax chain under attack; its noise stage says what is claimed.
+      transform: the optax chain under attack; its noise stage states the claim.
       grad_fn: from `dpoptax.clipped_grad`.
-      params: where training starts.
+      params: the initial parameters.
       dataset: leaves (rows, …); the last row is the canary, or the last rows for
-        `audit_one_run`. As many rows as the sampler's `dataset_size`, or one row: the canary
-        alone, under a `PoissonSampler`, whose other records then add nothing. That is the worst
-        case for adding or removing one record, and the cheapest to run.
-      sampler: draws the batches, and prices them.
+        `audit_one_run`. As many rows as the sampler's `dataset_size`. Under a `PoissonSampler`, one
+        row is possible, the canary; the other records then add nothing. That is the worst case for
+        adding or removing one record, and the cheapest to run.
+      sampler: draws the batches and prices them.
       steps: number of steps of a run.
-      observe: (update, canary) -> features (F,), what is looked at in each update.
+      observe: (update, canary) -> features (F,), the attacker's observation of each update.
     """
 
     transform: optax.GradientTransformation
@@ -73,7 +73,7 @@ class Game:
 
     @property
     def alone(self) -> bool:
-        """Whether a record's draws depend on no other record's, so that they can be left out."""
+        """Whether a record's draws are independent of others', so that these can be left out."""
         return _draws_apart(self.sampler) and self.sampler.max_batch_size is None
 
 
@@ -86,20 +86,21 @@ def canary_gradient(
     steps: int = 1,
     background: float = 0.0,
 ) -> Game:
-    """The game of an attacker who chooses the canary's gradient, the strongest for a noisy sum.
+    """Returns the game in which the attacker chooses the canary's gradient.
 
-    The loss is linear, ℓ(x; g) = ⟨x, g⟩, so that an example *is* its gradient, whatever the
-    gradient points are. The canary's has one entry in each leaf, of alternating signs, and is far
-    above the clip bound; the other examples' gradients are `background` times it.
+    It is the strongest one for a noisy sum. The loss is linear, ℓ(x; g) = ⟨x, g⟩, so that an
+    example *is* its gradient at all gradient points. The canary's gradient has one entry in each
+    leaf, of alternating signs, and is far above the clipping bound. The gradients of the other
+    examples are `background` times it.
 
     Args:
       transform: the chain under attack.
       clip: the geometry under attack. A number C means `l2_clip(C)`.
-      params: shaped like the parameters; small ones will do, and make for more trials.
+      params: shaped like the parameters; small ones suffice and allow more trials.
       sampler: draws the batches.
       steps: number of steps of a run.
-      background: 0 leaves the other examples out, where the sampler allows; −1 pulls them the
-        other way, which shows what depends on how many examples were drawn.
+      background: 0 leaves the other examples out if the sampler allows it; −1 turns their
+        gradients around, which reveals a dependence on the number of drawn examples.
 
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number.
@@ -144,7 +145,7 @@ def canary_gradient(
 
 
 def _draws_apart(sampler: Sampler) -> TypeGuard[PoissonSampler]:
-    # Not a subclass of it, which may draw otherwise: that one is asked for its draws.
+    # A subclass may draw otherwise, so it is asked for its draws.
     return type(sampler) is PoissonSampler
 
 
@@ -156,10 +157,10 @@ def canary_gradients(
     *,
     steps: int = 1,
 ) -> Game:
-    """The game of `audit_one_run` whose canaries are orthogonal gradients, one for each record.
+    """Returns a game for `audit_one_run` with orthogonal gradients as canaries.
 
-    The parameters are a vector of `size` entries, at least as many as there are records; example
-    i's gradient is the i-th unit vector, far above the clip bound.
+    The parameters are a vector of `size` entries, at least one for each record. The gradient of
+    example i is the i-th unit vector, scaled far above the clipping bound.
 
     Raises:
       TypeError: `clip` is neither a `Clip` nor a number.
@@ -175,6 +176,6 @@ def canary_gradients(
 
 
 def linear_loss(params: Any, gradient: Any) -> jax.Array:
-    """⟨params, gradient⟩: the loss whose examples are their gradients."""
+    """Returns ⟨params, gradient⟩, the loss whose examples are their gradients."""
     products = jax.tree.map(lambda p, g: jnp.sum(p * g.astype(p.dtype)), params, gradient)
     return jnp.asarray(sum(jax.tree.leaves(products)))

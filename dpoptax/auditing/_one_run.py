@@ -1,4 +1,4 @@
-"""Bounds by one run with many canaries: how many guesses can be right, whatever the attacker."""
+"""Bounds by one run with many canaries: limits on the correct guesses of any attacker."""
 
 import dataclasses
 import functools
@@ -19,16 +19,16 @@ _FEWEST = 16
 def p_value_dp(
     correct: int, guesses: int, canaries: int, epsilon: float, delta: float = 0.0
 ) -> float:
-    """How likely so many correct guesses are at most, if the run is (ε, δ)-private.
+    """Returns the largest probability of so many correct guesses if the run is (ε, δ)-private.
 
         β + 2mδ max_i P[v > W ≥ v − i]/i,   β = P[W ≥ v],   W ~ Binomial(r, e^ε/(1 + e^ε))
 
-    for m canaries, each in the data or not by a fair coin of its own, of which the attacker says
-    for r whether they were in, having seen what the run let out, and is right v times.
+    for m canaries, each in the data or not by an independent fair coin. The attacker observes the
+    run, makes r guesses, and v of them are correct.
 
-    For δ > 0 and v of at most W's mean 1 is returned: an attacker can be right more often there
-    than the formula has it, as the linear program of all (ε, δ)-private runs shows
-    (`tests/one_run_test.py`). Nothing is refuted by so few.
+    For δ > 0 and v at most the mean of W, the result is 1: the formula is too small there, as the
+    linear program of all (ε, δ)-private runs shows (`tests/one_run_test.py`), and so few correct
+    guesses refute nothing.
 
     Args:
       correct: v.
@@ -38,7 +38,7 @@ def p_value_dp(
       delta: δ.
 
     Returns:
-      An upper bound on the probability: the claim is refuted with confidence one minus that.
+      An upper bound on the probability. The claim is refuted with confidence one minus that.
 
     Raises:
       ValueError: numbers that are not 0 ≤ v ≤ r ≤ m with r ≥ 1, ε < 0, or δ outside of [0, 1].
@@ -64,7 +64,7 @@ def p_value_dp(
 
 
 def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) -> float:
-    """How likely so many correct guesses are at most, if the run has this trade-off function.
+    """Returns the largest probability of so many correct guesses under a trade-off function.
 
     With p_i the probability of i correct guesses, and of r in all, for every c
 
@@ -79,7 +79,7 @@ def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) 
     Args:
       correct: v.
       guesses: r, fixed beforehand.
-      canaries: m, each in the data or not by a fair coin of its own.
+      canaries: m, each in the data or not by an independent fair coin.
       trade_off: f, for adding and for removing a record.
 
     Raises:
@@ -108,22 +108,22 @@ def p_value_fdp(correct: int, guesses: int, canaries: int, trade_off: TradeOff) 
 def _contradicted(
     correct: int, guesses: int, canaries: int, trade_off: TradeOff, tail: ArrayLike
 ) -> NDArray[np.bool_]:
-    """Whether P[`correct` or more right] = `tail` makes probabilities that sum to more than 1.
+    """Returns whether P[`correct` or more right] = `tail` has a sum of probabilities above 1.
 
-    The least sum is that of a tail which lies on `correct` alone, each h as small as it may be. Of
-    any other solution, r' and h', it holds after every i, by induction, that
+    The least sum is that of a tail on `correct` only, with each h as small as possible. For any
+    other solution, r' and h', it holds after every i, by induction, that
 
         h' ≥ h   and   r' − r ≥ i/(guesses − i) (h' − h),
 
-    since probability that was spent higher up brings more r for its h, and f(1 − r) rises with r;
-    or that nothing changed any more, with a sum no larger. Likewise for a larger tail.
+    since probability at larger i gives more r for its h, and f(1 − r) rises with r; or nothing
+    changes any more, and the sum is at most as large. The same holds for a larger tail.
     """
     right = np.asarray(tail, np.float64) * correct / canaries
     wrong = np.asarray(tail, np.float64) * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
         raised = np.maximum(wrong, trade_off.least(right))
         if np.all(raised == wrong):
-            break  # and nothing changes any more
+            break  # nothing changes from here on
         right = np.minimum(right + i / (guesses - i) * (raised - wrong), 1.0)
         wrong = raised
     return np.asarray(right + wrong > guesses / canaries)
@@ -131,13 +131,13 @@ def _contradicted(
 
 @dataclasses.dataclass(frozen=True)
 class OneRunGuesses:
-    """How many guesses about the canaries of one run were right.
+    """Holds the numbers of correct guesses about the canaries of one run.
 
     Attributes:
-      canaries: m, each in the data or not by a fair coin of its own.
-      guesses: how many guesses the attacker made; several numbers, fixed beforehand.
-      correct: how many of each were right.
-      confidence: of what is said of all of them together: they share the failure probability.
+      canaries: m, each in the data or not by an independent fair coin.
+      guesses: several numbers of guesses, fixed beforehand.
+      correct: the number of correct ones for each.
+      confidence: of all conclusions together; they share the failure probability.
     """
 
     canaries: int
@@ -146,14 +146,14 @@ class OneRunGuesses:
     confidence: float
 
     def refutes(self, trade_off: TradeOff) -> bool:
-        """Whether the claim is refuted with this confidence, by `p_value_fdp`."""
+        """Returns whether the claim is refuted with this confidence, by `p_value_fdp`."""
         return any(
             bool(_contradicted(correct, guesses, self.canaries, trade_off, self._significance))
             for guesses, correct in zip(self.guesses, self.correct, strict=True)
         )
 
     def epsilon(self, delta: float) -> float:
-        """The largest ε at δ that is refuted with this confidence, by `p_value_dp`."""
+        """Returns the largest ε at δ that is refuted with this confidence, by `p_value_dp`."""
         return max(
             _refuted_epsilon(correct, guesses, self.canaries, delta, self._significance)
             for guesses, correct in zip(self.guesses, self.correct, strict=True)
@@ -175,15 +175,16 @@ def _refuted_epsilon(
 
 
 def guesses_about(scores: ArrayLike, included: ArrayLike, confidence: float) -> OneRunGuesses:
-    """Guesses "in" for the highest scores and "out" for as many lowest, in six numbers.
+    """Guesses "in" for the highest scores and "out" for as many of the lowest.
 
-    Half of the canaries down to a 64th of them are guessed, at least 16.
+    Six numbers of guesses are evaluated, from half of the canaries down to a 64th of them, and at
+    least 16.
 
     Args:
-      scores: (canaries,), high where the attacker thinks that a canary was in; equal ones in an
+      scores: (canaries,), high for canaries that the attacker guesses to be in; equal scores in an
         order that does not depend on the coins.
-      included: (canaries,), whether it was.
-      confidence: of what is said of all numbers together.
+      included: (canaries,), whether a canary was in.
+      confidence: of the conclusions of all numbers together.
 
     Raises:
       ValueError: fewer than 16 canaries.

@@ -1,4 +1,4 @@
-"""The runs of an audit: many at once with and without the canary, or one with many canaries."""
+"""The runs of an audit: many with and without the canary, or one with many canaries."""
 
 import dataclasses
 
@@ -12,21 +12,22 @@ from dpoptax._points import gradient_points
 from dpoptax._random.keys import fold_in
 from dpoptax.auditing._game import leaf_projections
 
-# Floats that a chunk of runs may hold in per-example gradients, or in what makes them.
+# Number of floats that a chunk of runs may hold in per-example gradients or their inputs.
 _CHUNK = 2**24
 
 
 def _releases(opt_state):
-    """The counts of all ledgers, in tree order, each with its reasons to refuse, (ledgers, 2)."""
+    """Returns the counts of all ledgers with their refusals, in tree order, (ledgers, 2)."""
     states = [x for x in jax.tree.leaves(opt_state, is_leaf=is_ledger) if is_ledger(x)]
     found = [(x.count, imprint_of(x).refused.astype(jnp.int32)) for x in states]
     return jnp.array(found, jnp.int32).reshape(-1, 2)
 
 
 def _run(game, begun, threat_model, key, indices, masks):
-    """One run on the given draws, (steps, draw) each: features (1 or steps, F), final state.
+    """Runs the game on the given draws, (steps, draw) each.
 
-    `begun` is the transform's state before any step; its keys are replaced.
+    `begun` is the transform's state before any step; its keys are replaced. Returns features (1 or
+    steps, F) and the final state.
     """
     dataset = game.dataset
     canary = jax.tree.map(lambda x: x[-1:], dataset)
@@ -52,16 +53,16 @@ def _run(game, begun, threat_model, key, indices, masks):
 
 
 def _added(game, points, canary):
-    """What the canary adds to the sum of a step, shaped like the parameters."""
+    """Returns the canary's contribution to the sum of a step, shaped like the parameters."""
     clipped = game.grad_fn(points, canary)
     return clipped.decode(clipped.sum)
 
 
 def _with_fresh_keys(opt_state, key):
-    """The state with each of its keys replaced: a run draws noise of its own."""
+    """Returns the state with new keys, so that each run draws fresh noise."""
 
     def folded(old):
-        # Folded into the transform's own key, so that a transform which ignores it is seen to.
+        # Folded into the transform's key, so that a transform that ignores its key is detected.
         high, low = jax.random.bits(key, (2,))
         return fold_in(fold_in(old, high), low)
 
@@ -74,7 +75,7 @@ def _with_fresh_keys(opt_state, key):
 
 
 def _some_draws(game, key, included):
-    """Draws of one run that need no sampler: the canary alone, or everything at every step."""
+    """Returns the draws of a run without a sampler: one canary, or all rows at every step."""
     shape = (game.steps, game.rows)
     indices = jnp.broadcast_to(jnp.arange(game.rows), shape)
     masks = jnp.ones(shape, bool)
@@ -84,7 +85,7 @@ def _some_draws(game, key, included):
 
 
 class Runs:
-    """Features of many runs, (runs, 1 or steps, F), computed in chunks."""
+    """Computes the features of many runs, (runs, 1 or steps, F), in chunks."""
 
     def __init__(self, game, threat_model, key):
         self.game, self.key = game, key
@@ -92,8 +93,8 @@ class Runs:
 
         self._begun = game.transform.init(game.params)
 
-        # Data and the transform's key are arguments: what is kept on disk of a program holds its
-        # constants.
+        # Data and the transform's key are arguments, since the compilation cache on disk holds the
+        # constants of a program.
         def run(dataset, begun, key, included, draws):
             of_data = dataclasses.replace(game, dataset=dataset)
             noise, sampling = jax.random.split(key)
@@ -121,7 +122,7 @@ class Runs:
         return np.concatenate(chunks)[:count].astype(np.float64)
 
     def _replay(self, keys, included):
-        """The sampler's own draws, under a fresh seed each run; the canary's masked if not in."""
+        """Returns the sampler's draws with a fresh seed in each run, the canary masked if out."""
         sampler = self.game.sampler
         samplers = [dataclasses.replace(sampler, seed=s) for s in _seeds(keys, sampler.seed)]
         samples = [[s.sample(t) for t in range(self.game.steps)] for s in samplers]
@@ -133,7 +134,7 @@ class Runs:
 
 
 def _seeds(keys, like):
-    """A seed for each key, of the kind of `like`, which decides the generator."""
+    """Returns a seed for each key, of the type of `like`, which decides the generator."""
     ciphered = isinstance(like, bytes)
     bits = jax.vmap(lambda key: jax.random.bits(key, (8 if ciphered else 2,)))(keys)
     if ciphered:
@@ -142,7 +143,7 @@ def _seeds(keys, like):
 
 
 def one_run(game, threat_model, key, included):
-    """Each canary's score in one run, the sum of projections on its clipped gradient; state."""
+    """Returns each canary's score in one run, a sum of projections, and the final state."""
     first = game.rows - len(included)
     kept = jnp.concatenate([jnp.ones(first, bool), included])
     samples = [game.sampler.sample(step) for step in range(game.steps)]
@@ -155,7 +156,7 @@ def one_run(game, threat_model, key, included):
         canaries = jax.tree.map(lambda x: x[first:], dataset)
         return jax.lax.map(score, canaries, batch_size=64)
 
-    # The data are an argument here, too.
+    # The data are an argument here as well.
     @jax.jit
     def step(params, opt_state, dataset, kept, indices, mask):
         points = gradient_points(opt_state, params)

@@ -1,4 +1,4 @@
-"""What an audit found: its bounds, what each takes for granted, and how sure each is."""
+"""The result of an audit: bounds with their assumptions and confidence."""
 
 import dataclasses
 import functools
@@ -16,10 +16,10 @@ class Bound:
     """A lower bound on ε.
 
     Attributes:
-      epsilon: the true ε at the audit's δ is no smaller.
-      method: how it was found.
-      assumes: what it takes for granted.
-      failure_probability: how likely the audit gives a larger one than is true, at most.
+      epsilon: the bound on the true ε at the audit's δ.
+      method: the method that found it.
+      assumes: its assumption.
+      failure_probability: an upper bound on the probability that it exceeds the true ε.
     """
 
     epsilon: float
@@ -30,25 +30,25 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """Holds the results of an audit.
 
     Attributes:
-      claimed_epsilon: the ε that the ledger and the sampler state at `delta`.
-      epsilon_lower_bound: with probability `confidence`, the true ε at `delta` is no smaller. By
-        one run on full batches, where no ε is given, it takes for granted that the mechanism is a
-        Gaussian one, as `bounds` says: of another kind one may be right as often at a smaller ε.
+      claimed_epsilon: ε that the ledger and the sampler state at `delta`.
+      epsilon_lower_bound: a lower bound on the true ε at `delta`, with probability `confidence`. By
+        one run on full batches without a given ε, it assumes a Gaussian mechanism, as `bounds`
+        states. Guesses about another mechanism may be correct as often at a smaller ε.
       delta: δ of both.
       confidence: of the bound.
       trials: training runs with the canary, and as many without; canaries for a one-run audit.
-      threat_model: what the attacker saw.
+      threat_model: the observations of the attacker.
       attack: the score by which the attacker decided.
       seconds: wall time.
-      claimed: the trade-off function that is claimed: the ledger's and the sampler's, or that of
-        (ε, δ) where ε was given; `None` where nothing but ε is compared.
-      evidence: what was seen, and what it refutes: a `TradeOffCurve` by many runs, or the guesses
-        about the canaries of one; `None` likewise.
-      family: mechanisms like the claimed one, for bounds by the evidence; `None` where ε was given
-        and the claimed mechanism is not Gaussian, or where its price is not exact but a bound.
+      claimed: the claimed trade-off function: that of the ledger and the sampler, or of (ε, δ) if ε
+        was given; `None` if only ε is compared.
+      evidence: a `TradeOffCurve` by many runs, or the guesses about the canaries of one run; `None`
+        likewise.
+      family: mechanisms like the claimed one, for bounds by the evidence; `None` if ε was given
+        and the claimed mechanism is not Gaussian, or if its price is only a bound.
       canaries: the scores of the canaries of one run; `None` by many runs.
     """
 
@@ -67,14 +67,14 @@ class AuditResult:
 
     @property
     def failure_probability(self) -> float:
-        """1 − `confidence`: how likely each of the bounds, alone, is larger than is true."""
+        """1 − `confidence`, for each of the bounds separately."""
         return 1 - self.confidence
 
     @functools.cached_property
     def violated(self) -> bool:
-        """Whether the bound exceeds the claim, or what was seen refutes the claimed trade-off.
+        """Whether the bound exceeds the claim, or the evidence refutes the claimed trade-off.
 
-        Each of the two errs with the failure probability at most.
+        Each of the two is wrong with at most the failure probability.
         """
         if self.epsilon_lower_bound > self.claimed_epsilon:
             return True
@@ -84,11 +84,11 @@ class AuditResult:
 
     @functools.cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """All bounds that the runs prove, computed when they are asked for, in seconds.
+        """All bounds that the runs prove, computed on first use, in seconds.
 
         By many runs: at one threshold, for any mechanism; and by the whole curve, for mechanisms
-        like the claimed one, if there is a family of them. By one run: Steinke et al.'s and
-        Mahloujifar et al.'s for any (ε, δ)-private mechanism, and the latter's for mechanisms like
+        like the claimed one, if there is a family of them. By one run: those of Steinke et al. and
+        of Mahloujifar et al. for any (ε, δ)-private mechanism, and the latter for mechanisms like
         the claimed one.
         """
         found = []
@@ -111,7 +111,7 @@ class AuditResult:
 
     def __str__(self) -> str:
         verdict = "VIOLATED" if self.violated else "not contradicted"
-        # To the sides on which they still hold.
+        # Rounded to the sides on which they hold.
         most = np.ceil(1e3 * self.claimed_epsilon) / 1e3
         least = np.floor(1e3 * self.epsilon_lower_bound) / 1e3
         return (

@@ -1,4 +1,4 @@
-"""A search for the example that moves a clipped sum the most: the enemy of the bound."""
+"""A search for the example that moves a clipped sum the most."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from dpoptax._points import GradientPoints, gradient_points
 from dpoptax.auditing._game import Game, leaf_projections
 from dpoptax.sampling import PoissonSampler
 
-# What magnitudes an enemy tries: all of float32, with its subnormal numbers.
+# Magnitudes of the search: all of float32, with its subnormal numbers.
 _EXPONENTS = (-149, 127)
-# The game's examples: positions of a linear regression, and how many others stand beside.
+# Examples of the game: positions of a linear regression, their width, and the number of others.
 _POSITIONS, _WIDTH, _OTHERS = 16, 4, 15
 
 
 class WorstExample(NamedTuple):
-    """What a search found.
+    """Holds the result of a search.
 
     Attributes:
-      ratio: how far the example moves the clipped sum, over the clip's sensitivity; above 1, by
-        more than rounding, the clip's bound is broken. Infinite for a sum that is not finite.
+      ratio: the movement of the clipped sum over the clip's sensitivity. If it exceeds 1 by more
+        than rounding, the clip's bound is broken. Infinite for a sum that is not finite.
       example: leaves shaped like those of the batch, without its leading axis.
-      move: what the example adds to the sum and changes in it, float64, shaped like the sum.
+      move: the change of the sum, float64, shaped like the sum.
     """
 
     ratio: float
@@ -45,29 +45,29 @@ def worst_example(
     starts: int = 28,
     steps: int = 50,
 ) -> WorstExample:
-    """Searches for the example that moves a clipped sum the most, beside the others of a batch.
+    """Searches for the example that moves a clipped sum the most, next to the others of a batch.
 
         max_ξ ‖S(others ∪ {ξ}) − S(others)‖ / C,    S as `grad_fn` computes it, in floating point
 
-    From starts in families of data in which bounds were seen to break (positions whose gradients
-    cancel exactly, one group far below another, magnitudes from 1e-45 to 3e38, all but equal
-    entries), it climbs: an example is changed at random, and kept where it moves the sum no less.
-    Leaves of integers, such as labels and tokens, are taken from another example.
+    The search climbs from starts in families of data that broke earlier bounds: positions whose
+    gradients cancel exactly, one group far below another, magnitudes from 1e-45 to 3e38, and nearly
+    equal entries. It changes an example at random and keeps the change if the sum moves at least as
+    far. Leaves of integers, such as labels and tokens, are taken from another example.
 
-    Privacy: the result is made of the batch and is as private. A search proves no bound: it finds
-    what breaks one, or does not.
+    Privacy: the result depends on the batch and is as private. A search cannot prove a bound; it
+    can only break one.
 
     Args:
       grad_fn: from `dpoptax.clipped_grad`, without auxiliary outputs and keys.
-      points: where gradients are taken.
+      points: the gradient points.
       batch: examples along the leading axis of every leaf; the last one is replaced.
       mask: which of the others count; all by default.
       seed: of the search.
-      starts: how many examples to start from; seven families take turns.
-      steps: how many changes to try from each.
+      starts: number of examples to start from; seven families take turns.
+      steps: number of changes to try from each.
 
     Raises:
-      ValueError: a batch without a floating-point leaf, in which there is nothing to search.
+      ValueError: the batch has no floating-point leaf to search in.
 
     >>> import dpoptax
     >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -80,8 +80,8 @@ def worst_example(
     leaves = jax.tree.leaves(batch)
     if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
         raise ValueError(
-            f"the batch has leaves of {sorted({str(leaf.dtype) for leaf in leaves})}: want one of "
-            "floats at least, which the search can change"
+            "`batch` must have a leaf of floats, which the search can change, got leaves of "
+            f"{sorted({str(leaf.dtype) for leaf in leaves})}."
         )
     clipped = jax.jit(lambda batch, mask: grad_fn(points, batch, mask))
     like = jax.eval_shape(clipped, batch, np.ones(len(leaves[0]), bool))
@@ -99,13 +99,13 @@ def searched_canary(
     starts: int = 28,
     steps: int = 50,
 ) -> tuple[Game, float]:
-    """The game of an attacker who plants the worst example that a search found.
+    """Returns the game in which the attacker plants the worst example of a search.
 
-    One full-batch release of a linear regression over positions, ℓ(w; x, y) = ½ Σ‖x w − y‖² at
-    w = 0: the gradient is a sum of products, whose terms can cancel. Beside the example stand 15
-    others, of ordinary size, of 6·10¹⁷, and one of NaN. Where `canary_gradient` asks whether the
-    *noise* is as claimed, this asks whether the *sensitivity* is: the attacker looks along what the
-    example really changed, be it in the summands of others.
+    It is one full-batch release of a linear regression over positions, ℓ(w; x, y) = ½ Σ‖x w − y‖²
+    at w = 0. The gradient is a sum of products whose terms can cancel. There are 15 other examples,
+    of ordinary size, of size 6·10¹⁷, and one of NaN. `canary_gradient` tests whether the *noise* is
+    as claimed; this game tests whether the *sensitivity* is. The attacker projects on the actual
+    change of the sum, including changes in the summands of others.
 
     Args:
       transform: the chain under attack, with `batch_size=16`.
@@ -115,7 +115,7 @@ def searched_canary(
       steps: as for `worst_example`.
 
     Returns:
-      The game, and the move that was found over the clip's sensitivity.
+      The game, and the movement over the clip's sensitivity.
 
     >>> import dpoptax
     >>> tx = dpoptax.gaussian_noise(noise_multiplier=2.0, batch_size=16, key=jax.random.key(0))
@@ -140,7 +140,7 @@ def searched_canary(
     move = moves(mean, batch, found.example)
 
     def observe(update: Any, canary: Any) -> jax.Array:
-        del canary  # what it adds alone: not all that it may change
+        del canary  # its contribution, which is not all that it may change
         return leaf_projections(update, move)
 
     sampler = PoissonSampler(size, size, seed=0)
@@ -148,18 +148,18 @@ def searched_canary(
 
 
 def regression_loss(params: Any, example: Any) -> jax.Array:
-    """½ Σ‖x w − y‖² over positions: a gradient xᵀ(x w − y), whose terms may cancel."""
+    """Returns ½ Σ‖x w − y‖² over positions, with gradient xᵀ(x w − y), whose terms may cancel."""
     x, y = example
     return 0.5 * jnp.sum((x @ params["kernel"] - y) ** 2)
 
 
 def moves(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None) -> Any:
-    """What the last example of a batch changes in a sum, in float64.
+    """Returns the change of a sum by the last example of a batch, in float64.
 
     Args:
-      total: `total(batch, mask)`, a tree of sums; compiled, as its user would have it.
+      total: `total(batch, mask)`, a tree of sums, compiled as in use.
       batch: examples along the leading axis of every leaf.
-      example: what is put in the last place, leaves without that axis.
+      example: the last example, leaves without that axis.
       mask: which of the others count; all by default.
     """
     size = len(jax.tree.leaves(batch)[0])
@@ -173,7 +173,7 @@ def moves(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None)
 
 
 def moved(total: Callable[..., Any], batch: Any, example: Any, mask: Any = None) -> float:
-    """How far the last example of a batch moves a sum, in l2 norm; infinite if that is not finite.
+    """Returns the l2 norm of the change by the last example, infinite if it is not finite.
 
     Arguments as `moves`.
     """
@@ -196,12 +196,12 @@ FAMILIES = 7
 
 
 def start(rng: np.random.Generator, shapes: Any, family: int) -> list[np.ndarray]:
-    """A first example, one array a shape: of a family in which bounds were seen to break."""
+    """Returns a first example, one array per shape, of a family that broke earlier bounds."""
     arrays = [rng.normal(size=shape) for shape in shapes]
     scale = 2.0 ** rng.integers(-30, 30)
     if family == 0:  # one magnitude for each array
         arrays = [a * 2.0 ** rng.integers(*_EXPONENTS) for a in arrays]
-    if family in (1, 2):  # large pairs that cancel: u v^T - v u^T beside something small
+    if family in (1, 2):  # large pairs that cancel: u v^T - v u^T next to small entries
         u, v = rng.integers(1, 32, 2)
         for array, pair in zip(arrays, ((u, v), (v, -u)), strict=False):
             if array.ndim and len(array) > 2:
@@ -216,7 +216,7 @@ def start(rng: np.random.Generator, shapes: Any, family: int) -> list[np.ndarray
     if family == 4:  # equal entries, and all but equal ones
         arrays = [np.ones_like(a) * scale * (1 + 2.0**-20 * (rng.random(a.shape) < 0.1) * a)
                   for a in arrays]  # fmt: skip
-    if family == 5:  # last axes far apart: groups, channels
+    if family == 5:  # last axes of very different size: groups, channels
         for sign, array in zip((1, -1), arrays, strict=False):
             if array.ndim:
                 array *= 2.0 ** (sign * rng.integers(-80, 80, size=array.shape[-1]))
@@ -249,18 +249,18 @@ def _mutate(rng: np.random.Generator, arrays: list[np.ndarray]) -> list[np.ndarr
 def climb(
     total: Callable[..., Any], batch: Any, mask: Any = None, *, seed: int, starts: int, steps: int
 ) -> tuple[float, Any]:
-    """The largest move that starts from the families and climbing hills from them found.
+    """Returns the largest movement found by hill climbing from starts in the families.
 
     Args:
       total: `total(batch, mask)`.
       batch: the batch; the example goes into its last place.
       mask: which of the others count.
       seed: of the search.
-      starts: how many examples to start from.
-      steps: how many changes to try from each.
+      starts: number of examples to start from.
+      steps: number of changes to try from each.
 
     Returns:
-      The largest move, and its example.
+      The largest movement, and its example.
     """
     rng = np.random.default_rng(seed)
     treedef: Any

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from dpoptax.cli.options import (
-    AuditArguments,
-    PlanArguments,
-    TrainArguments,
-    fetch_for,
-)
+from dpoptax.cli.options import AuditArguments, PlanArguments, TrainArguments
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
@@ -33,7 +28,6 @@ def _train(arguments: list[str]) -> int:
         prog=f"dpoptax train {path}",
         description=f"Train as {path} says; every field can be overridden.",
     )
-    fetch_for([given.config], given.fetch)
     if given.config.method.private and given.config.seed is not None:
         warnings.warn(
             "`seed` is known to everyone who can read the config or the command, and whoever knows "
@@ -56,9 +50,6 @@ def _train(arguments: list[str]) -> int:
     reached = f"test accuracy {100 * summary['test_accuracy']:.2f} %"
     if "test_perplexity" in summary:
         reached = f"test perplexity {summary['test_perplexity']:.2f}"
-    if "test_bleu" in summary:
-        scored = summary["test_bleu"], summary["test_rouge_l"]
-        reached += ", BLEU {:.2f} %, ROUGE-L {:.2f} %".format(*scored)
     print(
         f"{summary['method']}: {reached} after {summary['steps']} steps, {spent}; written to "
         f"{given.workdir}"
@@ -95,7 +86,6 @@ def _plan(arguments: list[str]) -> int:
         prog=f"dpoptax plan {path}",
         description=f"What {path} would cost; every field can be overridden.",
     )
-    fetch_for([given.config], given.fetch)
     with Phases(say)("plan"):
         cost = planning.plan_run(given.config, compiled=given.compile, attacks=True)
     print(planning.text(name, cost))
@@ -169,9 +159,6 @@ def _audit(arguments: list[str]) -> int:
         )
         for path in paths or [_config_of("audit", arguments)[0]]
     ]
-    jobs[0].figure.parent.mkdir(parents=True, exist_ok=True)  # minutes before it is needed
-    for job in jobs:
-        fetch_for([job.config], job.fetch)
     rows = [
         row
         for job in jobs
@@ -187,8 +174,6 @@ def _audit(arguments: list[str]) -> int:
     confidence, delta = 100 * jobs[0].confidence, jobs[0].config.delta
     print(f"\nEach bound alone holds with {confidence:g} % confidence, at δ = {delta:g}.")
     print("\n".join(audit.notes(rows)))
-    audit.plot_trade_offs(rows, jobs[0].figure)
-    print(f"Claimed and audited trade-off of errors: {jobs[0].figure}")
     return 1 if any(row.violated for row in rows) else 0
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from dpoptax.cli.options import Data, fetch_for
 from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.search.compare import Comparison
@@ -15,7 +14,7 @@ from dpoptax.training.search.price import Sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Configs(Data):
+class _Configs:
     configs: tyro.conf.Positional[tuple[Path, ...]]
     """Python files with get_config()."""
     data_dir: Path | None = None
@@ -39,14 +38,13 @@ class SweepArguments(_Configs):
 
 
 def with_data(configs: dict[str, TrainConfig], given: _Configs) -> dict[str, TrainConfig]:
-    """The configs with the directory that is given for all of them, fetched if that is asked."""
-    if given.data_dir is not None:
-        configs = {
-            name: dataclasses.replace(config, data_dir=given.data_dir)
-            for name, config in configs.items()
-        }
-    fetch_for(configs.values(), given.fetch)
-    return configs
+    """Returns the configs with the data directory that is given for all of them."""
+    if given.data_dir is None:
+        return configs
+    return {
+        name: dataclasses.replace(config, data_dir=given.data_dir)
+        for name, config in configs.items()
+    }
 
 
 def configs_by_name(paths: Sequence[Path]) -> dict[str, TrainConfig]:

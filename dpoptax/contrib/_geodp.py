@@ -40,7 +40,7 @@ def geodp(
     is gathered.
 
     Privacy: none is stated, and `dpoptax.accounting` refuses this mechanism. It is here to
-    reproduce the paper. With d = 20, B = 256, β = σ = 1 there are two neighbouring batches whose
+    reproduce the paper. With d = 20, B = 256, β = σ = 1 there are two neighboring batches whose
     mean gradients have first angles 0 and π, 54 standard deviations of the noise apart.
 
     Args:

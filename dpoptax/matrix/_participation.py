@@ -83,9 +83,9 @@ class Participation:
         return self.sampler.batch_size
 
     @property
-    def neighbouring_relation(self) -> str:
+    def neighboring_relation(self) -> str:
         """Which data sets the guarantee compares: what the sampler states."""
-        return self.sampler.neighbouring_relation
+        return self.sampler.neighboring_relation
 
     @property
     def independent_steps(self) -> bool:

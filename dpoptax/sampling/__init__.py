@@ -1,21 +1,20 @@
-"""Batch sampling: which records step t trains on, and the privacy event that this makes.
+"""Batch sampling: the records of each step, and the privacy event of drawing them.
 
-A sampler is a small frozen value. `sampler.sample(t)` is a function of (seed, t) alone, so that a
-restored run continues with the same draws and any step can be replayed, in memory and time of
-the order of the batch, however large the dataset. Every sample of a sampler has one shape,
-`padded_size`, with a mask of the entries that count, so that a jitted step compiles once.
-Records and padding stand in random order: what a record changes in the rounding of a sum is bounded
-for others that keep their places, whether it is drawn or not.
+A sampler is a small frozen value. `sampler.sample(t)` is a function of the seed and t only, so that
+a restored run continues with the same draws and any step can be replayed. It takes memory and time
+of the order of the batch, however large the data set is. Every sample has one shape, `padded_size`,
+with a mask of the entries that count, so that a jitted step compiles once. Records and padding are
+in random order. The bound on rounding errors requires that a record does not move the others.
 
-Privacy: amplification by sampling holds against those who do not know which records were drawn.
+Privacy: amplification by sampling holds if the adversary does not know which records were drawn.
 The seed is as secret as the data: never publish it, log it, or reuse it. It decides the generator.
 
-- An integer: NumPy's PCG64, a statistical and not a cryptographic generator: enough against an
-  adversary who sees the trained model, not against one who can recover the generator's state.
-  NumPy may change its streams between versions (NEP 19); a run is reproducible within one.
-- 32 bytes, from `secrets.token_bytes(32)`: SHAKE-256, of the standard library. The draws are as
-  good as random to whoever cannot break it, and their law is exact, in whole numbers: none rests on
-  floating point. A step takes time and memory of the order of the data set.
+- An integer: NumPy's PCG64, a statistical generator. It suffices against an adversary with access
+  to the trained model, but not against the recovery of the generator's state. NumPy may change its
+  streams between versions (NEP 19); a run is reproducible within one.
+- 32 bytes, from `secrets.token_bytes(32)`: SHAKE-256, of the standard library. The draws are
+  indistinguishable from random ones unless SHAKE-256 is broken. Their law is exact, in whole
+  numbers. A step takes time and memory of the order of the data set.
 """
 
 from dataclasses import dataclass
@@ -32,19 +31,19 @@ from dpoptax.sampling._separated import MinSeparationSampler as MinSeparationSam
 if TYPE_CHECKING:
     import dp_accounting as dpa
 
-# What prices a sampler is imported where that is asked for: to draw needs neither dp_accounting nor
-# SciPy's distributions, which take longer to import than the rest.
+# dp_accounting and SciPy's distributions are imported when a sampler is priced: they take longer to
+# import than the rest, and drawing needs neither.
 
 
 @dataclass(frozen=True)
 class PoissonSampler(CutSampler):
-    """Every record is in every step with probability B/N, independently. The default.
+    """Draws every record in every step with probability B/N, independently. The default.
 
     A draw larger than `max_batch_size` is cut to a uniformly random subset of that many records.
     `dp_event` includes the cut (arXiv 2508.15089). By default it has probability 10^-12 a step and
     does not show in epsilon. A smaller `max_batch_size` saves padding and raises epsilon.
 
-    Privacy: add-or-remove-one; N, the size of the larger of two neighbours, enters through B/N
+    Privacy: add-or-remove-one. N, the size of the larger of two neighbors, enters through B/N
     and through the truncation, and is treated as public.
 
     Attributes:
@@ -62,16 +61,16 @@ class PoissonSampler(CutSampler):
 
     max_batch_size: int | None = None
 
-    neighbouring_relation: ClassVar[str] = "add-or-remove-one"
+    neighboring_relation: ClassVar[str] = "add-or-remove-one"
 
     def sample(self, step: int) -> Sample:
-        """The records of a step."""
+        """Returns the records of a step."""
         draws = self._draws(checked_step(step))
         rates = self.dataset_size, self.sampling_probability
         return self._pad(draws.by_chance(*rates, self._largest), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """`steps` noisy sums over truncated Poisson samples; plain ones where N records fit."""
+        """Returns the event of `steps` noisy sums over (truncated) Poisson samples."""
         from dpoptax._pricing import events
 
         return events.truncated_poisson_event(
@@ -83,17 +82,17 @@ class PoissonSampler(CutSampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """As for every sampler, with the probability that a step's draw is cut."""
+        """Returns the sampling as JSON values, with the probability that a step's draw is cut."""
         return {**super().describe(), "overflow_probability": self.overflow_probability}
 
 
 @dataclass(frozen=True)
 class FixedSizeSampler(Sampler):
-    """Every step draws exactly B of the N records, all subsets alike, without replacement.
+    """Draws exactly B of the N records in every step, uniformly and without replacement.
 
-    Privacy: replace-one, N is public. A replaced record moves the clipped sum by twice the clip
-    bound, so the same multiplier buys less than with `PoissonSampler`; the doubling is done in
-    the accounting. PLD accounts for this sampling through its dominating pair and is tighter
+    Privacy: replace-one, N is public. A replaced record moves the clipped sum by twice the clipping
+    bound, so the same multiplier protects less than with `PoissonSampler`. The accounting doubles
+    the sensitivity. PLD accounts for this sampling through its dominating pair and is tighter
     than RDP's general bound (Wang, Balle, Kasiviswanathan 2019, Theorem 27).
 
     Raises:
@@ -103,15 +102,15 @@ class FixedSizeSampler(Sampler):
     array([ True,  True,  True,  True])
     """
 
-    neighbouring_relation: ClassVar[str] = "replace-one"
+    neighboring_relation: ClassVar[str] = "replace-one"
 
     def sample(self, step: int) -> Sample:
-        """The B records of a step."""
+        """Returns the B records of a step."""
         draws = self._draws(checked_step(step))
         return self._pad(draws.subset(self.dataset_size, self.batch_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """`steps` noisy sums over samples without replacement."""
+        """Returns the event of `steps` noisy sums over samples without replacement."""
         import dp_accounting as dpa
 
         from dpoptax._pricing import events
@@ -128,11 +127,11 @@ class FixedSizeSampler(Sampler):
 
 @dataclass(frozen=True)
 class ShuffledSampler(Sampler):
-    """Epochs over a fresh order of the records; each is seen exactly once an epoch.
+    """Draws epochs over a fresh order of the records, each exactly once an epoch.
 
-    The usual way to train without privacy. It has no privacy event: the amplification of
+    This is the usual way to train without privacy. It has no privacy event: the amplification of
     shuffled batches is far weaker than that of Poisson sampling, and no accountant here knows
-    it. The last step of an epoch holds what is left, N - B (ceil(N/B) - 1) records.
+    it. The last step of an epoch holds the remaining N − B (⌈N/B⌉ − 1) records.
 
     The order is a keyed permutation, evaluated at the positions of one step only: no array of
     N entries is ever made.
@@ -145,15 +144,15 @@ class ShuffledSampler(Sampler):
     [0, 1, 2, 3, 4]
     """
 
-    neighbouring_relation: ClassVar[str] = "none"
+    neighboring_relation: ClassVar[str] = "none"
 
     @property
     def steps_per_epoch(self) -> int:
-        """⌈N/B⌉, how many batches it takes to see each record once."""
+        """⌈N/B⌉, the number of batches of an epoch."""
         return -(-self.dataset_size // self.batch_size)
 
     def sample(self, step: int) -> Sample:
-        """The records at the step's place in its epoch's order."""
+        """Returns the records at the step's place in its epoch's order."""
         step = checked_step(step)
         epoch, place = divmod(step, self.steps_per_epoch)
         first = place * self.batch_size
@@ -162,9 +161,9 @@ class ShuffledSampler(Sampler):
         return self._pad(draws.permuted(positions, self.dataset_size), draws)
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """Raises: no epsilon is known to hold."""
+        """Raises a `ValueError`, since no ε is known to hold."""
         raise ValueError(
-            f"sampler={self} has no privacy event: batches of a shuffled epoch are not independent "
-            "of each other, and to account for them as Poisson samples understates epsilon; "
-            "train with PoissonSampler or FixedSizeSampler"
+            f"{self} has no privacy event: batches of a shuffled epoch depend on each other, and "
+            "accounting for them as Poisson samples understates ε. Train with PoissonSampler or "
+            "FixedSizeSampler."
         )

@@ -21,11 +21,11 @@ _SMALL = 4096
 
 @dataclass(frozen=True)
 class RandomAllocationSampler(ChainSampler):
-    """Of every T = ⌈k N/B⌉ steps each record takes part in exactly k, uniformly chosen.
+    """Draws each record in exactly k of every T = ⌈k N/B⌉ steps, uniformly chosen.
 
-    The choice is independent of all other records', and made anew for the next T steps. With
-    k = 1, T is an epoch of ⌈N/B⌉ steps, each record being in exactly one of its batches: balls in
-    bins. With k as large as the run has epochs, T is the whole run. Batches have kN/T records on
+    The choice is independent of other records and made anew for the next T steps. With k = 1, T is
+    an epoch of ⌈N/B⌉ steps, and each record is in exactly one of its batches: balls in bins. With k
+    as large as the number of epochs, T is the whole run. Batches have kN/T records on
     average, which is B where B divides k N and otherwise a little less; B remains the divisor of
     the noisy sum.
 
@@ -145,7 +145,7 @@ class RandomAllocationSampler(ChainSampler):
         )
 
     def _ordered(self, places: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-        """Which members of a group of `size` are at the places of its random order."""
+        """Returns the members of a group of `size` at the places of its random order."""
         rng = self._pcg64(*key)
         return rng.permutation(size)[places] if size <= _SMALL else permuted(places, size, rng)
 

@@ -1,4 +1,4 @@
-"""What all samplers share."""
+"""The base classes of samplers."""
 
 import abc
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ Unit = Literal["example", "user"]
 
 
 def checked_step(step: int) -> int:
-    """The number of a step, as an int."""
+    """Returns the number of a step as an int."""
     remedy = "steps are counted from 0, and drawn outside of jit, ahead of a scan by samples(0, T)"
     return integer("step", step, 0, remedy)
 
@@ -45,16 +45,16 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampler(abc.ABC):
-    """What all samplers share.
+    """Draws the batch of each step, and knows the privacy event of these draws.
 
     Attributes:
       dataset_size: N, the number of records; of users with `dpoptax.users`, and so below.
       batch_size: B, the expected number of records in a step; the divisor of the noisy sum.
       seed: secret. A non-negative integer of any size, for NumPy's PCG64; or 32 bytes, from
-        `secrets.token_bytes(32)`, for SHAKE-256: a cryptographic generator, of whose bits every
-        draw has exactly the law that is priced, in time and memory of the order of N.
-      multiple_of: `padded_size` is a multiple of this; give the microbatch size.
-      unit: what an index stands for, "example" or "user". The privacy guarantee is about one of
+        `secrets.token_bytes(32)`, for SHAKE-256, a cryptographic generator. With the latter, each
+        draw has exactly the priced law and takes time and memory of the order of N.
+      multiple_of: `padded_size` is a multiple of this; pass the micro-batch size.
+      unit: "example" or "user", the meaning of an index. The privacy guarantee is about one of
         them. `dpoptax.users.UserTable.sampler` sets it.
     """
 
@@ -64,7 +64,7 @@ class Sampler(abc.ABC):
     multiple_of: int = 1
     unit: Unit = field(default="example", kw_only=True)
 
-    neighbouring_relation: ClassVar[str]
+    neighboring_relation: ClassVar[str]
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -80,26 +80,26 @@ class Sampler(abc.ABC):
         object.__setattr__(self, "seed", _checked_seed(self.seed))
         if self.batch_size > self.dataset_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is above dataset_size={self.dataset_size}; "
-                "lower it, or take dataset_size for full batches"
+                f"`batch_size` must be at most `dataset_size`, {self.dataset_size}, got "
+                f"{self.batch_size}."
             )
 
     @property
     def generator(self) -> str:
-        """What draws, which the seed decides: "PCG64", or the cryptographic "SHAKE-256"."""
+        """The generator, which the seed decides: "PCG64", or the cryptographic "SHAKE-256"."""
         return "SHAKE-256" if isinstance(self.seed, bytes) else "PCG64"
 
     @abc.abstractmethod
     def sample(self, step: int) -> Sample:
-        """The records of a step, a function of (seed, step) alone.
+        """Returns the records of a step, a function of the seed and the step only.
 
-        For one release: a ledger takes each for one of a draw of its own, and several of one draw
-        cost more. So count steps on through all epochs.
+        A draw is for one release, since ledgers assume a separate draw for each and several
+        releases of one draw cost more. Count the steps on through all epochs.
         """
 
     @abc.abstractmethod
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """What `steps` noisy clipped sums over this sampler's batches reveal."""
+        """Returns the event of `steps` noisy clipped sums over this sampler's batches."""
 
     @property
     def padded_size(self) -> int:
@@ -113,19 +113,19 @@ class Sampler(abc.ABC):
 
     @property
     def independent_steps(self) -> bool:
-        """Whether any steps of a run can be priced apart from the others, and prices composed."""
+        """Whether the steps of a run can be priced one by one and composed."""
         return True
 
     def samples(self, start: int, stop: int) -> Iterator[Sample]:
-        """The samples of steps start, ..., stop - 1."""
+        """Yields the samples of steps start, ..., stop − 1."""
         return (self.sample(step) for step in range(start, stop))
 
     def describe(self) -> dict[str, object]:
-        """How batches were drawn, for a run's record: JSON values, and never the seed."""
+        """Returns the sampling as JSON values for a run's record, without the seed."""
         return {
             "sampling": type(self).__name__,
             "generator": self.generator,
-            "neighbouring_relation": self.neighbouring_relation,
+            "neighboring_relation": self.neighboring_relation,
             "dataset_size": self.dataset_size,
             "batch_size": self.batch_size,
             "sampling_probability": self.sampling_probability,
@@ -136,7 +136,7 @@ class Sampler(abc.ABC):
         return -(-length // self.multiple_of) * self.multiple_of
 
     def _draws(self, *key: int) -> Draws:
-        """What is drawn by the seed and a key, apart from what is by others."""
+        """Returns the draws of the seed and a key, independent of those of other keys."""
         return Pcg64(self._pcg64(*key)) if isinstance(self.seed, int) else self._shake256(*key)
 
     # The class is part of both, so that two kinds of sampler with one seed are independent.
@@ -152,10 +152,11 @@ class Sampler(abc.ABC):
         return shake256(self.seed, type(self).__name__, key)
 
     def _pad(self, drawn: np.ndarray, draws: Draws) -> Sample:
-        """Records and padding in random order: one record more takes a padded place, or another's.
+        """Returns records and padding in random order.
 
-        All others stay where they were, and their sum is rounded as it was. In ascending order a
-        record would push those behind it into other blocks.
+        One more record takes the place of padding or of another record. All others keep their
+        places, so that their sum is rounded as before. In ascending order, a record would move the
+        ones after it into other blocks.
         """
         indices = np.zeros(self.padded_size, np.int64)
         indices[: len(drawn)] = np.sort(drawn)
@@ -169,16 +170,16 @@ def _checked_seed(seed: int | bytes) -> int | bytes:
         return integer("seed", seed, 0, remedy)
     if len(seed) != SEED_BYTES:
         raise ValueError(
-            f"seed has {len(seed)} bytes, and SHAKE-256 is keyed by {SEED_BYTES}: take them from "
-            f"secrets.token_bytes({SEED_BYTES})"
+            f"`seed` must have {SEED_BYTES} bytes, got {len(seed)}. Take them from "
+            f"secrets.token_bytes({SEED_BYTES})."
         )
     return seed
 
 
 class CutSampler(Sampler):
-    """A sampler whose larger draws are cut to a uniformly random subset.
+    """A sampler that cuts larger draws to a uniformly random subset.
 
-    To `max_batch_size`, or where it is None to what draws hardly ever exceed.
+    The largest size is `max_batch_size`, or if it is None, one that draws hardly ever exceed.
     """
 
     max_batch_size: int | None
@@ -191,17 +192,17 @@ class CutSampler(Sampler):
 
     @property
     def padded_size(self) -> int:
-        """The length of every sample: that of the largest draw, and more where that is B.
+        """The length of every sample: that of the largest draw, and more if that is B.
 
-        A draw without its mask would count padding for examples. So it never has the B rows of a
-        batch without padding, by which the noise stage tells the two apart.
+        A draw without its mask would count padding as examples. The noise stage detects this by
+        the number of rows, which is why a padded draw never has exactly B.
         """
         padded = self._largest == self.batch_size < self.dataset_size
         return self._largest + self.multiple_of if padded else self._largest
 
     @property
     def _largest(self) -> int:
-        """The size that larger draws are cut to."""
+        """The size to which larger draws are cut."""
         rates = self.dataset_size, self.sampling_probability
         return self._padded(self.max_batch_size or self._hardly_exceeded(*rates))
 
@@ -214,7 +215,7 @@ class CutSampler(Sampler):
 
     @property
     def full_probability(self) -> float:
-        """The probability that N other records fill a step's batch, which is taken out of δ."""
+        """The probability that N other records fill a step's batch; it is taken out of δ."""
         from scipy import stats
 
         return float(
@@ -223,26 +224,26 @@ class CutSampler(Sampler):
 
 
 class ChainSampler(CutSampler):
-    """A sampler whose records take part by a Markov chain each, apart from all others.
+    """A sampler whose records take part by independent Markov chains.
 
-    What correlated noise costs under it is priced by Monte Carlo (`dpoptax.matrix`).
+    Correlated noise under it is priced by Monte Carlo (`dpoptax.matrix`).
     """
 
-    neighbouring_relation: ClassVar[str] = "replace-special"
+    neighboring_relation: ClassVar[str] = "replace-special"
     _hardly_exceeded = staticmethod(largest_rare_draw)
 
     @property
     def independent_steps(self) -> bool:
-        """Not: a record's steps depend on each other."""
+        """False, since a record's steps depend on each other."""
         return False
 
     @property
     @abc.abstractmethod
     def chain(self) -> Chain:
-        """When a record takes part."""
+        """The law of a record's participations."""
 
     def dp_event(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """The first `steps` noisy sums, the overflow of batches included."""
+        """Returns the event of the first `steps` noisy sums, including the overflow of batches."""
         from dpoptax._pricing import events
 
         return events.participation_event(
@@ -256,4 +257,4 @@ class ChainSampler(CutSampler):
 
     @abc.abstractmethod
     def _bound(self, noise_multiplier: float, steps: int) -> "dpa.DpEvent":
-        """What reveals no less and can be composed."""
+        """Returns an event that reveals at least as much and can be composed."""

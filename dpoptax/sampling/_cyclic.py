@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CyclicPoissonSampler(Sampler):
-    """Poisson sampling from one of `cycle_length` groups at a time, the groups in turns.
+    """Draws Poisson samples from one of `cycle_length` groups at a time, the groups in turns.
 
     The records are cut into groups of g = ⌊N/cycle_length⌋ by a keyed permutation; step t draws
     from group t mod cycle_length, each of its records with probability B/g, independently. Between
-    two steps in which a record can take part lie cycle_length − 1 others: that is what correlated
-    noise needs, see `dpoptax.matrix`. With B = g every record takes part in every turn of its
+    two possible participations of a record there are cycle_length − 1 other steps, as correlated
+    noise needs (`dpoptax.matrix`). With B = g every record takes part in every turn of its
     group: batches in a fixed order, without amplification. With cycle_length = 1 it is Poisson
     sampling.
 
@@ -46,7 +46,7 @@ class CyclicPoissonSampler(Sampler):
 
     cycle_length: int = 1
 
-    neighbouring_relation: ClassVar[str] = "replace-special"
+    neighboring_relation: ClassVar[str] = "replace-special"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,8 +54,8 @@ class CyclicPoissonSampler(Sampler):
         object.__setattr__(self, "cycle_length", length)
         if self.batch_size > self.group_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is above the {self.group_size} records of a group; "
-                f"lower it, or lower cycle_length={length}"
+                f"`batch_size` must be at most the {self.group_size} records of a group, got "
+                f"{self.batch_size}. Lower it, or lower cycle_length={length}."
             )
 
     @property

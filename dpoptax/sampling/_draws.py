@@ -1,4 +1,4 @@
-"""What samplers draw with: how large a Poisson draw may be, and draws by NumPy's generator."""
+"""The size of the largest Poisson draw, and draws by NumPy's generator."""
 
 import functools
 import math
@@ -17,21 +17,21 @@ _RARE_OVERFLOW_PROBABILITY = 1e-18
 
 @functools.lru_cache(maxsize=64)
 def largest_usual_draw(dataset_size: int, probability: float) -> int:
-    """What a Poisson draw exceeds with the probability of an overflow, at most `dataset_size`."""
+    """Returns a size that a Poisson draw exceeds with probability 10^-12, at most N."""
     return _exceeded_with(_OVERFLOW_PROBABILITY, dataset_size, probability)
 
 
 @functools.lru_cache(maxsize=64)
 def largest_rare_draw(dataset_size: int, probability: float) -> int:
-    """As above with the probability of a rare overflow."""
+    """Returns a size that a Poisson draw exceeds with probability 10^-18, at most N."""
     return _exceeded_with(_RARE_OVERFLOW_PROBABILITY, dataset_size, probability)
 
 
 def _exceeded_with(chance: float, size: int, probability: float) -> int:
-    """The least number that a Binomial(size, probability) draw exceeds with at most `chance`.
+    """Returns the least number that a Binomial(size, probability) draw exceeds with `chance`.
 
-    By bisection of the tail. It sets a size of arrays, and no price rests on it: how probable an
-    overflow of that size is, events take from SciPy, which takes too long to import for this.
+    By bisection of the tail. It only sets the size of arrays. Events take the probability of an
+    overflow of that size from SciPy, which takes too long to import here.
     """
     low, high = math.floor(size * probability), size
     while low < high:
@@ -44,7 +44,7 @@ def _exceeded_with(chance: float, size: int, probability: float) -> int:
 
 
 def _tail(count: int, size: int, probability: float) -> float:
-    """P(X > count) of X ~ Binomial(size, probability), for count of at least the mean."""
+    """Returns P(X > count) of X ~ Binomial(size, probability), for a count above the mean."""
     if count >= size or probability == 0:
         return 0.0
     if probability == 1:
@@ -67,36 +67,36 @@ def _tail(count: int, size: int, probability: float) -> float:
 
 
 def checked_largest(value: int | None, batch_size: int, dataset_size: int) -> int | None:
-    """`max_batch_size` as an int between the expected size and all records, or an error."""
+    """Returns `max_batch_size` as an int between B and N, or raises."""
     if value is None:
         return None
     largest = integer("max_batch_size", value, 1, "choose at least batch_size")
     if not batch_size <= largest <= dataset_size:
         raise ValueError(
-            f"max_batch_size={largest} must be between batch_size={batch_size} and "
-            f"dataset_size={dataset_size}; leave it out for a safe default"
+            f"`max_batch_size` must be between `batch_size`, {batch_size}, and `dataset_size`, "
+            f"{dataset_size}, got {largest}. Leave it out for a safe default."
         )
     return largest
 
 
 class Draws(Protocol):
-    """What a sampler draws by its seed and a key."""
+    """The draws of a sampler's seed and a key."""
 
     def by_chance(self, size: int, probability: float, at_most: int) -> np.ndarray:
-        """Of range(size) each with a probability, apart from all others; a subset of too many."""
+        """Returns each of range(size) with a probability, independently; a subset of too many."""
 
     def subset(self, size: int, count: int) -> np.ndarray:
-        """So many of range(size), all subsets alike."""
+        """Returns a uniformly random subset of range(size), `count` of them."""
 
     def permutation(self, size: int) -> np.ndarray:
-        """Of range(size), all alike."""
+        """Returns a uniformly random permutation of range(size)."""
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """What stands at the places of a permutation of range(size)."""
+        """Returns the entries at `places` of a random permutation of range(size)."""
 
 
 class Pcg64:
-    """Draws by NumPy's PCG64, in memory and time of what is drawn, however large the data set."""
+    """Draws by NumPy's PCG64, in memory and time of the order of the result."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -109,20 +109,20 @@ class Pcg64:
         return self.subset(size, min(int(self._rng.binomial(size, probability)), at_most))
 
     def subset(self, size: int, count: int) -> np.ndarray:
-        """So many of range(size), all subsets alike."""
+        """Returns a uniformly random subset of range(size), `count` of them."""
         return self._rng.choice(size, size=count, replace=False, shuffle=False)
 
     def permutation(self, size: int) -> np.ndarray:
-        """Of range(size), all alike."""
+        """Returns a uniformly random permutation of range(size)."""
         return self._rng.permutation(size)
 
     def permuted(self, places: np.ndarray, size: int) -> np.ndarray:
-        """By a keyed permutation that is evaluated at the places alone."""
+        """Returns the entries of a keyed permutation, which is evaluated at `places` only."""
         return permuted(places, size, self._rng)
 
 
 def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A keyed pseudorandom permutation of range(size), at the positions.
+    """Returns the entries of a keyed pseudorandom permutation of range(size).
 
     A Feistel network over pairs (left, right) in a grid of at least `size` cells: each round adds
     a hash of one half to the other, which can be undone, so the whole is a permutation of the
@@ -146,7 +146,7 @@ def permuted(positions: np.ndarray, size: int, rng: np.random.Generator) -> np.n
 def permuted_within(
     places: np.ndarray, sizes: np.ndarray, labels: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """As `permuted`, each place in a group of its own size, whose label is a part of the key."""
+    """As `permuted`, for places in groups of given sizes, whose labels are part of the key."""
     rows = np.sqrt(np.maximum(sizes - 1, 0)).astype(np.uint64) + np.uint64(1)
     columns = (sizes.astype(np.uint64) + rows - np.uint64(1)) // rows
     keys = rng.integers(0, 2**64, size=12, dtype=np.uint64)

@@ -20,7 +20,7 @@ _LEVELS = 30
 
 @dataclass(frozen=True)
 class MinSeparationSampler(ChainSampler):
-    """A record takes part with probability p, unless it did in one of the last b − 1 steps.
+    """Draws each record with probability p, unless it was drawn in the last b − 1 steps.
 
     Independently of all other records, and from the first step on as if the run had gone on for
     ever: in every step a record is with probability B/N, for which p = B/(N − (b − 1) B). b = 1 is
@@ -63,14 +63,14 @@ class MinSeparationSampler(ChainSampler):
         object.__setattr__(self, "separation", separation)
         if isinstance(self.seed, bytes):
             raise ValueError(
-                "seed: minimum separation is drawn by NumPy's PCG64 alone, from an integer: take "
-                "secrets.randbits(128)"
+                "`seed` must be an integer: minimum separation is drawn by NumPy's PCG64. Take one "
+                "from secrets.randbits(128)."
             )
         if separation * self.batch_size > self.dataset_size:
             raise ValueError(
-                f"separation={separation} times batch_size={self.batch_size} is above dataset_size="
-                f"{self.dataset_size}: records that rest for separation − 1 steps cannot fill the "
-                "batches; lower one of them"
+                "`separation` times `batch_size` must be at most `dataset_size`, "
+                f"{self.dataset_size}, got {separation} times {self.batch_size}. Records that rest "
+                "for separation − 1 steps cannot fill the batches."
             )
 
     @property

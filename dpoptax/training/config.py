@@ -1,31 +1,28 @@
-"""What a training run is: one frozen dataclass, read from a Python file and checked at once."""
+"""Defines the config of a training run and reads configs from Python files."""
 
 import dataclasses
 import fnmatch
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpoptax.training import config_files
-from dpoptax.training.data.dataset import Unit, Wanted
-from dpoptax.training.data.dictionary import Dictionary
-from dpoptax.training.data.features import FeatureMap
-from dpoptax.training.data.scattering import Colors, Scattering
-from dpoptax.training.data.tokens import Tokens
+from dpoptax.training.data.dataset import DatasetSpec, Unit
 from dpoptax.training.errors import ConfigError, line_in, unknown_name
-from dpoptax.training.methods import DPSGD, Augmented, Method
+from dpoptax.training.methods import DPSGD, Method
 from dpoptax.training.roles import Numbers, Role, check, field
 
-Features = Literal["none", "scattering", "dictionary"]
-"""What takes the place of images."""
+if TYPE_CHECKING:
+    import flax.linen as nn
+    import jax
+
+    from dpoptax.training.models import Variables
 
 Accountant = Literal["pld", "rdp", "monte_carlo"]
 """As `dpoptax.accounting.Accountant`, which takes longer to import than all of this."""
 
 _COUNT = Numbers(lambda x: isinstance(x, int) and x >= 1, "a positive whole number")
-_LENGTH = Numbers(lambda x: isinstance(x, int) and x >= 2, "a whole number of at least 2")
-_NUMBER = Numbers(lambda x: isinstance(x, int) and 0 <= x < 2**63, "a whole number, 0 for none")
 _SEED = Numbers(
     lambda x: isinstance(x, int) and 0 <= x < 2**256,
     "a whole number from 0 to 2**63 - 1, or to 2**256 - 1 with generator='chacha20'",
@@ -56,47 +53,11 @@ class TrainConfig:
     """Where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = field("digits", Role.KEPT)
-    """Name of a data set: digits, or one of files: mnist, fashion_mnist, cifar10, cifar100,
-    imagenet; sst2, qnli, mnli, qqp; e2e or dart."""
+    """Name of a data set: digits, image_folder, or one that the config file registers."""
     data_dir: Path | None = field(None, Role.CHANGEABLE)
-    """Directory with the files of the data set as they are published; digits needs none."""
-    features: Features = field("none", Role.KEPT | Role.UNPRICED)
-    """What models see of an image: none, itself; scattering, fixed means of wavelet moduli;
-    dictionary, how much of each of many patches it has, which a random process drew. Both are of
-    one example at a time and so without a cost in privacy, computed once and kept on disk."""
-    scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Binary logarithm of the pixels that a feature is a mean over; the resolution falls by it."""
-    scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of directions of the wavelets."""
-    feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of groups of channels of scattering, each of mean 0 and variance 1 over its one
-    example; None: features are not normalised."""
-    feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
-    """What scattering is of: given, an image's own channels; opponent, of red, green and blue their
-    sum and two differences, fixed and of one pixel."""
-    dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of patches of the dictionary, each of which counts as its mirror image, too."""
-    dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Height and width of a patch of the dictionary, in pixels."""
-    dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Cells along each side of an image; features are means over one of them."""
+    """Directory with the files of the data set; digits needs none."""
     model: str = field("mlp", Role.KEPT | Role.UNPRICED)
-    """Name of a model: linear, mlp, cnn, cnn_2, cnn_5, tanh_cnn, tanh_cnn_mnist, tanh_cnn_features,
-    resnet_3, resnet_18, resnet_50, wrn_16_4, efficientnet_b0, vit_digits, vit_tiny, vit_small,
-    vit_small_16, vit_small_published; roberta_base, roberta_large for sentences; gpt2 for
-    generation."""
-    pretrained: Path | None = field(None, Role.KEPT)
-    """Directory of a published model, with config.json, model.safetensors and, for texts, the
-    tokenizer's files; training starts from its weights. The last four models need one."""
-    sequence_length: int = field(128, Role.KEPT, _LENGTH)
-    """Number of tokens of an example; longer texts are cut, shorter ones padded."""
-    lora_rank: int | None = field(None, Role.KEPT, _COUNT)
-    """Rank of the trained correction to each projection of a published model, the rest of which is
-    frozen, but for the classification head; None: all weights are trained."""
-    lora_alpha: float = field(16.0, Role.KEPT, _POSITIVE)
-    """The correction is multiplied by lora_alpha / lora_rank."""
-    lora_projections: tuple[str, ...] = field((), Role.KEPT)
-    """Names of the corrected projections; none: query and value, or what GPT-2 has in one."""
+    """Name of a model: linear, mlp, cnn, transformer, or one that the config file registers."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
     """What ε is about: example, or user, who owns several examples: these are one example to the
@@ -104,8 +65,6 @@ class TrainConfig:
     records_per_user: int | None = field(None, Role.KEPT, _COUNT)
     """Largest number of examples of a user in a step; of one who owns more, each step draws as
     many."""
-    owners: Path | None = field(None, Role.CHANGEABLE)
-    """Text file with a line for each training example: whose it is; None: the data set says so."""
 
     steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
@@ -172,16 +131,6 @@ class TrainConfig:
     """What shares the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
-    beams: int = field(0, Role.CHANGEABLE, _NUMBER)
-    """Number of beams with which a text is generated for each source of the test split after the
-    last step, to be scored with BLEU and ROUGE-L; 1: greedy; 0: none is generated."""
-    length_penalty: float = field(1.0, Role.CHANGEABLE, _NOT_NEGATIVE)
-    """Beams are ranked by log-probability / tokens ** length_penalty."""
-    max_new_tokens: int = field(100, Role.CHANGEABLE, _COUNT)
-    """Number of tokens after which a generated text is cut."""
-    record: int = field(0, Role.KEPT | Role.STEP, _NUMBER)
-    """Number of coordinates of the released and of the filtered gradient to keep of every step, for
-    dpoptax.filters.spectrum. They are released anyway: the record costs no privacy."""
     record_training_metrics: bool = field(False, Role.KEPT)
     """Also record loss and accuracy on the training split, in all of the run. They are computed
     from private data without noise: the stated ε does not cover them."""
@@ -193,11 +142,6 @@ class TrainConfig:
                 "dpoptax.training.methods.DPSGD()"
             )
         check(self)
-        if self.record and (not self.method.private or self.noise_multiplier == 0):
-            raise ConfigError(
-                f"record={self.record} keeps released gradients, and without noise none is "
-                "released; give record=0, or a private method with noise"
-            )
         if self.fixed_point and not self.method.fixed_point:
             raise ConfigError(
                 f"fixed_point=True is not for method={self.method.name}, whose noise is not the "
@@ -218,21 +162,16 @@ class TrainConfig:
                 "seed is above 2**63 - 1, for which keys of generator='threefry' have no bits; "
                 "give generator='chacha20', or a smaller one"
             )
-        if self.features != "none" and isinstance(self.method, Augmented):
-            raise ConfigError(
-                f"features={self.features!r} are computed once, and method={self.method.name} "
-                "alters the images of each step; give features='none' or another method"
-            )
         if self.unit == "user" and self.records_per_user is None:
             raise ConfigError(
                 "records_per_user=None with unit='user': give the largest number of examples that "
                 "a user has in a step"
             )
-        for name in ("records_per_user", "owners"):
-            if self.unit == "example" and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is for unit='user'; leave it out, or give that"
-                )
+        if self.unit == "example" and self.records_per_user is not None:
+            raise ConfigError(
+                f"records_per_user={self.records_per_user} is for unit='user'; leave it out, or "
+                "give that"
+            )
         if self.method.private and self.epsilon is None and self.noise_multiplier is None:
             raise ConfigError(
                 "epsilon=None with noise_multiplier=None leaves the noise undetermined; give "
@@ -240,38 +179,35 @@ class TrainConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, the method with its name, for summary.json."""
-        fields = {
-            **dataclasses.asdict(self),
-            "method": self.method.to_dict(),
-            "lora_projections": list(self.lora_projections),
-        }
-        return {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()}
+        """Returns all fields as plain values, the method with its name, for summary.json."""
+        fields = {**dataclasses.asdict(self), "method": self.method.to_dict()}
+        return {name: _plain(value) for name, value in fields.items()}
 
-    def data(self, *, progress: bool = False) -> Wanted:
-        """What the run wants of its data set; `progress` shows how far reading it is."""
-        return Wanted(
-            self.dataset, self.data_dir, self.tokens, self.feature_map, self.owners, progress
-        )
+    # A subclass that adds fields overrides these to read other data or to build other models.
 
-    @property
-    def tokens(self) -> Tokens:
-        """How the texts of a data set become arrays."""
-        return Tokens(self.pretrained, self.sequence_length)
+    def data(self, *, progress: bool = False) -> DatasetSpec:
+        """Specifies the data of the run. `progress` shows how far reading it is."""
+        return DatasetSpec(self.dataset, self.data_dir, progress)
 
-    @property
-    def feature_map(self) -> FeatureMap | None:
-        """What takes the place of the images of a data set; None where nothing does."""
-        if self.features == "none":
-            return None
-        if self.features == "dictionary":
-            return Dictionary(self.dictionary_filters, self.dictionary_patch, self.dictionary_grid)
-        return Scattering(
-            self.scattering_scale,
-            self.scattering_angles,
-            self.feature_groups,
-            self.feature_colors,
-        )
+    def build_model(self, num_classes: int) -> "nn.Module":
+        """Builds the flax module that `model` names."""
+        from dpoptax.training import models  # flax takes a second to import
+
+        return models.build_model(self.model, num_classes)
+
+    def initial_variables(
+        self, model: "nn.Module", inputs: "jax.Array", key: "jax.Array"
+    ) -> "Variables":
+        """Returns the variables with which training starts, for inputs of one example."""
+        from dpoptax.training import models
+
+        return models.initial_variables(model, inputs, key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.plots import COLOURS, label, signed
+from dpoptax.training.run.figures import COLOURS, label, signed
 from experiments.image_benchmark.page_groups import (
     BASELINE,
     Entry,

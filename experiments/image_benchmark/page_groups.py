@@ -11,11 +11,12 @@ from scipy import stats
 
 from dpoptax.matrix import CyclicPoissonSampler
 from dpoptax.training import methods
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.run import records
 from dpoptax.training.run.privacy import SAMPLERS
-from dpoptax.training.search.lines import Line
+from experiments import methods as contrib_methods
+from experiments.config import ExperimentConfig
+from experiments.image_benchmark.run_lines import Line
 from experiments.reports.paper_runs import points
 
 BASELINE, MOMENTUM = "DP-SGD", "DP-SGD, momentum"
@@ -225,12 +226,12 @@ def _entry(label: str, runs: list[Line]) -> Entry | None:
         learning_rate=tests[0].learning_rate,
         rates=tuple(sorted(tried)),
         accuracies={run.seed: 100 * run.accuracy for run in sorted(tests, key=lambda r: r.seed)},
-        gradients=points(TrainConfig(method=_method(tests[0]))),
+        gradients=points(ExperimentConfig(method=_method(tests[0]))),
     )
 
 
 def _setting(line: Line, delta: float) -> Setting:
-    given = TrainConfig().to_dict() | line.settings
+    given = ExperimentConfig().to_dict() | line.settings
     common = ("dataset", "features", "model", "steps", "batch_size", "unit")
     return Setting(
         **{name: given[name] for name in common},
@@ -242,20 +243,20 @@ def _setting(line: Line, delta: float) -> Setting:
 
 
 def _sampling(line: Line) -> str:
-    return str((TrainConfig().to_dict() | line.settings)["sampling"])
+    return str((ExperimentConfig().to_dict() | line.settings)["sampling"])
 
 
 def _relation(line: Line) -> str:
     """Describes the neighboring relation."""
     sampling = _sampling(line)
     sampler: Any = CyclicPoissonSampler if sampling == "in_order" else SAMPLERS[sampling]
-    return str(sampler.neighbouring_relation)
+    return str(sampler.neighboring_relation)
 
 
 def _method(line: Line) -> methods.Method:
     """Returns the method of a line with its parameters."""
     given = dict(line.settings["method"])
-    every = vars(methods).values()
+    every = (vars(methods) | vars(contrib_methods)).values()
     kinds = {kind.name: kind for kind in every if isinstance(kind, type) and hasattr(kind, "name")}
     kind = kinds.get(given.pop("name"))
     if kind is None or "class" in given:

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 
 import dpoptax
 from dpoptax.training.bars import Bar
-from dpoptax.training.config import TrainConfig, load_configs
 from dpoptax.training.methods import DPSGD
-from dpoptax.training.models import models
 from dpoptax.training.run import records
 from dpoptax.training.run.chain import build_chain
 from dpoptax.training.run.planning import plan_run
 from dpoptax.training.run.seeds import Keys
 from experiments.code_version import source_sha256
+from experiments.config import ExperimentConfig, load_experiments
+from experiments.data import PUBLISHED
+from experiments.models.published_models import PUBLISHED_MODELS
 
 CLAIMS = {
     "disk/figure_1": "DiSK above its base at every ε; ε = 8: CIFAR-10 63 to 75 %, CIFAR-100 21 to "
@@ -81,7 +82,7 @@ class PaperRun:
 
     file: str
     name: str
-    config: TrainConfig
+    config: ExperimentConfig
     flops: float
 
 
@@ -92,7 +93,7 @@ def costs(
     loaded = [
         (str(path.relative_to(root)), name, config)
         for path in files
-        for name, config in load_configs(path).items()
+        for name, config in load_experiments(path).items()
     ]
     known: dict[str, float] = {}
     code = source_sha256()
@@ -110,12 +111,13 @@ def costs(
     ]
 
 
-def points(config: TrainConfig) -> int:
+def points(config: ExperimentConfig) -> int:
     """Returns the number of gradients that the method takes of each example and its copies."""
     params = {"w": jnp.zeros(2)}
     chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
-    return (len(found.points) + (found.tangent is not None)) * config.method.copies
+    copies: int = getattr(config.method, "multiplicity", 1)
+    return (len(found.points) + (found.tangent is not None)) * copies
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
@@ -160,22 +162,22 @@ def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
     for run in runs:
         path = run.file.removeprefix("configs/papers/").removesuffix(".py")
         needs = '--data-dir "$DATA" '
-        if run.config.model in models.PUBLISHED_MODELS:
+        if run.config.model in PUBLISHED_MODELS:
             needs += f'--pretrained "$PRETRAINED/{run.config.model}" '
-        lines.append(
-            f"dpoptax train {shlex.quote(f'{run.file}:{run.name}')} {needs}"
-            f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}  "
-            f"# {_hours(run.flops / flops_per_second)}"
-        )
+        named = f"{shlex.quote(f'{run.file}:{run.name}')} {needs}"
+        named += f"--workdir {shlex.quote(f'runs/{path}/{run.name}')}"
+        lines.append(f"dpoptax train {named}  # {_hours(run.flops / flops_per_second)}")
+        if PUBLISHED[run.config.dataset].kind == "generation":
+            lines.append(f"python -m experiments generate {named}")
     return "\n".join(lines) + "\n"
 
 
-def _step(config: TrainConfig) -> str:
+def _step(config: ExperimentConfig) -> str:
     text = f"{config.sequence_length} {config.lora_rank} {config.lora_projections}"
     return f"{config.dataset} {config.model} {config.batch_size} {text}"
 
 
-def _flops_of_one_point(config: TrainConfig) -> float:
+def _flops_of_one_point(config: ExperimentConfig) -> float:
     """Returns the operations of one step of DP-SGD. The amount of noise does not matter."""
     step = dataclasses.replace(
         config,
@@ -185,7 +187,6 @@ def _flops_of_one_point(config: TrainConfig) -> float:
         epsilon=None,
         accountant="rdp",
         steps=1,
-        record=0,
         parameter_ema=None,
     )
     return float(plan_run(step).flops or 0.0)

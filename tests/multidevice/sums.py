@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import dpoptax
-from dpoptax._clip import block_sums as of_examples
+from dpoptax._clip import block_sums
 from dpoptax._clip.clipped_sum import is_intact
 from dpoptax._clipped_grad.per_example_sum import per_example_sum
 from dpoptax.auditing import _worst_example as adversary
@@ -293,7 +293,7 @@ def test_no_example_moves_the_sum_over_devices_by_more_than_the_bound(devices):
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("split", [False, True])
 def test_the_sums_of_many_devices_are_added_in_whole_numbers(split, batch, want, monkeypatch):
-    monkeypatch.setattr(of_examples, "in_whole_numbers", lambda whole: True)
+    monkeypatch.setattr(block_sums, "uses_integer_totals", lambda whole: True)
     mesh = make_mesh((8,), ("data",), KINDS[0])
     specs = FSDP if split else dict.fromkeys(FSDP, P())
     points = points_at(*(put(make_params(seed), mesh, specs) for seed in (0, 1)))

@@ -1,6 +1,6 @@
 """DiSK's training from scratch on images: the bold values of its Table 2 on each data set."""
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167}
 MODELS = {"cifar100": "wrn_16_4", "imagenet": "vit_small_16"}
@@ -8,7 +8,7 @@ EPOCHS = {"mnist": 40, "imagenet": 160}
 RATES = {"mnist": 0.25, "imagenet": 3e-4}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """B = 5000, C = 1 with automatic clipping, δ = 1/N^1.1, warm-up and cosine (C.1, C.2).
 
     E = 40 and η = 0.25 on MNIST, 80 and 0.005 on CIFAR, 160 and 0.0003 on ImageNet: the best of the
@@ -24,7 +24,7 @@ def get_configs() -> dict[str, TrainConfig]:
     """
     rows = {}
     for dataset, size in SIZES.items():
-        rows[dataset] = TrainConfig(
+        rows[dataset] = ExperimentConfig(
             dataset=dataset,
             model=MODELS.get(dataset, "cnn_5"),
             steps=EPOCHS.get(dataset, 80) * size // 5000,

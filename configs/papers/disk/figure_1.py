@@ -11,11 +11,12 @@ multiplier by √(c² + (1 - c)²), which breaks its ε and is not done here.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """The base optimizer, DiSK on it, and DiSK with the published code's gain."""
     base = load_configs(Path(__file__).with_name("base.py"))
     methods = {

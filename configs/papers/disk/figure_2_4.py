@@ -10,8 +10,9 @@ ResNet-50 (Figure 7); of CIFAR-100 it says 41.8 % where Table 6 says 42.0 %.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 PANELS = (
     ("mnist", "cnn_5", 0.5),
@@ -23,7 +24,7 @@ PANELS = (
 )
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """The base optimizer, and DiSK on it."""
     base = load_configs(Path(__file__).with_name("base.py"))
     return {

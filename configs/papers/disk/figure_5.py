@@ -9,11 +9,12 @@ clipping as from scratch; κ = 0.7, γ = 0.5.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Disk
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """DPAdam, and DiSK on it; all weights are trained."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar100")["cifar100"]
     base = dataclasses.replace(

@@ -19,11 +19,12 @@ optimal, and ε is that of replacing an example by one that adds zero.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, CorrelatedNoise, Disk, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """The base optimizer, DOPPLER, DP-FTRL and DiSK."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     methods = {

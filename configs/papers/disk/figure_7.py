@@ -21,16 +21,17 @@ are not in the figure.
 
 import dataclasses
 
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import DPSGD, Augmented, AugmentedDisk, Disk
+from dpoptax.training.methods import DPSGD, Augmented, Disk
+from experiments.config import ExperimentConfig
+from experiments.methods import AugmentedDisk
 
 COPIES = {"multiplicity": 4, "shift": 4, "mirrored": True, "flip": True}
 DISK = {"kappa": 0.7, "gamma": 0.5}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Without and with DiSK, with all options and plain."""
-    plain = TrainConfig(
+    plain = ExperimentConfig(
         dataset="imagenet",
         model="resnet_50",
         steps=71_589,

@@ -8,14 +8,15 @@ its ε are on the axis alone, here those of Table 6.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Disk
+from experiments.config import ExperimentConfig
 
 KAPPAS = (0.99, 0.9, 0.8, 0.7, 0.6, 0.5)
 GAMMAS = {f"{gamma:g}": gamma for gamma in (0.2, 0.3, 0.5, 1.0, 2.0, 3.0)} | {"nag": None}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Pairs of gain and look-ahead, then of gain and ε."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     first = {

@@ -10,8 +10,8 @@ value; its scale is not stated, here 16. δ is that of Table 7, which is 1/N^1.1
 and a little and much less than it for MNLI and QNLI.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, Disk, Method, NonPrivate
+from experiments.config import ExperimentConfig
 
 TASKS = {
     "mnli": (392_702, 6, 6.3e-7),
@@ -34,7 +34,7 @@ LARGE = ("adamw", "lora", "dp_lora", "kf_dp_lora")
 """The rows of Table 3 for RoBERTa-large."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Automatic clipping at C = 1 (C.2); ε of 1 and 6.7, and without privacy none."""
     rows = {}
     for model in ("roberta_base", "roberta_large"):
@@ -46,7 +46,7 @@ def get_configs() -> dict[str, TrainConfig]:
                     if model == "roberta_large" and name not in LARGE:
                         continue
                     label = "eps-inf" if epsilon is None else f"eps-{epsilon:g}"
-                    rows[f"{model}/{task}/{label}/{name}"] = TrainConfig(
+                    rows[f"{model}/{task}/{label}/{name}"] = ExperimentConfig(
                         method=method,
                         dataset=task,
                         model=model,

@@ -1,11 +1,11 @@
 """DOPPLER's experiments on images: what its figures share on each data set."""
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """ε = 8 (Figures 3 and 7), δ = 1/N^1.1 (section 6.1), 80 epochs, B = 1000, η = 0.5.
 
     Table 1 states grids only: epochs 50, 80, 120, 150; B 500, 1000, 2000, 5000 on CIFAR; η 0.8,
@@ -17,7 +17,7 @@ def get_configs() -> dict[str, TrainConfig]:
     Most results of the paper are of one run (its checklist).
     """
     return {
-        dataset: TrainConfig(
+        dataset: ExperimentConfig(
             dataset=dataset,
             model="cnn_5",
             steps=80 * size // 1000,

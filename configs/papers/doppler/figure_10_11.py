@@ -7,11 +7,12 @@ both; the rates are the grid of Table 1.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Doppler, LPAdam
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Figure 10 by learning rate, Figure 11 without and with warm-up and cosine decay."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     base = dataclasses.replace(base, steps=150 * 50)

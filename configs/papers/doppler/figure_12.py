@@ -7,11 +7,12 @@ the paper does not say which ViT it was, nor its ε, here 1, 2, 4 and 8, nor its
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Without and with the first-order filter of Table 2; all weights are trained."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     base = dataclasses.replace(base, model="vit_small_published", steps=500, microbatch_size=20)

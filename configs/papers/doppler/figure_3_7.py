@@ -8,11 +8,12 @@ EfficientNet it is, here B0.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Without and with the filter."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():

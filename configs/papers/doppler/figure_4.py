@@ -10,8 +10,9 @@ of this model, which is not stated either.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import DPSGD, Doppler, LPAdam
+from experiments.config import ExperimentConfig
 
 FILTER = "doppler-first-order-1"
 PANELS = {
@@ -25,7 +26,7 @@ PANELS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Three optimizers, four ε, without and with the first-order filter of Table 2."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     return {

@@ -8,8 +8,9 @@ bound, C over the root of their number. "Norm" is automatic clipping, here AUTO-
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import Doppler
+from experiments.config import ExperimentConfig
 
 FILTERS = (
     "none",
@@ -21,7 +22,7 @@ FILTERS = (
 )
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Figure 8 by filter, Figure 9 by clip: automatic and vanilla, of all layers and of each."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     filters = {

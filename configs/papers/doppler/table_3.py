@@ -11,8 +11,8 @@ to be GLUE's. That script asks the masked language model to fill in a word; here
 head is trained.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, LPAdam, Method
+from experiments.config import ExperimentConfig
 
 TASKS = {
     "sst2": (67_349, 3, 1000, 1024),
@@ -29,10 +29,10 @@ METHODS: dict[str, tuple[Method, str]] = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """δ = 1/N^1.1; the table's three rows."""
     return {
-        f"{task}/eps-{epsilon:g}/{name}": TrainConfig(
+        f"{task}/eps-{epsilon:g}/{name}": ExperimentConfig(
             method=method,
             dataset=task,
             model="roberta_base",

@@ -20,8 +20,8 @@ deviation, as it is here. At σ = 0.1 and 0.01 the ε of all iterations protects
 "pld" states it.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, GeoDP
+from experiments.config import ExperimentConfig
 
 PANELS = {
     "a": ((0.0, 4096, ()), (1.0, 4096, (1.0,)), (1.0, 2048, (1.0,))),
@@ -31,10 +31,10 @@ PANELS = {
 """Each panel's σ, batch and β; at each of them a curve of DP too."""
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """350 steps of each curve."""
     return {
-        f"{panel}/sigma-{sigma:g}/{name}-{batch}": TrainConfig(
+        f"{panel}/sigma-{sigma:g}/{name}-{batch}": ExperimentConfig(
             method=method,
             dataset="mnist",
             model="linear",

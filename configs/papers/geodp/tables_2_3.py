@@ -15,8 +15,8 @@ reports the ε that σ implies over all steps, at δ = 1e-5; for GeoDP none, bec
 σ = 0.1 and 0.01 that ε protects nothing, and only "pld" states it.
 """
 
-from dpoptax.training.config import TrainConfig
 from dpoptax.training.methods import DPSGD, GeoDP, Method
+from experiments.config import ExperimentConfig
 
 ROWS: dict[str, tuple[Method, int, str]] = {
     "dp-8192": (DPSGD(), 8192, "l2"),
@@ -54,10 +54,10 @@ TABLES: dict[str, tuple[str, str, tuple[float, float], dict[str, tuple[Method, i
 NOISE_FREE = {"dp-16384": ROWS["dp-16384"]}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Twenty epochs of each row."""
     return {
-        f"{table}/sigma-{sigma:g}/{name}": TrainConfig(
+        f"{table}/sigma-{sigma:g}/{name}": ExperimentConfig(
             method=method,
             dataset=dataset,
             model=model,

@@ -1,11 +1,11 @@
 """DP-PMLF's experiments on images: what its tables share on each data set."""
 
-from dpoptax.training.config import TrainConfig
+from experiments.config import ExperimentConfig
 
 SIZES = {"mnist": 60_000, "fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """C = 1, η = 0.5, B = 1000, δ = 1/n; 25 epochs of the grey images, 50 of CIFAR.
 
     From the appendix, "Experimental Setup", but for the epochs of CIFAR: it has 20 where the
@@ -19,7 +19,7 @@ def get_configs() -> dict[str, TrainConfig]:
     All experiments are means of 5 repetitions; here a run is one (`--seed 0` to `--seed 4`).
     """
     return {
-        dataset: TrainConfig(
+        dataset: ExperimentConfig(
             dataset=dataset,
             model="cnn_5",
             steps=(50 if "cifar" in dataset else 25) * size // 1000,

@@ -7,8 +7,10 @@ DPSGD in the paper. LP-DPSGD's filter and InnerOuter's momenta are as in table_1
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 PANELS = {
     8.0: {"dp_sgd": DPSGD(), "lp_dp_sgd": Doppler("pmlf-cifar")},
@@ -16,7 +18,7 @@ PANELS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """Two curves a panel."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     return {

@@ -10,10 +10,11 @@ and the ViT's size are those of table_1_3.py.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """The rows of table_1_3.py at ε = 1, shorter."""
     start = "cifar10/eps-1/"
     rows = load_configs(f"{Path(__file__).with_name('table_1_3.py')}:{start}*")

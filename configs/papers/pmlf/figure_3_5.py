@@ -8,11 +8,13 @@ as there.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """w/o PM has one iterate, w/o LF no filter."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():

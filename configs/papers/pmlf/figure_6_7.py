@@ -6,11 +6,12 @@ Names are DATASET/eps-E/beta-B (Figure 6, at k = 2) and DATASET/eps-E/k-K (Figur
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import PMLF
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """β of 0.1, 0.3 … 0.9, and k of 2 … 6."""
     base = load_configs(Path(__file__).with_name("base.py"))
     rows = {}

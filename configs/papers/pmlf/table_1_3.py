@@ -8,13 +8,15 @@ the ViT, here width 64 and depth 4.
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.config import load_configs
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 MODELS = {"vit": "vit_tiny", "resnet": "resnet_18", "cnn": "cnn_5"}
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """β = 0.1, k = 2; a = -0.9 with b = 0.1 on grey images, b = (0.15, -0.05) on CIFAR."""
     rows = {}
     for dataset, base in load_configs(Path(__file__).with_name("base.py")).items():

@@ -5,8 +5,9 @@ All weights are trained, from `--pretrained`, a copy of FacebookAI/roberta-base:
 images. InnerOuter's momenta are 0.1 over two iterates and 0.9, the length is 128 tokens.
 """
 
-from dpoptax.training.config import TrainConfig
-from dpoptax.training.methods import DPSGD, PMLF, Doppler, InnerOuter
+from dpoptax.training.methods import DPSGD, PMLF, Doppler
+from experiments.config import ExperimentConfig
+from experiments.methods import InnerOuter
 
 SIZES = {"mnli": 392_702, "qnli": 104_743, "qqp": 363_846, "sst2": 67_349}
 METHODS = {
@@ -17,10 +18,10 @@ METHODS = {
 }
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """β = 0.1, k = 2; four tasks, two ε, four methods."""
     return {
-        f"{task}/eps-{epsilon:g}/{name}": TrainConfig(
+        f"{task}/eps-{epsilon:g}/{name}": ExperimentConfig(
             method=method,
             dataset=task,
             model="roberta_base",

@@ -3,11 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from dpoptax.training.config import TrainConfig, load_configs
+from dpoptax.training.config import load_configs
 from dpoptax.training.methods import PMLF
+from experiments.config import ExperimentConfig
 
 
-def get_configs() -> dict[str, TrainConfig]:
+def get_configs() -> dict[str, ExperimentConfig]:
     """The table's rows in its order; the last is no filter."""
     base = load_configs(Path(__file__).with_name("base.py"))
     return {

@@ -1,4 +1,4 @@
-"""Parameters that are contracted with data: in `dot_general`, or as the kernel of a convolution."""
+"""Gives the rules of contractions: `dot_general`, and convolutions with a parameter as kernel."""
 
 import dataclasses
 import math
@@ -9,14 +9,14 @@ import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.trace.rules import Layout, Rule, shape_of
+from dpoptax._ghost_clipping.trace.rules import FactorLayout, Rule, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Dot(Rule):
-    """`dot_general` with the parameter on one side."""
+    """Gives the factors of a `dot_general` whose one operand is the parameter."""
 
-    layout: Layout
+    layout: FactorLayout
     positions: int
     operand_axes: tuple[int, ...]
     parameter_first: bool
@@ -32,7 +32,7 @@ class Dot(Rule):
         z_free = tuple(i for i in range(len(z)) if i not in (*z_contract, *z_batch))
         x_free = tuple(i for i in range(len(x)) if i not in (*x_contract, *x_batch))
         return cls(
-            Layout(z, tuple(z_batch), tuple(z_contract), z_free),
+            FactorLayout(z, tuple(z_batch), tuple(z_contract), z_free),
             math.prod(x[i] for i in x_free),
             (*x_batch, *x_free, *x_contract),
             parameter == 0,
@@ -49,9 +49,12 @@ class Dot(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Convolution(Rule):
-    """`conv_general_dilated` with the parameter as kernel."""
+    """Gives the factors of a `conv_general_dilated` whose kernel is the parameter.
 
-    layout: Layout
+    `rows` are the patches of the input that each output position reads, as in im2col.
+    """
+
+    layout: FactorLayout
     positions: int
     numbers: lax.ConvDimensionNumbers
     kernel: tuple[int, ...]
@@ -70,7 +73,7 @@ class Convolution(Rule):
         split = (*shape[:out_axis], groups, shape[out_axis] // groups, *shape[out_axis + 1 :])
         moved = [i + (i > out_axis) for i in (*spatial, in_axis)]
         return cls(
-            Layout(split, (out_axis,), tuple(moved), (out_axis + 1,)),
+            FactorLayout(split, (out_axis,), tuple(moved), (out_axis + 1,)),
             math.prod(out) // shape[out_axis],
             numbers,
             tuple(shape[i] for i in spatial),
@@ -79,7 +82,7 @@ class Convolution(Rule):
         )
 
     def shifts(self, operand: jax.Array, out: tuple[int, ...]) -> list[jax.Array]:
-        """What each kernel offset sees of the input: list of (N, *out, features)."""
+        """Returns the input as each kernel offset reads it: a list of (N, *out, features)."""
         strides, interior, dilation = self.window
         lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
         x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)

@@ -1,4 +1,4 @@
-"""Records from wherever they are: arrays, files larger than memory, random-access sources.
+"""Reads records from arrays, files larger than memory and random-access sources.
 
 A step reads the records of its own sample and nothing else. On several hosts, each draws the same
 sample, a function of (seed, step), and reads only the rows that its own devices hold.
@@ -9,14 +9,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from dpoptax.sampling import Sample
-from dpoptax.training.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -36,42 +34,8 @@ class RandomAccessSource(Protocol):
         """One record."""
 
 
-class Rows:
-    """An array of which rows are read when they are asked for.
-
-    Args:
-        array: (N, ...), such as a memory-mapped one of float16.
-        rows: Which rows of it there are, in order; None: all.
-    """
-
-    def __init__(self, array: np.ndarray, rows: np.ndarray | None = None) -> None:
-        self._array, self._rows = array, np.arange(len(array)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of all rows."""
-        return (len(self), *self._array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """As in the file."""
-        return self._array.dtype
-
-    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        """The rows at `indices`, in memory."""
-        return np.asarray(self._array[self._rows[indices]])
-
-    def only(self, which: np.ndarray) -> "Rows":
-        """The rows at `which`, none of them read."""
-        return Rows(self._array, self._rows[which])
-
-
 Source = Mapping[str, np.ndarray] | RandomAccessSource
-"""Equally long arrays by name, in memory or memory-mapped, or a random-access source. In the place
-of an array there may be `Rows`."""
+"""Equally long arrays by name, in memory or memory-mapped, or a random-access source."""
 
 
 def source_size(source: Source) -> int:
@@ -84,7 +48,7 @@ def source_size(source: Source) -> int:
 def in_memory(source: Source) -> bool:
     """Whether all records are in memory already, as arrays that are no views of a file."""
     return isinstance(source, Mapping) and not any(
-        isinstance(array, np.memmap | Rows) for array in source.values()
+        isinstance(array, np.memmap) for array in source.values()
     )
 
 
@@ -98,16 +62,24 @@ def read(source: Source, indices: np.ndarray) -> Any:
     )
 
 
-def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """A checksum of each array, of all its bytes: one example that was replaced shows."""
-    return {
-        name: zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        for name, values in sorted(arrays.items())
-    }
+def checksums(source: Source) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Returns type, shape and checksum of each array, over all its bytes if it is in memory.
+
+    For a streamed source they are those of a spread of the records.
+    """
+    records: Any = source
+    if not in_memory(source):
+        records = read(source, spread(source_size(source)))
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(sorted(records.items()))):
+        values = np.ascontiguousarray(leaf)
+        checksum = zlib.crc32(values.reshape(-1).view(np.uint8).data)
+        found[jax.tree_util.keystr(path)] = values.dtype.str, values.shape, checksum
+    return found
 
 
 def spread(size: int) -> np.ndarray:
-    """Some places among `size`, from the first to the last: what tells a source from another."""
+    """Returns some places among `size`, from the first to the last."""
     return np.unique(np.linspace(0, size - 1, _COMPARED).astype(np.int64))
 
 
@@ -207,23 +179,6 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
         finally:
             for future in pending:
                 future.cancel()
-
-
-def open_memory_mapped(directory: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of all `.npy` files of a directory, by file name, memory-mapped and read-only.
-
-    Raises:
-        ConfigError: No such files, or arrays that are not of one length.
-    """
-    paths = sorted(Path(directory).glob("*.npy"))
-    arrays = {path.stem: np.load(path, mmap_mode="r") for path in paths}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        raise ConfigError(
-            f"{directory}: want .npy files of one length, an entry for each record; found "
-            f"{lengths or 'none'}"
-        )
-    return arrays
 
 
 def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:

@@ -10,9 +10,7 @@ of (seed, step) and noise of (key, step), so that nothing is released that was n
 """
 
 import os
-import shutil
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,10 +26,7 @@ from dpoptax.training import cache_folder
 from dpoptax.training.run import devices
 from dpoptax.training.run.records import plain
 
-FORMAT = 2
-
-_INTERIM = 60.0
-"""Seconds from which a part of a run is not simply run again."""
+FORMAT = 3
 
 
 class CheckpointError(OSError):
@@ -230,45 +225,6 @@ class Checkpoints:
                 f"cannot write a checkpoint to {self.directory}: {_first_line(error)}. Free space "
                 f"or mend the directory and run the same command again; it goes on from {last}"
             ) from error
-
-
-class Interim:
-    """Where a run is saved only until its result is written; a context manager, which removes it.
-
-    Nothing is saved in the first minute, and then not more than once in one: for runs whose seed is
-    written elsewhere, so that a start without a checkpoint draws the same noise.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Will make `directory`, once there is something to save."""
-        self._directory, self._saved = directory, time.monotonic()
-        self._checkpoints: Checkpoints | None = None
-
-    def __enter__(self) -> "Interim":
-        """Itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        """Removes what was saved, unless an error ended the run."""
-        if self._checkpoints is not None:
-            self._checkpoints.__exit__(kind, *error)
-        if kind is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """As `Checkpoints.restore`."""
-        return self._opened().restore(like) if self._directory.exists() else None
-
-    def save(self, step: int, state: Any, record: dict[str, Any], *, wait: bool = False) -> None:
-        """As `Checkpoints.save`, where the last one was a minute ago."""
-        if time.monotonic() - self._saved >= _INTERIM:
-            self._opened().save(step, state, record, wait=wait)
-            self._saved = time.monotonic()
-
-    def _opened(self) -> Checkpoints:
-        if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self._directory, keep=2)
-        return self._checkpoints
 
 
 def let_no_other_in(directory: Path, stack: ExitStack) -> None:

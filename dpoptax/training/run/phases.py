@@ -19,7 +19,6 @@ _SAYS = {
     "compile": "compiling the training step",
     "evaluation": "evaluating",
     "checkpoints": "waiting for a checkpoint",
-    "generation": "generating texts",
     "plan": "working out what the run costs",
     "files": "writing parameters and figures",
 }

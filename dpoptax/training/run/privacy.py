@@ -1,16 +1,15 @@
 """How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import dpoptax
 from dpoptax import matrix, sampling
 from dpoptax.training.config import TrainConfig
 from dpoptax.training.errors import ConfigError, unknown_name
-from dpoptax.training.methods.method import scheduled
 from dpoptax.training.run import devices, seeds
-from dpoptax.training.sharing import once
 
 if TYPE_CHECKING:
     from dpoptax import accounting
@@ -34,26 +33,19 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 }
 
 
-Schedule: TypeAlias = tuple[tuple[int, float], ...]
-"""What noise multipliers are to the least of them, by the first step of each phase."""
-
-
 @dataclasses.dataclass(frozen=True)
-class PrivacyPlan:
+class RunPlan:
     """What is fixed about privacy before the first step.
 
     Attributes:
         sampler: Draws the batches and owns the matching accounting event; holds the run's seed, or
             what follows from it.
-        noise_multiplier: Noise standard deviation relative to the clip norm, the least of a
-            schedule; 0 if not private.
+        noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld", "rdp" or "monte_carlo".
         unproven: Why no ε may be stated although there is noise; None where one may.
         strategy: How the noise is correlated over the steps; None where it is independent.
-        schedule: What the noise multiplier of each phase is to the least, by the phase's first
-            step; None where all steps have one.
         seed: The config's, or the one that was drawn.
     """
 
@@ -64,18 +56,7 @@ class PrivacyPlan:
     accountant: "accounting.Accountant"
     unproven: str | None = None
     strategy: matrix.Strategy | None = None
-    schedule: Schedule | None = None
     seed: int = dataclasses.field(default=0, repr=False)
-
-    @property
-    def noise(self) -> float | dict[int, float]:
-        """The noise multiplier, or those of the phases by their first steps."""
-        return _noise(self.noise_multiplier, self.schedule)
-
-    @property
-    def relative(self) -> dict[int, float] | None:
-        """The schedule as the accounting takes it."""
-        return _by_step(self.schedule)
 
     @property
     def priced(self) -> Any:
@@ -96,7 +77,7 @@ class PrivacyPlan:
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
         """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
 
-        See `accounting.epsilon_curve`. Budgets and summaries rest on `epsilon`.
+        See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
         if self.delta is None or self.noise_multiplier == 0:
             return dict.fromkeys(steps)
@@ -107,13 +88,12 @@ class PrivacyPlan:
         return {
             "sampler": _without_seed(self.priced),
             "noise_multiplier": self.noise_multiplier,
-            "schedule": self.schedule,
             "delta": self.delta,
             "accountant": self.accountant,
         }
 
 
-def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
+def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
     """Sampler, noise and number of steps of a run on `dataset_size` training examples.
 
     Where the unit is a user, on so many users.
@@ -138,17 +118,18 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
         config.batch_size,
         seed=seeds.of_batches(seed, config.generator),
         multiple_of=config.microbatch_size or 1,
+        unit=config.unit,
         **_turns(config, dataset_size),
     )
     if not config.method.private:
-        return PrivacyPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
+        return RunPlan(sampler, 0.0, config.steps, None, config.accountant, seed=seed)
     if (unproven := config.method.unproven()) is not None:
         if config.noise_multiplier is None:
             raise ConfigError(
                 f"noise_multiplier=None, and no noise can be calibrated for {config.method.name}: "
                 f"{unproven}. Give noise_multiplier to reproduce the paper; no ε will be stated"
             )
-        return PrivacyPlan(
+        return RunPlan(
             sampler,
             config.noise_multiplier,
             config.steps,
@@ -173,44 +154,23 @@ def make_plan(config: TrainConfig, dataset_size: int) -> PrivacyPlan:
                 f"fixed_point=True for method={config.method.name} with sampling="
                 f"{config.sampling!r}: {error}; give sampling='cyclic', or fixed_point=False"
             ) from error
-    schedule = _schedule(config)
     noise_multiplier, permitted = _noise_and_steps(
         _without_seed(priced),
-        schedule=schedule,
         epsilon=config.epsilon,
         delta=config.delta,
         noise_multiplier=config.noise_multiplier,
         steps=config.steps,
         accountant=config.accountant,
     )
-    return PrivacyPlan(
+    return RunPlan(
         sampler,
         noise_multiplier,
         permitted,
         config.delta,
         config.accountant,
         strategy=strategy,
-        schedule=schedule,
         seed=seed,
     )
-
-
-def _schedule(config: TrainConfig) -> Schedule | None:
-    """The method's schedule; its least is 1, as a sweep prices what it chooses by the least."""
-    relative = config.method.schedule(config.steps)
-    if relative is None:
-        return None
-    if config.noise_multiplier == 0:
-        raise ConfigError(
-            f"noise_multiplier={config.noise_multiplier} for method={config.method.name}: no noise "
-            "has no schedule; give a positive one, or method=DPSGD() for clipping without noise"
-        )
-    if (least := min(relative.values(), default=None)) != 1:
-        raise ConfigError(
-            f"method={config.method.name}: the least of schedule({config.steps}) is {least}, and "
-            "what it returns is relative to the least noise multiplier; divide all by their least"
-        )
-    return tuple(relative.items())
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
@@ -238,11 +198,10 @@ def _counted(config: TrainConfig) -> str:
     return "users" if config.unit == "user" else "training examples"
 
 
-@once(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _noise_and_steps(
     sampler: Any,
     *,
-    schedule: Schedule | None,
     epsilon: float | None,
     delta: float,
     noise_multiplier: float | None,
@@ -255,42 +214,28 @@ def _noise_and_steps(
     if noise_multiplier is None:
         assert epsilon is not None  # a config has one of the two
         noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
-            **release,
-            epsilon=epsilon,
-            steps=steps,
-            schedule=_by_step(schedule),
+            **release, epsilon=epsilon, steps=steps
         )
-    noise = _noise(noise_multiplier, schedule)
     # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
     # without a budget too: what the accounting objects to shows before the first step.
-    spent = _epsilon(**release, noise_multiplier=noise_multiplier, schedule=schedule, steps=steps)
+    release["noise_multiplier"] = noise_multiplier
+    spent = _epsilon(**release, steps=steps)
     if epsilon is not None and spent > epsilon:
-        steps = dpoptax.accounting.calibrate_steps(
-            **release, noise_multiplier=noise, epsilon=epsilon
-        )
+        steps = dpoptax.accounting.calibrate_steps(**release, epsilon=epsilon)
     return noise_multiplier, steps
 
 
-@once(maxsize=4096)
-def _epsilon(*, noise_multiplier: float, schedule: Schedule | None, **release: Any) -> float:
-    noise = _noise(noise_multiplier, schedule)
-    return dpoptax.accounting.epsilon(noise_multiplier=noise, **release)
+@functools.lru_cache(maxsize=4096)
+def _epsilon(**release: Any) -> float:
+    return dpoptax.accounting.epsilon(**release)
 
 
-@once(maxsize=256)
-def _curve(
-    *, noise_multiplier: float, schedule: Schedule | None, **release: Any
-) -> tuple[float, ...]:
-    noise = _noise(noise_multiplier, schedule)
-    return tuple(dpoptax.accounting.epsilon_curve(noise_multiplier=noise, **release).tolist())
-
-
-def _noise(noise_multiplier: float, schedule: Schedule | None) -> float | dict[int, float]:
-    return scheduled(noise_multiplier, _by_step(schedule))
-
-
-def _by_step(schedule: Schedule | None) -> dict[int, float] | None:
-    return None if schedule is None else dict(schedule)
+@functools.lru_cache(maxsize=256)
+def _curve(*, steps: tuple[int, ...], delta: float, **release: Any) -> tuple[float, ...]:
+    planned = dpoptax.accounting.planned_guarantee(
+        steps=max(steps, default=0), delta=delta, **release
+    )
+    return tuple(planned.epsilon_curve(steps, delta).tolist())
 
 
 def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:

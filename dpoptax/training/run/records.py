@@ -76,11 +76,6 @@ def make_secret(path: Path) -> None:
     path.touch(mode=0o600)
 
 
-def write_lines(path: Path, values: Iterable[Any]) -> None:
-    """Write `values` to `path`, a line of JSON each."""
-    path.write_text("".join(to_json(value) + "\n" for value in values), encoding="utf-8")
-
-
 def params_sha256(params: Any) -> str:
     """SHA-256 over the bytes of all leaves, in the order of `jax.tree.leaves`, row-major."""
     digest = hashlib.sha256()

@@ -9,16 +9,14 @@ import jax
 
 import dpoptax
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Kind
-from dpoptax.training.models import models
 from dpoptax.training.run import seeds
-from dpoptax.training.run.chain import Chain, build_chain
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.chain import TrainingChain, build_chain
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.run.seeds import Keys
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ResolvedRun:
     """A config with all that follows from it and from what its data are, made once.
 
     Attributes:
@@ -31,9 +29,9 @@ class Run:
     """
 
     config: TrainConfig
-    plan: PrivacyPlan
+    plan: RunPlan
     model: nn.Module
-    chain: Chain
+    chain: TrainingChain
     init_key: jax.Array
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
@@ -52,7 +50,6 @@ class Run:
             "epsilon": epsilon,
             "delta": plan.delta,
             "noise_multiplier": plan.noise_multiplier if config.method.private else None,
-            "noise_schedule": plan.schedule,
             "noise_strategy": None if plan.strategy is None else repr(plan.strategy),
             "l2_clip_norm": config.l2_clip_norm if config.method.private else None,
             "accountant": config.accountant,
@@ -66,25 +63,23 @@ class Run:
 
 def resolve(
     config: TrainConfig,
-    plan: PrivacyPlan,
+    plan: RunPlan,
     *,
     num_classes: int,
-    kind: Kind,
     keys: Keys | None = None,
-) -> Run:
+) -> ResolvedRun:
     """The run of a config within its plan.
 
     Args:
         config: What was asked for.
         plan: From `make_plan`, of this config.
-        num_classes: Of the data; 0 for generation.
-        kind: What an example is.
+        num_classes: Of the data; 0 for labels of tokens.
         keys: That the steps begin with; None: those that follow from the run's seed.
 
     Raises:
         ConfigError: As for `build_model` and `build_chain`.
     """
-    model = models.build_model(config, num_classes, kind)
+    model = config.build_model(num_classes)
     init_key, own = seeds.keys(plan.seed, config.generator)
     chain = build_chain(config, plan.noise_multiplier, own if keys is None else keys)
-    return Run(config, plan, model, chain, init_key)
+    return ResolvedRun(config, plan, model, chain, init_key)

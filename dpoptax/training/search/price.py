@@ -4,16 +4,14 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import dpoptax
 from dpoptax.training.errors import ConfigError, unknown_name
 from dpoptax.training.run import records
-from dpoptax.training.run.privacy import PrivacyPlan
+from dpoptax.training.run.privacy import RunPlan
 from dpoptax.training.search import settings
 
 if TYPE_CHECKING:
-    import dp_accounting as dpa
+    pass
 
 # What prices is imported by what asks for a price: help is not for who waits for that.
 
@@ -28,7 +26,7 @@ class Sweep:
     """
 
     workdir: Path
-    """Directory for best/ (may be published), and trials/, trials.md, sweep.png and sweep.json
+    """Directory for best/ (may be published), and trials/, trials.md and sweep.json
     (see trials.md for what may be). The same command goes on with a sweep that was stopped."""
     grid: tuple[str, ...] = ()
     """FIELD=VALUE,VALUE,... for each field: all combinations. method.FIELD reaches the method's."""
@@ -85,7 +83,7 @@ class Price:
 
 def price(
     candidates: list[settings.Candidate],
-    plans: list[PrivacyPlan],
+    plans: list[RunPlan],
     sweep: Sweep,
     chosen: list[int],
 ) -> Price:
@@ -100,29 +98,23 @@ def price(
         if plan.unproven or plan.delta is None or plan.noise_multiplier == 0:
             why = plan.unproven or f"{candidate.name} trains without privacy"
             return Price(reason=why)
-    delta, relation = plans[0].delta, plans[0].priced.neighbouring_relation
+    delta, relation = plans[0].delta, plans[0].priced.neighboring_relation
     assert delta is not None
-    relations = sorted({plan.priced.neighbouring_relation for plan in plans})
+    relations = sorted({plan.priced.neighboring_relation for plan in plans})
     if len(relations) > 1:
         raise ConfigError(f"sampling differs between trials ({relations}); give one for all")
-    events = [_event(plan) for plan in plans]
+    events = [plan.priced.dp_event(plan.noise_multiplier, plan.permitted_steps) for plan in plans]
     singles = [plan.epsilon(plan.permitted_steps) for plan in plans]
 
     def selected(trials: list[Any], relation: str) -> float:
         if sweep.repetitions == "fixed":
-            return dpoptax.accounting.event_epsilon(
-                dpoptax.accounting.selection.all_of([trials[which] for which in chosen]),
-                delta,
-                accountant=plans[0].accountant,
-                neighbouring_relation=relation,
-            )
+            event = dpoptax.accounting.selection.all_of([trials[which] for which in chosen])
+            return dpoptax.accounting.Guarantee(event, relation, plans[0].accountant).epsilon(delta)
         event = dpoptax.accounting.selection.best_of_random(
             trials, mean=sweep.trials or 1, distribution=sweep.repetitions
         )
         try:
-            return dpoptax.accounting.event_epsilon(
-                event, delta, accountant="rdp", neighbouring_relation=relation
-            )
+            return dpoptax.accounting.Guarantee(event, relation, "rdp").epsilon(delta)
         except ValueError as error:
             raise ConfigError(
                 f"repetitions={sweep.repetitions!r} has no price with trials={sweep.trials} at "
@@ -142,23 +134,6 @@ def price(
             stddev *= 1.02
             scores = [GaussianDpEvent(stddev)] * len(events)
     return Price(epsilon, max(e for e in singles if e is not None), delta, stddev)
-
-
-def _event(plan: PrivacyPlan) -> "dpa.DpEvent":
-    """What a trial releases, each phase of a schedule with its noise.
-
-    Where steps cannot be priced apart from each other, all with the least, which reveals no less.
-    """
-    from dp_accounting import ComposedDpEvent
-
-    noise, steps = plan.noise, plan.permitted_steps
-    if not isinstance(noise, dict) or not plan.priced.independent_steps:
-        return plan.priced.dp_event(plan.noise_multiplier, steps)
-    firsts = [first for first in sorted(noise) if first < steps]
-    counts = np.diff([*firsts, steps]).tolist()
-    return ComposedDpEvent(
-        [plan.priced.dp_event(noise[first], n) for first, n in zip(firsts, counts, strict=True)]
-    )
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:

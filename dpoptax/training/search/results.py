@@ -31,6 +31,7 @@ class MethodResult:
 
     Attributes:
         name: Of the method, with that of the config where two have one method.
+        config: Name of the config.
         private: Whether an ε is stated.
         unproven: Why none is although there is noise.
         epsilon: Of one run.
@@ -43,6 +44,7 @@ class MethodResult:
     """
 
     name: str
+    config: str
     private: bool
     unproven: str | None
     epsilon: float | None
@@ -60,12 +62,13 @@ class MethodResult:
 
 
 def method_result(
-    name: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
+    name: str, config: str, learning_rate: float, grid: Sequence[GridPoint], runs: list[Record]
 ) -> MethodResult:
     """The result of a config whose runs at the selected rate are `runs`."""
     accuracies = [run["test_accuracy"] for run in runs]
     return MethodResult(
         name=name,
+        config=config,
         private=runs[0]["private"],
         unproven=runs[0]["unproven"],
         epsilon=runs[0]["epsilon"],
@@ -90,6 +93,7 @@ class ComparisonResult:
         notes: What is to be said below the table.
         methods: In the order of the configs.
         versions: Of what the numbers depend on.
+        code: SHA-256 of the package's source files.
     """
 
     dataset: str
@@ -99,6 +103,7 @@ class ComparisonResult:
     notes: list[str]
     methods: list[MethodResult]
     versions: dict[str, str]
+    code: str
 
 
 @dataclasses.dataclass(frozen=True)

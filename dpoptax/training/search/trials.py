@@ -1,8 +1,7 @@
-"""Many runs: one after the other or on all cores, and none twice.
+"""Trains many runs, one after the other or on all cores, and none twice.
 
-A run is a function of its config, seed included. One that was killed is run again from its start,
-or, if it had gone on for minutes, from where it was last saved. With the same noise on the same
-batches it releases what it would have released, and nothing more.
+A run is a function of its config, seed included. One that was killed is run again from its start.
+With the same noise on the same batches it releases what it would have released, and nothing more.
 """
 
 import concurrent.futures
@@ -27,17 +26,15 @@ import jax
 from dpoptax.training import config_files
 from dpoptax.training.bars import Bar
 from dpoptax.training.config import TrainConfig
-from dpoptax.training.data.dataset import Dataset, Wanted
+from dpoptax.training.data.dataset import Dataset, DatasetSpec
 from dpoptax.training.errors import ConfigError
 from dpoptax.training.loop import train
-from dpoptax.training.methods.method import as_recorded
 from dpoptax.training.run import devices, records
-from dpoptax.training.run.checkpoints import Interim
 from dpoptax.training.run.privacy import make_plan
 
 
 @functools.lru_cache(maxsize=2)
-def _loaded(data: Wanted) -> Dataset:
+def _loaded(data: DatasetSpec) -> Dataset:
     return data.load()
 
 
@@ -91,17 +88,8 @@ class Runner:
             self._pool = None
 
     def path(self, trial: Trial) -> Path:
-        """The file of a trial's record; its parameters lie next to it as .msgpack.
-
-        A record of before has no source of its method in its name, where one is known now.
-        """
-        config = trial.config.to_dict()
-        path = self._named(config, trial)
-        before = self._named({**config, "method": as_recorded(config["method"], {})}, trial)
-        return before if before.is_file() and not path.is_file() else path
-
-    def _named(self, config: dict[str, Any], trial: Trial) -> Path:
-        identity = [config, trial.held_out, trial.keep_params, self._made_by]
+        """Returns the file of a trial's record; its parameters are next to it as .msgpack."""
+        identity = [trial.config.to_dict(), trial.held_out, trial.keep_params, self._made_by]
         name = hashlib.sha256(records.to_json(identity).encode()).hexdigest()[:16]
         return self._directory / f"{name}.json"
 
@@ -176,19 +164,14 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
     """Trains a trial, writes its record in one piece, and returns it."""
     config = trial.config
     dataset = dataset_of(config, held_out=trial.held_out)
-    if trial.held_out:  # it has no texts of its own, and their scores select nothing
-        config = dataclasses.replace(config, beams=0)
     plan = make_plan(config, dataset.units(config.unit))
     place = devices.start(config.parallel)
-    with Interim(path.with_suffix("")) as checkpoints:
-        result = train(
-            config, dataset, plan, progress=progress, checkpoints=checkpoints, place=place
-        )
-        # What a later start reads is what the first one saw.
-        record = records.plain({**result.summary, "history": result.history})
-        if trial.keep_params:
-            records.save_params(path.with_suffix(".msgpack"), result.params)
-        records.write_json(path, record)
+    result = train(config, dataset, plan, progress=progress, place=place)
+    # A later start reads what the first one returns.
+    record = records.plain({**result.summary, "history": result.history})
+    if trial.keep_params:
+        records.save_params(path.with_suffix(".msgpack"), result.params)
+    records.write_json(path, record)
     return record
 
 

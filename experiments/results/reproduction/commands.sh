@@ -230,15 +230,25 @@ dpoptax train configs/papers/disk/table_1_3.py:roberta_large/qqp/eps-6.7/kf_dp_l
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/qqp/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/qqp/eps-inf/adamw  # 51.6 h
 dpoptax train configs/papers/disk/table_1_3.py:roberta_large/qqp/eps-inf/lora --data-dir "$DATA" --pretrained "$PRETRAINED/roberta_large" --workdir runs/disk/table_1_3/roberta_large/qqp/eps-inf/lora  # 33.0 h
 dpoptax train configs/papers/disk/table_4_5.py:e2e/eps-3/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-3/dp_adamw  # 34 min
+python -m experiments generate configs/papers/disk/table_4_5.py:e2e/eps-3/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-3/dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:e2e/eps-3/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-3/kf_dp_adamw  # 69 min
+python -m experiments generate configs/papers/disk/table_4_5.py:e2e/eps-3/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-3/kf_dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:e2e/eps-8/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-8/dp_adamw  # 34 min
+python -m experiments generate configs/papers/disk/table_4_5.py:e2e/eps-8/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-8/dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:e2e/eps-8/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-8/kf_dp_adamw  # 69 min
+python -m experiments generate configs/papers/disk/table_4_5.py:e2e/eps-8/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-8/kf_dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:e2e/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-inf/adamw  # 34 min
+python -m experiments generate configs/papers/disk/table_4_5.py:e2e/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/e2e/eps-inf/adamw
 dpoptax train configs/papers/disk/table_4_5.py:dart/eps-3/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-3/dp_adamw  # 1.6 h
+python -m experiments generate configs/papers/disk/table_4_5.py:dart/eps-3/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-3/dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:dart/eps-3/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-3/kf_dp_adamw  # 3.1 h
+python -m experiments generate configs/papers/disk/table_4_5.py:dart/eps-3/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-3/kf_dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:dart/eps-8/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-8/dp_adamw  # 1.6 h
+python -m experiments generate configs/papers/disk/table_4_5.py:dart/eps-8/dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-8/dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:dart/eps-8/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-8/kf_dp_adamw  # 3.1 h
+python -m experiments generate configs/papers/disk/table_4_5.py:dart/eps-8/kf_dp_adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-8/kf_dp_adamw
 dpoptax train configs/papers/disk/table_4_5.py:dart/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-inf/adamw  # 1.6 h
+python -m experiments generate configs/papers/disk/table_4_5.py:dart/eps-inf/adamw --data-dir "$DATA" --pretrained "$PRETRAINED/gpt2" --workdir runs/disk/table_4_5/dart/eps-inf/adamw
 dpoptax train configs/papers/doppler/figure_10_11.py:learning_rate/0.003 --data-dir "$DATA" --workdir runs/doppler/figure_10_11/learning_rate/0.003  # 28 s
 dpoptax train configs/papers/doppler/figure_10_11.py:learning_rate/0.001 --data-dir "$DATA" --workdir runs/doppler/figure_10_11/learning_rate/0.001  # 28 s
 dpoptax train configs/papers/doppler/figure_10_11.py:learning_rate/0.0003 --data-dir "$DATA" --workdir runs/doppler/figure_10_11/learning_rate/0.0003  # 28 s

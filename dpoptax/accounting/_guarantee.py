@@ -1,0 +1,249 @@
+"""The guarantee: one object that answers every question about the privacy of releases."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dp_accounting as dpa
+import numpy as np
+
+from dpoptax._pricing import accountants
+from dpoptax._pricing.checks import (
+    ADD_OR_REMOVE,
+    Accountant,
+    check_accountant,
+    check_delta,
+    integer,
+    number,
+    relation_named,
+)
+from dpoptax._pricing.noise_schedule import Phases
+from dpoptax._pricing.trade_off_functions import TradeOff, approximate_trade_off
+from dpoptax.accounting import _statement
+from dpoptax.accounting._gaussian_dp import least_mu, privacy_profile
+
+if TYPE_CHECKING:
+    from dpoptax.sampling._base import Unit
+
+# `epsilon_curve`: how many counts of steps are priced, and how coarsely all except the last.
+_CURVE_COUNTS = {"pld": 10, "monte_carlo": 4}
+_CURVE_COARSENESS = 50
+
+
+class NoisyReleases(NamedTuple):
+    """The releases of one noise stage.
+
+    Attributes:
+      count: number of releases.
+      phases: first release and noise multiplier of each phase.
+      strategy: of correlated noise, as text; None for independent noise.
+      fixed_point: whether the noise is of integers; None in a planned run.
+      generator: of the noise, "threefry" or "chacha20"; None in a planned run.
+    """
+
+    count: int
+    phases: Phases
+    strategy: str | None = None
+    fixed_point: bool | None = None
+    generator: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """States the privacy of releases at every δ, ε and false-positive rate.
+
+        P[M(D) ∈ S] ≤ e^ε P[M(D') ∈ S] + δ   for all S and all neighboring D, D'
+
+    `guarantee` makes it from an optimizer state, `planned_guarantee` from the parameters of a run,
+    and the constructor from any event of dp_accounting. `print(guarantee)` shows ε at
+    `stated_delta` and everything that an ε alone leaves open, with ε and δ rounded up and noise
+    multipliers rounded down. It cannot know which settings were chosen by looking at private
+    results, or what else was published.
+
+    Privacy: all numbers are upper bounds on the leakage of the releases; the trade-off function is
+    a lower bound on the errors of any attack.
+
+    Attributes:
+      event: the releases. Noise multipliers are relative to C under every neighboring relation.
+      neighboring_relation: "add-or-remove-one", "replace-one" or "replace-special", where a record
+        is replaced by one that contributes zero.
+      accountant: "pld", "rdp" or "monte_carlo".
+      unit: "example" or "user".
+      sampling: how batches were drawn, `sampler.describe()`.
+      releases: the `NoisyReleases` of each noise stage.
+      other_events: number of events besides the run that are part of `event`.
+      stated_delta: δ of the statement.
+      event_after: the event of the first t releases, as a function of t; None where it is unknown.
+
+    Raises (every method):
+      ValueError: an argument is out of range, or the accountant cannot price the event.
+
+    >>> import dp_accounting
+    >>> one_release = Guarantee(dp_accounting.GaussianDpEvent(noise_multiplier=4.0))
+    >>> round(one_release.epsilon(1e-5), 3), f"{one_release.delta(0.926):.2g}"
+    (0.926, '1e-05')
+    """
+
+    event: dpa.DpEvent
+    neighboring_relation: str = ADD_OR_REMOVE
+    accountant: Accountant = "pld"
+    unit: "Unit" = "example"
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    releases: tuple[NoisyReleases, ...] = ()
+    other_events: int = 0
+    stated_delta: float = 1e-5
+    event_after: Callable[[int], dpa.DpEvent] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+
+    def epsilon(self, delta: float) -> float:
+        """Returns ε at a δ in (0, 1); warns if δ is 1/N or more."""
+        self._check_delta(delta)
+        return self._price(self.event, delta)
+
+    @property
+    def stated_epsilon(self) -> float:
+        """ε at `stated_delta`."""
+        return self._price(self.event, self.stated_delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Returns δ at an ε of at least 0, by "rdp" or else by "pld"."""
+        if not number("epsilon", epsilon) >= 0:
+            raise ValueError(f"`epsilon` must be at least 0, got {epsilon}.")
+        check_accountant(self.accountant)
+        return accountants.delta_of(self.event, epsilon, self.accountant, self._relation)
+
+    @property
+    def trade_off(self) -> TradeOff:
+        """The trade-off function f, to be called with false-positive rates α.
+
+            f(α) ≤ least false-negative rate of any test of whether a record was in the data
+
+        At a false-positive rate of α, any attack has a true-positive rate of at most 1 − f(α). By
+        "pld", from 80 pairs of ε and δ down to δ = 1e-10. Computing f takes up to a second.
+
+        Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; Doroshenko et al., "Connect
+        the dots", 2022, for the pairs.
+
+        >>> import dp_accounting
+        >>> Guarantee(dp_accounting.GaussianDpEvent(2.0)).trade_off([0.01, 0.1]).round(3)
+        array([0.966, 0.783])
+        """
+        return approximate_trade_off(*privacy_profile(self.event, self._relation))
+
+    def gdp_mu(self, delta: float) -> float:
+        """Returns the least μ for which the releases are provably μ-Gaussian DP, except for δ.
+
+            f(α) ≥ Φ(Φ⁻¹(1 − α) − μ) − δ   for all α, f the trade-off function
+
+        Up to δ, an attack is as hard as telling N(μ, 1) from N(0, 1) by one draw. μ summarizes ε at
+        all δ: (ε, Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) + δ) holds for every ε ≥ 0. T sums over full
+        batches have μ = √T/σ. By "pld"; infinity if μ would exceed 1000. `delta` must be above the
+        probability of a full batch.
+
+        Source: Dong, Roth, Su, "Gaussian differential privacy", 2019; for reporting μ, Gomez et
+        al., "(ε, δ) considered harmful: better privacy guarantees by reporting GDP", 2025.
+
+        >>> import dp_accounting
+        >>> round(Guarantee(dp_accounting.GaussianDpEvent(0.5)).gdp_mu(1e-6), 2)
+        2.0
+        """
+        self._check_delta(delta)
+        return least_mu(*privacy_profile(self.event, self._relation, delta / 2), delta)
+
+    def rdp(self, orders: Sequence[float] | float) -> np.ndarray:
+        """Returns upper bounds on the Rényi divergences of the event, in nats, (orders,).
+
+        Each order is greater than 1. The bounds include rounding, within 1e-6 for orders of at
+        least 1.1 in usual runs. With very little noise (σ below about 0.03), they are interpolated
+        from above between integers.
+
+        Source: Mironov, Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian
+        mechanism" (2019): section 3.3 at integers, by dp_accounting, and integrals elsewhere.
+
+        >>> import dp_accounting
+        >>> Guarantee(dp_accounting.GaussianDpEvent(2.0)).rdp([2, 4])
+        array([0.25, 0.5 ])
+        """
+        alphas = np.atleast_1d(np.asarray(orders, dtype=float))
+        if not np.all(alphas > 1):
+            raise ValueError(f"`orders` must all be greater than 1, got {orders}.")
+        return accountants.rdp_curve(self.event, alphas, self._relation)
+
+    def epsilon_curve(self, steps: Sequence[int], delta: float) -> np.ndarray:
+        """Returns upper bounds on ε after each of `steps`, in milliseconds each, (counts,).
+
+        They are for showing ε as a run goes on. `epsilon` says whether a run is within its budget.
+        By "rdp" both agree. Otherwise only the greatest number of steps is priced as by `epsilon`.
+        Up to 9 others are priced 50 times as coarsely, or 3 others with a tenth of the samples by
+        "monte_carlo", and counts between them get the greater bound. By "pld" that exceeds
+        `epsilon` by about a percent for up to 10 counts, and by at most a tenth of the last bound.
+
+        Args:
+          steps: numbers of releases in any order, at most those of the run.
+          delta: in (0, 1).
+        """
+        remedy = "count the noisy releases"
+        wanted = np.array([integer("steps", s, 0, remedy) for s in steps], int)
+        self._check_delta(delta)
+        check_accountant(self.accountant)
+        if self.event_after is None:
+            raise ValueError(
+                "This guarantee has no sequence of steps: it is that of an event, or of noise "
+                "stages that took turns."
+            )
+        most = max((release.count for release in self.releases), default=0)
+        if wanted.max(initial=0) > most:
+            raise ValueError(
+                f"`steps` must be at most the {most} steps of the run, got {wanted.max()}."
+            )
+        if not wanted.size:
+            return np.zeros(0)
+        counts = np.unique(wanted)
+        priced = _CURVE_COUNTS.get(self.accountant, len(counts))
+        if len(counts) > priced:
+            # ε grows about as the root of the steps, so it rises by even amounts.
+            parts = np.arange(1, priced + 1) / priced
+            counts = counts[np.unique(np.ceil(parts**2 * len(counts)).astype(int) - 1)]
+        coarseness = 1 if self.accountant == "rdp" else _CURVE_COARSENESS
+        *events, last = (self.event_after(int(count)) for count in counts)
+        bounds = [self._price(event, delta, coarseness) for event in events]
+        bounds.append(self._price(last, delta))
+        # A part of the releases reveals no more than all of them, whatever the accountants proved.
+        least = np.minimum.accumulate(bounds[::-1])[::-1]
+        found = least[np.searchsorted(counts, wanted)]
+        return found if self.other_events else np.where(wanted == 0, 0.0, found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the numbers of the statement as JSON values.
+
+        `attack_success` is the greatest true-positive rate of an attack with a false-positive rate
+        of 1 %.
+        """
+        return {
+            "epsilon": self.stated_epsilon,
+            "delta": self.stated_delta,
+            "unit": self.unit,
+            "neighboring_relation": self.neighboring_relation,
+            "accountant": self.accountant,
+            "sampling": dict(self.sampling),
+            "releases": [release._asdict() for release in self.releases],
+            "attack_success": 1.0 - float(self.trade_off(_statement.FALSE_POSITIVE_RATE)),
+            "gdp_mu": self.gdp_mu(self.stated_delta),
+            "other_events": self.other_events,
+        }
+
+    def __str__(self) -> str:
+        return _statement.statement_text(self.to_dict())
+
+    def _price(self, event: dpa.DpEvent, delta: float, coarseness: int = 1) -> float:
+        check_accountant(self.accountant)
+        interval = coarseness * accountants.DISCRETIZATION
+        return accountants.epsilon_of(event, delta, self.accountant, self._relation, interval)
+
+    def _check_delta(self, delta: float) -> None:
+        check_delta(delta, self.sampling.get("dataset_size"))
+
+    @property
+    def _relation(self) -> dpa.NeighboringRelation:
+        return relation_named(self.neighboring_relation)

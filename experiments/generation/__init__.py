@@ -1,0 +1,1 @@
+"""Generation of text by beam search, and its scores."""

@@ -1,0 +1,249 @@
+"""A plan states each number once, and does what its parts do."""
+
+import dataclasses
+import functools
+import secrets
+import subprocess
+import sys
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpoptax
+from dpoptax import accounting, matrix, sampling, users
+
+CLIP = dpoptax.l2_clip(1.0)
+SIZES = {"dataset_size": 1000, "batch_size": 50, "steps": 20}
+STRATEGY = matrix.BandedToeplitz((1.0, 0.5))
+SAMPLERS = {
+    "poisson": sampling.PoissonSampler,
+    "fixed_size": sampling.FixedSizeSampler,
+    "random_allocation": sampling.RandomAllocationSampler,
+    "min_separation": functools.partial(sampling.MinSeparationSampler, separation=3),
+    "cyclic": functools.partial(matrix.CyclicPoissonSampler, cycle_length=2),
+}
+
+
+def state_of(tx, steps, batch_size=50):
+    state = tx.init(jnp.zeros(3))
+    for _ in range(steps):
+        sums = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP, examples=batch_size)
+        _, state = jax.jit(tx.update)(sums, state)
+    return state
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_it_is_its_parts(sampler):
+    plan = dpoptax.PrivacyPlan(
+        **SIZES, epsilon=2.0, delta=1e-5, sampler=sampler, seed=7, accountant="rdp"
+    )
+    by_hand = sampler(dataset_size=1000, batch_size=50, seed=7)
+    assert plan.sampler == by_hand
+    run = {"delta": 1e-5, "steps": 20, "sampler": by_hand, "accountant": "rdp"}
+    sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, **run)
+    assert plan.noise_multiplier == sigma
+    assert plan.epsilon == accounting.epsilon(noise_multiplier=sigma, **run)
+    assert plan.epsilon <= 2.0
+    drawn = list(plan.batches(start=18))
+    assert [step for step, *_ in drawn] == [18, 19]
+    for step, indices, mask in drawn:
+        np.testing.assert_array_equal(indices, by_hand.sample(step).indices)
+        np.testing.assert_array_equal(mask, by_hand.sample(step).mask)
+    key = jax.random.key(3)
+    tx = dpoptax.gaussian_noise(noise_multiplier=sigma, batch_size=50, key=key)
+    sums = dpoptax.extend.trust_clipped(jnp.zeros(3), CLIP, examples=50)
+    mine, state = plan.noise(key).update(sums, plan.noise(key).init(jnp.zeros(3)))
+    theirs, other = tx.update(sums, tx.init(jnp.zeros(3)))
+    np.testing.assert_array_equal(mine, theirs)
+    assert dpoptax.ledgers(state) == dpoptax.ledgers(other)
+    made = plan.guarantee(state)
+    assert made.event == accounting.guarantee(other, by_hand).event
+    assert made.epsilon(1e-5) == accounting.epsilon_spent(state, by_hand, 1e-5, accountant="rdp")
+
+
+def test_all_batches_are_drawn_once():
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=1)
+    assert [step for step, *_ in plan] == list(range(20))
+    assert [step for step, *_ in plan] == list(range(20))
+
+
+def test_the_whole_plan_costs_what_all_its_releases_do():
+    plan = dpoptax.PrivacyPlan(**{**SIZES, "steps": 3}, noise_multiplier=1.0, delta=1e-6)
+    state = state_of(plan.noise(jax.random.key(0)), 3)
+    assert plan.guarantee().event == plan.guarantee(state).event
+    assert plan.guarantee(state).stated_delta == 1e-6
+    assert plan.epsilon == plan.guarantee(state).epsilon(1e-6)
+    assert "3 of the Gaussian mechanism" in str(plan.guarantee(state))
+
+
+def test_seeds_come_from_the_operating_system(monkeypatch):
+    plans = [dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0) for _ in range(2)]
+    assert plans[0].sampler.seed != plans[1].sampler.seed
+    assert any(plan.sampler.seed >= 2**100 for plan in plans)
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 12345 if bits == 128 else None)
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0)
+    assert plan.sampler.seed == 12345
+    assert "12345" not in f"{plan} {plan!r}"
+    ciphered = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0, seed=bytes(32))
+    assert ciphered.sampler.generator == "SHAKE-256"
+
+
+def test_a_schedule_is_calibrated_or_given():
+    relative = {0: 2.0, 10: 1.0}
+    plan = dpoptax.PrivacyPlan(
+        **SIZES, epsilon=2.0, delta=1e-5, schedule=relative, accountant="rdp"
+    )
+    sigma = accounting.calibrate_noise_multiplier(
+        epsilon=2.0,
+        delta=1e-5,
+        steps=20,
+        sampler=plan.sampler,
+        schedule=relative,
+        accountant="rdp",
+    )
+    assert plan.noise_multiplier == {0: 2 * sigma, 10: sigma}
+    given = dpoptax.PrivacyPlan(**SIZES, noise_multiplier={0: 2.0, 10: 1.0}, seed=0)
+    (ledger,) = dpoptax.ledgers(state_of(given.noise(jax.random.key(0)), 1))
+    assert ledger.mechanism.schedule == ((0, 2.0), (10, 1.0))
+    assert "2 from step 0 on, 1 from step 10 on, σC/B = 0.04 C to 0.02 C" in str(given)
+
+
+def test_noise_may_be_correlated():
+    options = {**SIZES, "sampler": SAMPLERS["cyclic"], "strategy": STRATEGY, "seed": 0}
+    plan = dpoptax.PrivacyPlan(**options, epsilon=2.0, delta=1e-5)
+    priced = STRATEGY.under(plan.sampler)
+    sigma = accounting.calibrate_noise_multiplier(epsilon=2.0, delta=1e-5, steps=20, sampler=priced)
+    assert plan.noise_multiplier == sigma
+    for fixed_point in (False, True):
+        tx = plan.noise(jax.random.key(0), fixed_point=fixed_point, clip=CLIP)
+        (ledger,) = dpoptax.ledgers(state := state_of(tx, 2))
+        assert ledger.mechanism.strategy == STRATEGY
+        assert ledger.mechanism.fixed_point == fixed_point
+        assert plan.guarantee(state).epsilon(1e-5) < plan.epsilon
+    assert f"correlated by {STRATEGY}" in str(plan)
+    with pytest.raises(ValueError, match="`clip` must be the clip of all sums"):
+        plan.noise(jax.random.key(0), fixed_point=True)
+    with pytest.raises(ValueError, match="`strategy` must be None under a schedule"):
+        dpoptax.PrivacyPlan(**options, noise_multiplier={0: 2.0, 1: 1.0})
+    with pytest.raises(ValueError, match="no epsilon is known"):
+        dpoptax.PrivacyPlan(**SIZES, strategy=STRATEGY, noise_multiplier=1.0)
+
+
+def test_noise_in_fixed_point():
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.0)
+    state = state_of(plan.noise(jax.random.key(0), fixed_point=True), 1)
+    assert "for every bit of a release" in str(plan.guarantee(state))
+
+
+def test_users_are_the_unit_where_they_are_drawn():
+    table = users.UserTable(np.arange(3000) % 1000, records_per_user=2, seed=0)
+    sampler = table.sampler(sampling.PoissonSampler, batch_size=50, seed=0)
+    plan = dpoptax.PrivacyPlan(sampler=sampler, steps=20, noise_multiplier=1.0)
+    assert plan.sampler is sampler
+    assert "N = 1,000 users" in str(plan)
+    assert "for one user with all of its records more or less" in str(plan)
+    assert plan.guarantee(state_of(plan.noise(jax.random.key(0)), 1)).unit == "user"
+
+
+def test_other_events_are_part_of_it():
+    other = dpa.GaussianDpEvent(3.0)
+    alone, both = (
+        dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, accountant="rdp", also=also)
+        for also in ([], [other])
+    )
+    assert both.noise_multiplier > alone.noise_multiplier
+    assert both.epsilon <= 2.0
+    state = state_of(both.noise(jax.random.key(0)), 1)
+    assert both.guarantee(state).event == dpa.ComposedDpEvent(
+        [both.sampler.dp_event(both.noise_multiplier, 1), other]
+    )
+
+
+def test_another_number_of_steps_keeps_sampler_and_noise():
+    plan = dpoptax.PrivacyPlan(**SIZES, epsilon=2.0, delta=1e-5, accountant="rdp")
+    longer = dataclasses.replace(plan, steps=40)
+    assert longer.sampler == plan.sampler
+    assert longer.noise_multiplier == plan.noise_multiplier
+    assert longer.epsilon > plan.epsilon
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.steps = 40
+
+
+def test_it_prints_itself():
+    plan = dpoptax.PrivacyPlan(**SIZES, noise_multiplier=1.5, delta=1e-6)
+    assert plan.expected_epochs == 1.0
+    for part in (
+        "N = 1,000 examples",
+        "B = 50 expected, q = B/N = 0.05, drawn by PoissonSampler",
+        "T = 20, 1 expected epochs",
+        "multiplier 1.5, σC/B = 0.03 C in each coordinate of a mean",
+        ", 1e-06)-differentially private for one example more or less",
+    ):
+        assert part in str(plan)
+
+
+POISSON = sampling.PoissonSampler(1000, 50, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"noise_multiplier": None}, ValueError, "one of `epsilon` and `noise_multiplier`"),
+        ({"epsilon": 1.0}, ValueError, "one of `epsilon` and `noise_multiplier`"),
+        ({"noise_multiplier": None, "epsilon": 1.0}, ValueError, "`delta` must be given"),
+        ({"schedule": {0: 1.0}}, ValueError, "`schedule` must be None without `epsilon`"),
+        ({"dataset_size": None}, ValueError, "`dataset_size` must be given"),
+        ({"batch_size": None}, ValueError, "`batch_size` must be given"),
+        ({"batch_size": -3}, ValueError, "batch_size"),
+        ({"batch_size": 2000}, ValueError, "batch_size"),
+        ({"steps": -1}, ValueError, "steps"),
+        ({"delta": 2.0}, ValueError, "delta"),
+        ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
+        ({"sampler": POISSON, "batch_size": 49}, ValueError, "`batch_size` must be .* 50, got 49"),
+        ({"sampler": POISSON, "dataset_size": 9}, ValueError, "`dataset_size` must be"),
+        ({"sampler": POISSON, "seed": 3}, ValueError, "`seed` must be None"),
+        ({"sampler": "poisson"}, TypeError, "`sampler` must be a sampler"),
+        ({"sampler": STRATEGY.under(SAMPLERS["cyclic"](100, 10, 0))}, TypeError, "as `strategy`"),
+        ({"sampler": dict}, TypeError, "`sampler` must make a sampler"),
+        ({"sampler": sampling.ShuffledSampler}, ValueError, "no privacy event"),
+        ({"accountant": "gdp"}, ValueError, "accountant"),
+    ],
+)
+def test_bad_plans_are_refused(changes, error, match):
+    with pytest.raises(error, match=match):
+        dpoptax.PrivacyPlan(**{**SIZES, "noise_multiplier": 1.0, **changes})
+
+
+def test_it_is_imported_where_it_is_used():
+    """It needs dp_accounting, which takes longer to import than the rest."""
+    code = (
+        "import sys, dpoptax; assert 'dp_accounting' not in sys.modules; "
+        "assert 'PrivacyPlan' in dir(dpoptax); from dpoptax import PrivacyPlan; "
+        "assert PrivacyPlan is dpoptax.PrivacyPlan; assert 'dp_accounting' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_loop_on_a_plan_trains():
+    data = jnp.asarray(np.random.default_rng(0).normal(size=(200, 4)) + 3.0, jnp.float32)
+    plan = dpoptax.PrivacyPlan(
+        dataset_size=200, batch_size=50, steps=20, epsilon=8.0, delta=1e-4, accountant="rdp"
+    )
+    tx = optax.chain(plan.noise(jax.random.key(0)), optax.sgd(0.5))
+    grad_fn = dpoptax.clipped_grad(lambda w, x: jnp.sum((w - x) ** 2), CLIP)
+
+    @jax.jit
+    def step(params, state, batch, mask):
+        grads = grad_fn(dpoptax.gradient_points(state, params), batch, mask)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state = jnp.zeros(4), tx.init(jnp.zeros(4))
+    for _, indices, mask in plan:
+        params, state = step(params, state, data[indices], mask)
+    assert jnp.linalg.norm(params - 3.0) < jnp.linalg.norm(jnp.full(4, 3.0)) / 2
+    assert plan.guarantee(state).epsilon(1e-4) == plan.epsilon
