@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "PRIVACY")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "PRIVACY")),
 ]
 AT_MOST = 1.0  # per 1,000 words
 PATTERNS = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+_BADGE = re.compile(r"\[!\[Open in Colab\]\(.*?\)\]\((.*?)\)")
 
 
 def on_files(files, config):
@@ -26,7 +27,7 @@ def rendered(notebook, stem):
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(re.sub(r"\[!\[Open in Colab\].*?\)\]\(.*?\)\n*", "", source))
+            parts.append(_BADGE.sub(r"[Open in Colab](\1)", source))
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
