@@ -18,6 +18,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "```python" in path.read_text("utf-8"))
 # Pages that take seconds: Monte Carlo prices, two trainings of a table, models that compile slowly.
 LONG = (
+    "privacy/index.md",
     "privacy/support.md",
     "guides/batches.md",
     "guides/clip.md",

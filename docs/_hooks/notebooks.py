@@ -2,6 +2,7 @@
 
 import base64
 import json
+import posixpath
 import re
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def on_files(files, config):
         for name, data in figures.items():
             files.append(File.generated(config, f"examples/{name}", content=data))
     return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Leads links to notebooks to their pages: in the repository, the links lead to the files."""
+    del config, files
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def link(match):
+        return f"({posixpath.relpath(f'examples/{match[1]}.md', folder or '.')})"
+
+    return re.sub(r"\((?:\.\./)+notebooks/(\w+)\.ipynb\)", link, markdown)
 
 
 def rendered(notebook, stem):
