@@ -1,8 +1,7 @@
-"""Differentially private training in JAX: optax transformations that win back accuracy from noise.
+"""Differentially private training in JAX, as optax transformations.
 
-A step, read left to right: `clipped_grad` sums the clipped per-example gradients, `gaussian_noise`
-makes the sum private, and a filter such as `doppler` and any optax optimizer follow. The README
-shows a whole loop.
+`clipped_grad` sums clipped per-example gradients and `gaussian_noise` makes the sum private. A
+filter such as `doppler` and any optax optimizer follow. The README shows a complete loop.
 """
 
 import importlib
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 
 __version__ = importlib.metadata.version("dpoptax")
 
-# Each is imported when its name is first used: some need dp_accounting or SciPy, which take
-# longer to import than the rest of the package.
+# Imported on first use: some of them need dp_accounting or SciPy, which take longer to import than
+# the rest of the package.
 _LAZY = (
     "accounting",
     "auditing",

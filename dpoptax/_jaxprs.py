@@ -1,4 +1,8 @@
-"""Reads traced programs: the primitives that call programs, and how to run one equation."""
+"""Reads traced programs: names the primitives that call programs, and runs equations.
+
+Ghost clipping, information flow and the rewrites for XLA all walk over jaxprs, and share this
+table.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard, cast
@@ -10,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from dpoptax._tree import PyTree
 
 INLINED_CALLS = frozenset({"closed_call", "core_call", "jit", "pjit"})
-"""Primitives that only call a program: the program may be written in their place."""
+"""Primitives that only call a program, which a reader may inline."""
 
 REMATERIALIZED_CALLS = frozenset({"checkpoint", "remat", "remat2"})
 """Primitives of `jax.checkpoint`."""
@@ -32,16 +36,16 @@ PROGRAM_CALLS = frozenset(
 """Primitives that call one program with their operands, in order, and return its results."""
 
 HIJAX_CALL = "call_hi_primitive"
-"""The primitive of operations as objects, whose rules for vmap and derivatives no program shows."""
+"""The primitive of hijax operations: no program shows their rules for vmap and derivatives."""
 
 
 def type_of(atom: Var | Literal) -> ShapedArray:
-    """The type of an array in a trace."""
+    """Returns the type of an array in a trace."""
     return cast(ShapedArray, atom.aval)
 
 
 def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many the first value of its carry."""
+    """Returns how many operands of a scan are constants, and how many are its initial carry."""
     if "num_consts" in eqn.params:  # before jax 0.12
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
@@ -49,7 +53,7 @@ def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    """The results of an operation."""
+    """Returns the results of an equation on these operands."""
     params = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*operands, **params)
@@ -57,7 +61,7 @@ def bind(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 
 
 def subprograms(params: Mapping[str, PyTree]) -> list[Jaxpr]:
-    """The programs among the parameters of an operation."""
+    """Returns the programs among the parameters of an equation."""
 
     def is_program(x: object) -> TypeGuard[Jaxpr | ClosedJaxpr]:
         return hasattr(x, "eqns")

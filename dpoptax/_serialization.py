@@ -1,4 +1,4 @@
-"""Registers the state classes with `flax.serialization`, which asks for each class."""
+"""Registration of state classes with `flax.serialization`."""
 
 import dataclasses
 import sys
@@ -11,11 +11,11 @@ _unregistered: list[type] = []
 
 
 def serializable(cls: type) -> type:
-    """Lets `flax.serialization.to_bytes` and `from_bytes` take states of this dataclass.
+    """Lets `flax.serialization` store and restore states of this dataclass.
 
-    Arrays are stored. Static fields are not: they come from the target, and `update` compares them
-    with what was stored. Importing flax here would cost a second, so the class is registered now
-    only if flax is loaded already, and otherwise by the next call of `register`.
+    It stores arrays. Static fields come from the target, and `update` compares them with the stored
+    arrays. Importing flax would take a second, so the class is registered now only if flax is
+    already imported, and otherwise by the next call of `register`.
     """
     _unregistered.append(cls)
     register()
@@ -23,9 +23,9 @@ def serializable(cls: type) -> type:
 
 
 def register() -> None:
-    """Registers the state classes if flax is loaded; every `init` that makes a state calls this."""
+    """Registers the state classes if flax is imported; every `init` calls this."""
     serialization: Any = sys.modules.get("flax.serialization")
-    # While flax is being imported, its module is there and its functions are not.
+    # While flax is being imported, its module exists but its functions do not.
     if not hasattr(serialization, "register_serialization_state"):
         return
     while _unregistered:
@@ -38,7 +38,7 @@ def _stored(x: Any) -> list[str]:
 
 
 def key_to_data(x: Any) -> Any:
-    """A key as its data, and all else as it is."""
+    """Returns the data of a key, and any other value unchanged."""
     return jax.random.key_data(x) if _is_key(x) else x
 
 
@@ -61,9 +61,10 @@ def _from_state_dict(target: Any, stored: dict[str, Any]) -> Any:
     names = _stored(target)
     if set(stored) != set(names):
         raise ValueError(
-            f"a stored {type(target).__name__} has {sorted(stored)}, this version's has "
-            f"{sorted(names)}: finish the run with the version that began it, or start a new one "
-            "from its parameters with tx.init and count both"
+            f"A stored {type(target).__name__} must have the fields {sorted(names)}, got "
+            f"{sorted(stored)} from another version of dpoptax. Finish the run with the version "
+            "that started it, or start a new run from its parameters with `tx.init` and account "
+            "for both runs."
         )
 
     def restored(old: Any, new: Any) -> Any:

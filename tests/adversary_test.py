@@ -380,7 +380,7 @@ def test_terms_are_at_most_so_many_times_the_bound(clip):
     """f S <= M C: what the rounding of the sum over examples is relative to."""
     norms, absolute = jnp.float32([[1e-6, 1e-3, 0.1, 1.0]]), jnp.ones((1, 4), jnp.float32)
     _, scales = bounds.make_scales([jnp.ones((1, 4))])
-    size = bounds.GradientSize(norms[0] ** 2, absolute[0])
+    size = bounds.NormBounds(norms[0] ** 2, absolute[0])
     factors, *_ = bounds.clip_coefficients(
         clip,
         scales,
@@ -715,7 +715,7 @@ def test_a_grid_goes_with_its_noise(no_room):
         dpoptax.clipped_grad(loss, clip, grid=2.0**-29)(points, batch)
     with pytest.raises(ValueError, match="a power of two"):
         dpoptax.clipped_grad(loss, clip, grid=1e-6)
-    with pytest.raises(ValueError, match="noise_multiplier=0"):
+    with pytest.raises(ValueError, match="`noise_multiplier` must be positive"):
         dpoptax.extend.fixed_point_grid(clip, noise_multiplier=0.0, batch_size=64)
 
 

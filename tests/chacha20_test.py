@@ -70,22 +70,18 @@ def test_no_two_uses_of_a_key_share_a_block(monkeypatch):
     """Of a run: steps, leaves, the fingerprint and the numbers of each, by their nonces."""
     seen, chacha = [], chacha20.chacha20
 
-    def note(key, counters, nonce):
-        nonce = tuple(map(int, nonce))
-        seen.extend((key.tobytes(), c, *nonce) for c in np.ravel(counters).tolist())
-
     def recorded(key, counters, nonce, *, looped=False):
-        jax.debug.callback(note, key, counters, nonce)
+        seen.extend((np.asarray(key).tobytes(), c, *nonce) for c in np.ravel(counters).tolist())
         return chacha(key, counters, nonce, looped=looped)
 
     monkeypatch.setattr(chacha20, "chacha20", recorded)
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
     tx = STAGES["fixed point"](KEY)
     total = dpoptax.extend.trust_clipped(params, CLIP)
-    state, update = jax.jit(tx.init)(params), jax.jit(tx.update)
-    for _ in range(3):
-        _, state = update(total, state, params)
-    jax.effects_barrier()
+    with jax.disable_jit():
+        state = tx.init(params)
+        for _ in range(3):
+            _, state = tx.update(total, state, params)
     noise = [place for place in seen if place[2] == 2]
     assert len(noise) == len(set(noise)) == 3 * 7
     assert len({key for key, *_ in noise}) == 3 * 2
@@ -146,14 +142,14 @@ def test_an_ensemble_has_a_key_for_each():
 
 def test_what_has_no_noise_by_it_refuses_such_a_key():
     clip = dpoptax.l2_clip(1.0)
-    with pytest.raises(TypeError, match="want one key, as from"):
+    with pytest.raises(TypeError, match="must be a single key"):
         dpoptax.contrib.geodp(0.1, noise_multiplier=1.0, batch_size=4, key=KEY)
     tx = dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=KEY)
     with jax.enable_x64(True):
         wide = dpoptax.extend.trust_clipped(jnp.zeros(3, jnp.float64), clip)
-        with pytest.raises(TypeError, match="want one key, as from"):
+        with pytest.raises(TypeError, match="must be a single key"):
             tx.update(wide, tx.init(jnp.zeros(3)))
-    with pytest.raises(TypeError, match=r"shape \(2, 8\) and uint32: want one key, as from"):
+    with pytest.raises(TypeError, match=r"single key, got an array of shape \(2, 8\)"):
         dpoptax.gaussian_noise(noise_multiplier=1.0, batch_size=4, key=keys.split(KEY, 2))
-    with pytest.raises(ValueError, match="generator='aes'"):
+    with pytest.raises(ValueError, match="got 'aes'"):
         dpoptax.random_key_from_os("aes")

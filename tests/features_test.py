@@ -193,6 +193,7 @@ def test_what_has_no_features_is_refused_by_name(folder, split):
         ExperimentConfig(dataset="sst2", features="scattering").data().shapes("example")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -210,6 +211,7 @@ def test_a_run_goes_on_with_its_own_features_alone(folder, tmp_path, change):
         loop.train_and_evaluate(other, tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_run_does_not_go_on_with_features_of_other_images(
     folder, tmp_path, in_memory, monkeypatch
@@ -237,6 +239,7 @@ def test_features_that_others_may_have_written_are_not_read(folder, split):
     np.testing.assert_array_equal(again["inputs"], first["inputs"])
 
 
+@pytest.mark.slow
 def test_features_are_loaded_once_for_all_trials(folder, monkeypatch):
     first = trials.dataset_of(CONFIG, held_out=False)
     other = dataclasses.replace(CONFIG, learning_rate=0.1)

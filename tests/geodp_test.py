@@ -150,20 +150,24 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
         (
             lambda: dpoptax.contrib.geodp(1.0, noise_multiplier=-1, batch_size=1, key=KEY),
             ValueError,
-            "noise_multiplier=-1",
+            "`noise_multiplier` must .* got -1",
         ),
         (
             lambda: dpoptax.contrib.geodp(1.0, noise_multiplier=1, batch_size=1, key=0),
             TypeError,
-            "key=0",
+            "`key` must .* got 0",
         ),
-        (lambda: dpoptax.contrib.hyperspherical_clip(1.0), ValueError, "exactly one"),
+        (lambda: dpoptax.contrib.hyperspherical_clip(1.0), ValueError, "Exactly one"),
         (
             lambda: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=1.0, beta=1.0),
             ValueError,
-            "exactly one",
+            "Exactly one",
         ),
-        (lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.1), ValueError, "beta=1.1"),
+        (
+            lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.1),
+            ValueError,
+            "`beta` .* got 1.1",
+        ),
         (lambda: dpoptax.contrib.hyperspherical_clip(0.0, beta=1.0), ValueError, "l2_clip_norm=0"),
         (
             lambda: dpoptax.contrib.hyperspherical_clip(1.0, angle_norm=-1.0),
@@ -173,7 +177,7 @@ def test_a_threshold_on_the_published_release_tells_neighbours_apart():
         (
             lambda: dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0, magnitude_weight=1.0),
             ValueError,
-            "magnitude_weight=1",
+            "`magnitude_weight` must .* got 1",
         ),
     ],
 )
@@ -187,12 +191,12 @@ def test_geodp_refuses_what_it_cannot_noise():
     state = tx.init(None)
     with pytest.raises(TypeError, match="ClippedSum"):
         tx.update(jnp.ones(3), state)
-    with pytest.raises(ValueError, match="at least two"):
+    with pytest.raises(ValueError, match="at least 2 parameters"):
         tx.update(make_sum([1.0]), state)
     encoded = dpoptax.extend.trust_clipped(
         jnp.ones(3), dpoptax.contrib.hyperspherical_clip(1.0, beta=1.0)
     )
-    with pytest.raises(TypeError, match="makes angles itself"):
+    with pytest.raises(TypeError, match="computes angles itself"):
         tx.update(encoded, state)
 
 
@@ -416,8 +420,8 @@ def test_a_run_follows_its_last_release():
 
 def test_track_reference_refuses_private_sums_and_two_references():
     tx = dpoptax.extend.track_reference()
-    with pytest.raises(TypeError, match="behind the noise stage"):
+    with pytest.raises(TypeError, match="after the noise stage"):
         tx.update(make_sum([1.0]), tx.init(jnp.zeros(1)))
     twice = optax.chain(dpoptax.extend.track_reference(), dpoptax.extend.track_reference())
-    with pytest.raises(ValueError, match="two ReferenceState"):
+    with pytest.raises(ValueError, match="at most one ReferenceState"):
         dpoptax.gradient_points(twice.init(jnp.zeros(2)), jnp.zeros(2))

@@ -1,5 +1,6 @@
 """Small problems that many tests share."""
 
+import collections
 import contextlib
 import itertools
 from unittest import mock
@@ -76,7 +77,8 @@ def slow_but(quick, names):
 def covering(*values, strength=2):
     """Returns all combinations of the values as parameters, slow except a few that cover them.
 
-    The few contain every combination of `strength` values. A dict gives its keys as ids.
+    The few contain every combination of `strength` values, and each value about equally often. A
+    dict gives its keys as ids.
     """
     names = [list(map(str, each)) for each in values]
     values = [list(each.values()) if isinstance(each, dict) else list(each) for each in values]
@@ -85,10 +87,15 @@ def covering(*values, strength=2):
     def parts(row):
         return set(itertools.combinations(enumerate(row), strength))
 
-    missing, quick = set().union(*map(parts, rows)), set()
+    missing, quick, used = set().union(*map(parts, rows)), set(), collections.Counter()
+
+    def gain(row):
+        return len(missing & parts(row)), -sum(used[each] for each in enumerate(row))
+
     while missing:
-        quick.add(best := max(rows, key=lambda row: len(missing & parts(row))))
+        quick.add(best := max(rows, key=gain))
         missing -= parts(best)
+        used.update(enumerate(best))
     return [
         pytest.param(
             *(each[i] for each, i in zip(values, row, strict=True)),

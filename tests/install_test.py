@@ -185,6 +185,7 @@ def test_an_extra_that_is_missing_is_named():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_users_program_type_checks_and_a_users_mistakes_do_not(tmp_path):
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(USER_PROGRAM)

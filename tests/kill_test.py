@@ -84,7 +84,7 @@ def _kill(process, workdir, rng):
 
 @pytest.mark.parametrize(
     ("kills", "steps"),
-    [(1, 120), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
+    [(1, 240), *(pytest.param(*k, marks=pytest.mark.slow) for k in ((3, 240), (8, 300)))],
 )
 def test_killed_runs_end_as_the_undisturbed_one_and_draw_no_noise_twice(kills, steps, tmp_path):
     context = multiprocessing.get_context("forkserver")  # imports once: a start costs no more

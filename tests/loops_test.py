@@ -108,7 +108,7 @@ def test_inject_hyperparams(reference):
 )
 def test_inject_hyperparams_of_a_method_says_what_to_name(factory, arguments):
     params = {"w": jnp.ones((3, 2))}
-    with pytest.raises(TypeError, match="name all but learning_rate"):
+    with pytest.raises(TypeError, match="List all except the learning rate"):
         optax.inject_hyperparams(factory)(**arguments).init(params)
     numbers = set(inspect.signature(factory).parameters) - {"learning_rate"}
     tx = optax.inject_hyperparams(factory, static_args=numbers)(**arguments)

@@ -193,7 +193,7 @@ def test_the_ledger_tells_one_schedule_from_another():
     with pytest.raises(ValueError, match="was made for"):
         other.update(clipped(), state, PARAMS)
     arrays = jax.tree.unflatten(jax.tree.structure(other.init(PARAMS)), jax.tree.leaves(state))
-    with pytest.raises(ValueError, match="those of another mechanism"):
+    with pytest.raises(ValueError, match="belong to another mechanism"):
         accounting.epsilon_spent(arrays, SAMPLER, DELTA)
     assert np.isnan(other.update(clipped(), arrays, PARAMS)[0]["b"]).all()
 
@@ -244,8 +244,8 @@ def test_a_schedule_that_is_none_is_refused(schedule, match):
 
 
 def test_functions_and_other_stages_say_what_to_give():
-    with pytest.raises(TypeError, match="as a dict from step to multiplier"):
+    with pytest.raises(TypeError, match="a dict from step to multiplier"):
         stage(optax.linear_schedule(2.0, 1.0, 7))
     strategy = matrix.BandedToeplitz((1.0, 0.5))
-    with pytest.raises(TypeError, match="want a Python number"):
+    with pytest.raises(TypeError, match="must be a Python number"):
         dpoptax.correlated_noise(strategy, noise_multiplier=SCHEDULE, batch_size=10, key=KEY)

@@ -73,7 +73,7 @@ def test_a_state_of_other_parameters_says_so(other):
     state = dpoptax.extend.track_iterates([(2.0, -1.0)], [1.0]).init(jnp.ones(2))
     with pytest.raises((TypeError, ValueError)) as caught:
         dpoptax.gradient_points(state, other)
-    assert "earlier parameters of other shapes" in " ".join(caught.value.__notes__)
+    assert "must have the structure of `params`" in " ".join(caught.value.__notes__)
 
 
 def test_two_trackers_are_refused_by_name():
@@ -89,9 +89,9 @@ def test_two_trackers_are_refused_by_name():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"rows": [], "weights": []}, "rows="),
-        ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "rows="),
-        ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "weights="),
+        ({"rows": [], "weights": []}, "`rows` must"),
+        ({"rows": [(1.0,), (1.0, 2.0)], "weights": [1.0, 1.0]}, "`rows` must"),
+        ({"rows": [(1.0,)], "weights": [1.0, 1.0]}, "`weights` must"),
         ({"rows": [(1.0,)], "weights": [1.0], "tangent_row": (1.0,)}, "tangent_weight=None"),
     ],
 )
@@ -111,7 +111,7 @@ def test_bad_arguments(kwargs, message):
 )
 def test_an_update_without_parameters_says_what_to_call(stage):
     params = {"w": jnp.ones(3)}
-    with pytest.raises(ValueError, match=r"call tx.update\(grads, opt_state, params\)"):
+    with pytest.raises(ValueError, match=r"Call `tx.update\(grads, opt_state, params\)`"):
         stage.update(params, stage.init(params))
 
 
@@ -163,11 +163,11 @@ def test_a_method_refuses_gradients_that_were_not_taken_at_its_points(name, jit)
         lambda state, params, batch: GRAD_FN(dpoptax.gradient_points((), params), batch),
     ):
         step, state, batch = _step(make(), _gaussian(), elsewhere)
-        with pytest.raises(ValueError, match="not taken at this method's points"):
+        with pytest.raises(ValueError, match="must be taken at this method's points"):
             wrap(step)(state, batch)
     noise = dpoptax.clip_and_noise(1.0, noise_multiplier=0.1, batch_size=4, key=jax.random.key(0))
     step, state, batch = _step(make(), noise, lambda state, params, batch: batch)
-    with pytest.raises(ValueError, match="not taken at this method's points"):
+    with pytest.raises(ValueError, match="must be taken at this method's points"):
         wrap(step)(state, batch)
 
 
@@ -175,7 +175,7 @@ def test_a_method_refuses_gradients_at_the_points_of_another():
     tx = optax.chain(_gaussian(), dpoptax.disk())
     params = jnp.ones(3)
     other = dpoptax.pmlf().init(params)
-    with pytest.raises(ValueError, match="not taken at this method's points"):
+    with pytest.raises(ValueError, match="must be taken at this method's points"):
         tx.update(
             GRAD_FN(dpoptax.gradient_points(other, params), jnp.ones((4, 3))),
             tx.init(params),

@@ -8,7 +8,7 @@ from jax import lax
 
 import dpoptax
 from dpoptax._ghost_clipping.norms import factor_products, point_differences
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterProducts
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.norms.pulled_back_norms import assemble_gradients, measure_terms
 from dpoptax._ghost_clipping.trace.rules import FactorLayout
 from dpoptax.training.models import VisionTransformer
@@ -310,7 +310,7 @@ def test_the_bound_of_a_norm_is_above_the_norm():
 
     @jax.jit
     def measured(rows, columns, basis, weights):
-        outer = OuterProducts(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
+        outer = OuterSum(factor_products.Segment(rows, columns), _LAYOUT, (4, 4))
         held, *scale = assemble_gradients([outer], [FixedTerm(basis, weights)], None)
         return *scale, *measure_terms(held, (1, 4, 4))
 
@@ -336,7 +336,7 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
     scales = np.array([np.ones((1, 4)), 1 + 2.0**-18 * rng.normal(size=(1, 4))], np.float32)
     sides = [(rows, columns), (-near(rows), near(columns))]
     outers = [
-        OuterProducts(
+        OuterSum(
             factor_products.Segment(*map(jnp.asarray, pair)), _LAYOUT, (4, 4), jnp.asarray(scale)
         )
         for pair, scale in zip(sides, scales, strict=True)
@@ -346,8 +346,8 @@ def test_the_bound_of_a_norm_is_above_the_norm_where_points_cancel(differences):
         FixedTerm(jnp.asarray(bases[1]), near(weights)),
     ]
     if differences:
-        outers = point_differences._outer_differences(tuple(outers))
-        terms = point_differences._term_differences(tuple(terms))
+        outers = point_differences._join_outers(tuple(outers))
+        terms = point_differences._join_terms(tuple(terms))
     found, _, finite = assemble_gradients(outers, terms, None)
     # The gradient is what is held.
     exact = np.zeros((256, 1, 4, 4))

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax import lax
 
-from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
 from dpoptax._information_flow.label_follower import LabelFollower
 from dpoptax._information_flow.labels import Content, Label
@@ -34,7 +34,7 @@ def labels_of(fn, *given, public=()):
     """Those of the results; public arguments come first."""
     traced = jax.make_jaxpr(fn)(*public, *given)
     labels = [
-        Label(number=("argument", i), entries=DISTINCT_ENTRIES)
+        Label(number=("argument", i), entries=DISTINCT_FACTS)
         for i in range(len(jax.tree.leaves(public)))
     ]
     labels += [Label(Content.PRIVATE, LEADING_AXIS) for _ in jax.tree.leaves(given)]

@@ -128,7 +128,7 @@ def test_owners_are_sorted_once(monkeypatch):
         lambda *args, **seed: tables.append(UserTable(*args, **seed)) or tables[-1],
     )
     digits = dataclasses.replace(dataset_module.load_dataset("digits"), owners=np.arange(1438) // 5)
-    assert digits.num_users == 288
+    assert digits.units("user") == 288
     three, two = digits.users(3, seed=1), digits.users(2, seed=1)
     assert (three.records_per_user, two.records_per_user, len(tables)) == (3, 2, 1)
     sampler = privacy.SAMPLERS["poisson"](288, 20, seed=0)

@@ -62,15 +62,6 @@ class TestPhases:
         time.sleep(0.1)
         assert lines == ["loading data ..."]
 
-    def test_a_hushed_run_says_nothing(self, monkeypatch):
-        monkeypatch.setattr(phases, "PATIENCE", 0.02)
-        lines = []
-        measured = Phases(lines.append)
-        measured.hush()
-        with measured("data"):
-            time.sleep(0.1)
-        assert lines == []
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),

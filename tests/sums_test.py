@@ -20,7 +20,7 @@ from tests.helpers import floats
 def test_a_sum_in_blocks_has_every_term_once(size):
     weights = np.arange(size) % 7 - 3.0
     values = np.stack([np.arange(size) % 5, np.ones(size)], axis=1)  # all sums are exact
-    found = jax.jit(block_sums.sum_weighted_examples)(floats(weights), floats(values))
+    found = jax.jit(block_sums.sum_weighted)(floats(weights), floats(values))
     np.testing.assert_array_equal(found, weights @ values)
 
 
@@ -29,7 +29,7 @@ def test_an_example_changes_the_rounding_of_its_block_and_of_few_sums_above():
     values = np.full(4096, 2.0**-25, np.float32)
     values[0] = 1.0
     with_it, without = (
-        jax.jit(block_sums.sum_weighted_examples)(floats(w), floats(values)) for w in _weights(4096)
+        jax.jit(block_sums.sum_weighted)(floats(w), floats(values)) for w in _weights(4096)
     )
     assert abs(float(with_it) - float(without) - 1.0) <= 32 * 2.0**-24
 
@@ -130,7 +130,7 @@ def test_lookups_beside_a_product_that_cancels_them():
         factor_products.Segment(tokens, large * one),
         factor_products.Segment(unit, (1 - large) * one),
     ]
-    found = weighted_products.sum_weighted_products(
+    found = weighted_products.sum_products(
         FactoredGradients(segments), jnp.ones(size), (1, 4, 1), bound=6.0, examples=size
     )
     np.testing.assert_array_equal(found[0, :, 0], [size, 0, 0, 0])
@@ -142,7 +142,7 @@ def test_lookups_beside_a_product_that_cancels_them():
 def test_products_of_matrices_are_cut_into_blocks_of_examples(positions, side, examples):
     """So that what one example changes in their rounding does not grow with the batch."""
     factor = jax.ShapeDtypeStruct((1024, 1, positions, side), jnp.float32)
-    total = lambda x, w: weighted_products.sum_weighted_products(  # noqa: E731
+    total = lambda x, w: weighted_products.sum_products(  # noqa: E731
         FactoredGradients([factor_products.Segment(x, x)]),
         w,
         (1, side, side),

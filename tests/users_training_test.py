@@ -146,7 +146,7 @@ def test_records_of_users_are_read_from_arrays_and_sources_alike():
 @pytest.mark.parametrize("generator", ["threefry", "chacha20"])
 def test_a_ciphers_seed_does_not_draw_records_by_another_generator(digits, generator):
     config = config_of_users(seed=7, generator=generator)
-    plan = make_plan(config, digits.num_users)
+    plan = make_plan(config, digits.units("user"))
     run = resolve(config, plan, num_classes=10)
     drawn, _ = Feed(run, digits, devices.Devices())(0)
     seed = int.from_bytes(seeds.derived(7, "records")) if generator == "chacha20" else 7

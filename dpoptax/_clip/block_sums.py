@@ -71,14 +71,14 @@ def combine_roundings(roundings: Iterable[Rounding]) -> float:
     coordinates, so their squares add up. The same holds above blocks for sums that count norms and
     sums that count terms, since an example may have C of each.
     """
-    by_length: dict[int, float] = {}
+    block_changes: dict[int, float] = {}
     joined = {False: 0.0, True: 0.0}
     own = 0.0
     for each in roundings:
-        by_length[each.length] = max(each.blocks, by_length.get(each.length, 0.0))
+        block_changes[each.length] = max(each.blocks, block_changes.get(each.length, 0.0))
         joined[each.termwise] = max(each.joined, joined[each.termwise])
         own += each.own
-    return math.hypot(*by_length.values()) + math.hypot(*joined.values()) + own
+    return math.hypot(*block_changes.values()) + math.hypot(*joined.values()) + own
 
 
 class WholeBatch(NamedTuple):
@@ -102,6 +102,7 @@ def layout_rounding(whole: WholeBatch) -> float:
     little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
     along (`compensated_add`).
     """
+    # At least FLOAT_TOTALS, so that τ does not depend on a small number of devices.
     devices = FLOAT_TOTALS if uses_integer_totals(whole) else max(FLOAT_TOTALS, whole.devices)
     return _device_rounding(devices, whole.examples) * (1.0 + 1.0 / FLOAT_TOTALS)
 
@@ -138,6 +139,7 @@ def block_length(examples: int, terms: int, entries: int, ratio: float) -> int:
       entries: the number of entries of the sum.
       ratio: M, such that f S ≤ M C.
     """
+    # `block_rounding` is about 2 u b² L M: this is the longest block within the limit.
     most = math.isqrt(int(ROUNDING_LIMIT / (2.0 * UNIT_ROUNDOFF * terms * ratio)))
     least = max(-(-_MINIMUM_TERMS // terms), -(-examples * entries // _CACHED_ENTRIES))
     return max(1, min(most, least))
@@ -194,9 +196,7 @@ def _sum_in_pairs(x: jax.Array) -> jax.Array:
     return x[0]
 
 
-def sum_weighted_examples(
-    weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH
-) -> jax.Array:
+def sum_weighted(weights: jax.Array, values: jax.Array, *, block: int = BLOCK_LENGTH) -> jax.Array:
     """Returns Σ_i weights[i] values[i], for (B,) and (B, …), at full precision on every platform.
 
     `block_rounding(B, block)` bounds how one example changes its rounding.
@@ -236,6 +236,7 @@ class IntegerSteps:
     def join(self, whole: jax.Array, fine: jax.Array) -> jax.Array:
         """Returns the sums of whole and fine steps as numbers, rounded once."""
         kind = jnp.float64 if whole.dtype == jnp.int64 else jnp.float32
+        # Carry whole steps out of the fine ones; the shift rounds down, so the rest is positive.
         whole, fine = whole + (fine >> self.finer), fine & (2**self.finer - 1)
         high = (whole >> 12) << 12  # a float holds both parts exactly
         low = (whole - high).astype(kind) + fine.astype(kind) * 2.0**-self.finer
@@ -248,6 +249,7 @@ def make_steps(largest: float, count: int, *, bits: int = 30) -> IntegerSteps:
     Raises:
       ValueError: the step is not a power of two of float32's range.
     """
+    # The largest total must fit into 2^bits whole steps.
     exponent = bits - math.ceil(math.log2(largest))
     if abs(exponent) > 126:
         raise ValueError(
@@ -272,7 +274,7 @@ def step_rounding(count: int, rows: int, columns: int, largest: float, examples:
 
     Args:
       count: the numbers at an entry, of all examples together.
-      rows: T, the numbers that an example adds, possibly all to one entry.
+      rows: L, the numbers that an example adds, possibly all to one entry.
       columns: the entries of a row.
       largest: as for `make_steps`.
       examples: an upper bound of the sum.
@@ -295,15 +297,15 @@ def sum_lookups(
     ratio: float,
     whole: float,
 ) -> jax.Array:
-    """Returns a table (size, C) with the sum of the values of all lookups, each of one row.
+    """Returns a table (size, D) with the sum of the values of all lookups, each of one row.
 
     A scatter adds one after the other. If one example could change too much of its rounding,
     numbers are added as `IntegerSteps`. `lookup_rounding` bounds the change.
 
     Args:
-      lookups: rows (N,), integers, and values (N, C). No value is above `ratio` · `bound`.
+      lookups: rows (N,), integers, and values (N, D). No value is above `ratio` · `bound`.
       size: the number of rows.
-      terms: T, the lookups of one example.
+      terms: L, the lookups of one example.
       examples: B, at least the examples of the lookups: those of all micro-batches and devices.
       bound: C.
       ratio: M, such that f S ≤ M C.
@@ -321,6 +323,7 @@ def sum_lookups(
         return table
     bits = 62 if wide == jnp.float64 else 30
     exact = make_steps(max(examples * whole, ratio) * bound, count, bits=bits)
+    # Two integers hold a number: whole steps may wrap around, and fine ones have room for all.
     coarse = fine = table.astype(jnp.int64 if wide == jnp.float64 else jnp.int32)
     for rows, values in lookups:
         parts = exact.split(values.astype(wide))
@@ -343,6 +346,7 @@ def _scatter_rounding(terms: int, examples: int, ratio: float) -> Rounding | Non
     """Returns how one example changes a scatter, or `None` if it changes too much."""
     if terms * examples * UNIT_ROUNDOFF >= 0.5:
         return None
+    # A scatter is one block with all examples in it.
     change = block_rounding(examples, examples, terms=terms, ratio=ratio).blocks
     return Rounding(joined=change, termwise=True) if change <= ROUNDING_LIMIT else None
 

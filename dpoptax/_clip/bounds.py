@@ -13,7 +13,7 @@ sums. An example is then scaled by
 a function of this example only. It follows that ‖f G‖ ≤ C/(1 + τ) for every geometry with t ·
 factor(t) ≤ C, and that f S ≤ M C/(1 + τ). The latter bounds the rounding of the sum. One example
 changes this rounding by at most τ C/(1 + τ) (`dpoptax._clip.block_sums`), so it moves the sum by at
-most C in total. `docs/bound.md` has the proof.
+most C in total. `docs/developers/bound.md` has the proof.
 
 No branch reads the batch: the treatment of one example never depends on another.
 
@@ -40,7 +40,7 @@ from dpoptax._clip.compiler_checks import check_settings, keeps_order
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# M for many terms. Training does not reach it: docs/bound.md has measurements.
+# M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
@@ -62,7 +62,7 @@ _MINIMUM_BOUND = 2.0**-80
 # The exponent of a gradient that is exactly zero.
 _ZERO_EXPONENT = -(2**20)
 # Division by 2 to this power makes every number zero (`divide_by_power`).
-ERASING_EXPONENT = 2**20
+ERASE_EXPONENT = 2**20
 _SQUARES_BLOCK = 128
 
 
@@ -94,7 +94,7 @@ def check_rounding(rounding: float) -> None:
         )
 
 
-class GradientSize(NamedTuple):
+class NormBounds(NamedTuple):
     """Holds the size of gradients, (B,) each, divided by the powers of two of their scales.
 
     Attributes:
@@ -123,7 +123,7 @@ def make_scales(tops: list[jax.Array]) -> tuple[jax.Array, Scales]:
     """Returns the divisor of each side, and the scales, from the largest entries (sides, B).
 
     The divisors are exponents of 2, (pieces, sides, B): 0 for a side that is zero or subnormal, and
-    `ERASING_EXPONENT` for one that is not finite.
+    `ERASE_EXPONENT` for one that is not finite.
 
     On CPU they are computed in a loop, whose results XLA stores. Otherwise XLA computes them again
     in each of hundreds of kernels that read them, and compiles these twice as long.
@@ -141,7 +141,7 @@ def _make_piece_scales(tops: jax.Array) -> tuple[jax.Array, Scales]:
     found = binary_exponent(jnp.where(finite, tops, 0.0))
     total = jnp.sum(found, axis=0, dtype=jnp.int32)
     divisor = jnp.where(found == _ZERO_EXPONENT, 0, found)
-    return jnp.where(finite, divisor, ERASING_EXPONENT), Scales(total, finite)
+    return jnp.where(finite, divisor, ERASE_EXPONENT), Scales(total, finite)
 
 
 _make_all_scales = jax.vmap(_make_piece_scales)
@@ -157,6 +157,7 @@ def largest_entry(x: jax.Array) -> jax.Array:
 
 def binary_exponent(top: jax.Array) -> jax.Array:
     """Returns ⌊log₂ top⌋ of positive normal numbers, in int32; `_ZERO_EXPONENT` below them."""
+    # The sign bit of a magnitude is zero, so the shift leaves the biased exponent.
     bits = lax.bitcast_convert_type(top, jnp.int32)
     found = (bits >> 23) - 127
     return jnp.where(found >= -126, found, _ZERO_EXPONENT)
@@ -164,6 +165,7 @@ def binary_exponent(top: jax.Array) -> jax.Array:
 
 def power_of_two(exponent: jax.Array) -> jax.Array:
     """Returns 2^exponent in float32, exactly; 0 below the normal range, and 2^127 above it."""
+    # The biased exponent 0 is the number 0; 254, the largest of a finite number, is 2^127.
     bits = (jnp.clip(exponent, -127, 127) + 127) << 23
     return lax.bitcast_convert_type(bits.astype(jnp.int32), jnp.float32)
 
@@ -199,6 +201,7 @@ def _shift_exponent(x: jax.Array, exponent: jax.Array) -> _ShiftedNumbers:
     largest = jnp.clip(most - 1 - n, 0, most - 1) << kind.nmant
     bits = lax.bitcast_convert_type(x, integer)
     biased = bits & infinity
+    # Outside of the limits this addition overflows into sign or mantissa; `inside` discards it.
     value = lax.bitcast_convert_type(bits + (n << kind.nmant), x.dtype)
     inside = (biased >= least) & (biased <= largest)
     return _ShiftedNumbers(value, inside, (biased > largest) & (biased < infinity))
@@ -268,14 +271,14 @@ def _divide_by_power_jvp(
     return out, jnp.where(out == 0, 0, tangents[0].astype(out.dtype) * scale)
 
 
-def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, GradientSize]:
+def scale_formed(x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, NormBounds]:
     """Returns a formed gradient, (B, …), divided as by `divide_by_power`, and its size.
 
     The sum adds the numbers that are measured here, so S is the norm itself.
     """
     x = widen(divide_by_power(x, exponent))
     square = upper_square(x)
-    return x, GradientSize(square, jnp.sqrt(square))
+    return x, NormBounds(square, jnp.sqrt(square))
 
 
 def upper_square(x: jax.Array) -> jax.Array:
@@ -286,6 +289,7 @@ def upper_square(x: jax.Array) -> jax.Array:
     """
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     values, operations = jnp.square(flat).astype(jnp.float32), 1
+    # `operations` counts the longest chain of roundings: the square, and a block on each level.
     size = flat.shape[1]
     while values.shape[1] > _SQUARES_BLOCK:
         whole = values.shape[1] // _SQUARES_BLOCK * _SQUARES_BLOCK
@@ -300,13 +304,14 @@ def upper_square(x: jax.Array) -> jax.Array:
         values = lax.optimization_barrier(sums)
         operations += _SQUARES_BLOCK
     operations += values.shape[1]
+    # Rounding may have made the sum smaller by γ, and underflow by a constant for each entry.
     return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _UNDERFLOW_LOSS**2
 
 
 def clip_coefficients(
     clip: Clip,
     scales: Scales,
-    sizes: list[GradientSize],
+    sizes: list[NormBounds],
     groups: list[int],
     mask: jax.Array,
     *,
@@ -346,6 +351,7 @@ def clip_coefficients(
     member = np.arange(layers)[:, None] == np.array(groups)  # (groups, pieces)
     inside = member[:, :, None]
     largest = jnp.max(jnp.where(inside, scales.exponent, _ZERO_EXPONENT), axis=1)  # (groups, B)
+    # Pieces of a group are scaled to the group's largest, so no square overflows.
     relative = power_of_two(jnp.clip(scales.exponent - largest[np.array(groups)], -127, 0))
     # All terms are positive, so rounding is relative to the sum itself.
     room = 1.0 + gamma(len(groups) + _COEFFICIENT_ROUNDINGS)
@@ -358,7 +364,9 @@ def clip_coefficients(
     norms = length(jnp.sqrt(square)) + sum_error * length(absolutes)
     absolute = length(absolutes / np.array(ratios, np.float32)[:, None])
     scale = power_of_two(jnp.clip(largest, *_EXPONENT_RANGE))
+    # The factor of (1 + τ) n⁺ leaves room for the rounding of the sum.
     factors = clip.factors((norms * (scale * (1.0 + rounding))).T).T  # (groups, B)
+    # min(1, M n⁺/S): `absolute` is S/M already.
     ratio = jnp.minimum(1.0, norms / jnp.where(absolute > 0, absolute, 1.0))
     # Geometries that divide by the norm have no finite factor for a zero gradient, which adds zero.
     sound = used[None] & jnp.isfinite(norms) & jnp.isfinite(factors)

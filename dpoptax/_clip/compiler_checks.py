@@ -10,10 +10,7 @@ from jax import lax
 # With these settings, XLA or a library that it calls may reorder sums, ignore NaN, or round the
 # operands of products that need full precision.
 _FORBIDDEN_FLAGS = ("xla_cpu_enable_fast_math", "xla_enable_fast_math")
-_FORBIDDEN_VARIABLES = {
-    "NVIDIA_TF32_OVERRIDE": ("0",),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",),
-}
+_FORBIDDEN_VARIABLES = {"NVIDIA_TF32_OVERRIDE": ("0",), "ONEDNN_DEFAULT_FPMATH_MODE": ("STRICT",)}
 
 
 def check_settings() -> None:

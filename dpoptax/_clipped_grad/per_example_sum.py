@@ -26,22 +26,9 @@ def per_example_sum(
     whole: WholeBatch | None = None,
     grid: float | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Computes the clipped sum from per-example gradients, as `ghost_clipped_sum` does without.
+    """Computes the clipped sum from per-example gradients; arguments as `ghost_clipped_sum`.
 
-    Args:
-      loss_fn: the loss of one example.
-      clip: the geometry.
-      points: the gradient points and their weights.
-      batch: the examples, leaves (B, …).
-      mask: (B,), True for examples and False for padding.
-      keys: one key for each example, or `None`.
-      has_aux: whether the loss returns (loss, aux).
-      whole: the batch of all micro-batches and devices, `None` if it is this one.
-      grid: the step that clipped gradients are rounded to, `None` for no rounding.
-
-    Returns:
-      The sum, in units of `grid` if there is one, and the auxiliary outputs, `None` without
-      `has_aux`.
+    With a `grid`, clipped gradients are rounded to multiples of it, and the sum is in its units.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batch, keys))
     tangent = points.tangent is not None

@@ -113,7 +113,7 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
         images = _split_features(images, groups, *given.lhs_spec[:2])
         params |= {"batch_group_count": 1, "feature_group_count": groups}
 
-    def in_order(images: jax.Array, kernels: jax.Array) -> jax.Array:
+    def convolve_channels_last(images: jax.Array, kernels: jax.Array) -> jax.Array:
         out = lax.conv_general_dilated_p.bind(
             _reorder_axes(images, given.lhs_spec, last.lhs_spec),
             _reorder_axes(kernels, given.rhs_spec, last.rhs_spec),
@@ -126,7 +126,7 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
 
     if not REWRITE_FOR_CPU:
         return as_given(images, kernels)
-    return lax.platform_dependent(images, kernels, cpu=in_order, default=as_given)
+    return lax.platform_dependent(images, kernels, cpu=convolve_channels_last, default=as_given)
 
 
 def _split_features(images: jax.Array, groups: int, batch: int, features: int) -> jax.Array:
@@ -166,13 +166,13 @@ def _wants_pooling(eqn: JaxprEqn) -> bool:
 def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> jax.Array:
     """Computes the same gradient, on CPU by comparing the entries of each window."""
 
-    def by_comparisons(source: jax.Array, operand: jax.Array) -> jax.Array:
+    def compare_entries(source: jax.Array, operand: jax.Array) -> jax.Array:
         return _select_and_place(source, operand, **eqn.params)
 
     def as_given(source: jax.Array, operand: jax.Array) -> jax.Array:
         return eqn.primitive.bind(source, operand, **eqn.params)
 
-    return lax.platform_dependent(source, operand, cpu=by_comparisons, default=as_given)
+    return lax.platform_dependent(source, operand, cpu=compare_entries, default=as_given)
 
 
 def _select_and_place(
@@ -191,6 +191,7 @@ def _select_and_place(
     """
     places = list(itertools.product(*map(range, window_dimensions)))
     zero = np.zeros((), operand.dtype)
+    # Padding must lose every comparison, for maxima and for minima.
     never = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, operand.dtype)
     padded = lax.pad(operand, never, [(low, high, 0) for low, high in padding])
     entries = [
@@ -205,6 +206,7 @@ def _select_and_place(
         selected, chosen = jnp.where(stays, selected, entry), jnp.where(stays, chosen, i)
 
     def placed(i: int, place: Sequence[int]) -> jax.Array:
+        # Interior padding puts the gradients of one place of all windows at stride distance.
         config = [
             (at - low, size + low - stop, stride - 1)
             for at, stop, (low, _), size, stride in zip(

@@ -188,9 +188,7 @@ def _product_cost(product: Product, points: int) -> int:
     groups, rows, columns = product.layout.sizes
     positions = sum(m.positions * m.segments(points) for m in product.members)
     work = positions * rows * columns
-    norm = {
-        "outer": rows + columns,
-        "gram": positions**2 * (rows + columns),
-        "form": work,
-    }[product.method]
+    norm = {"outer": rows + columns, "gram": positions**2 * (rows + columns), "form": work}[
+        product.method
+    ]
     return groups * (work + norm)

@@ -89,7 +89,7 @@ class PlannedUse:
 class Product:
     """Holds uses of one parameter, or of one slice of it, that share a layout.
 
-    Their factors are joined along T. `method` is the way to the norm: "outer", "gram" or "form".
+    Their factors are joined along L. `method` is the way to the norm: "outer", "gram" or "form".
     """
 
     members: tuple[PlannedUse, ...]
@@ -156,7 +156,7 @@ def make_plan(
     factors = {} if linear_map is None else dict(enumerate(linear_map.factors))
     mapped = {leaf for leaf, factor in factors.items() if factor is not None}
     formed = {i: f"meets data in {', '.join(why)}" for i, why in program.opaque.items()}
-    by_leaf: dict[int, list[PlannedUse]] = {}
+    leaf_uses: dict[int, list[PlannedUse]] = {}
     for use in program.uses:
         pull = not tangent and not use.value.leaves & mapped
         members = _read_use(use) or (_pull_back_use(program, use, points) if pull else [])
@@ -169,9 +169,9 @@ def make_plan(
             if arranged is None:
                 formed.setdefault(leaf, "its linear map mixes the two sides of its products")
             else:
-                by_leaf.setdefault(leaf, []).append(arranged)
+                leaf_uses.setdefault(leaf, []).append(arranged)
     joined = {}
-    for leaf, members in by_leaf.items():
+    for leaf, members in leaf_uses.items():
         shape = tuple(program.parameters[leaf].shape)
         found = _join_uses(members, (batch, points + tangent), shape)
         if found is None:
@@ -179,21 +179,17 @@ def make_plan(
         else:
             joined[leaf] = found
     _choose_formed(program, joined, formed, mapped)
-    fallen = _coupled_parameters(program, {leaf for leaf, why in formed.items() if why}) - set(
-        formed
-    )
+    # A use of a parameter that fell back is formed, and with it all parameters of the use.
+    fallen = _find_coupled(program, {leaf for leaf, why in formed.items() if why}) - set(formed)
     formed |= dict.fromkeys(fallen, "used side by side with a parameter that fell back")
-    formed |= dict.fromkeys(_coupled_parameters(program, set(formed)), "")
+    formed |= dict.fromkeys(_find_coupled(program, set(formed)), "")
     products = [p for leaf, found in joined.items() if leaf not in formed for p in found]
     rest = [u for u in program.uses if u.value.leaves & set(formed)]
     return Plan(tuple(products), formed, tuple(rest))
 
 
 def _choose_formed(
-    program: Program,
-    joined: dict[int, list[Product]],
-    formed: dict[int, str],
-    mapped: set[int],
+    program: Program, joined: dict[int, list[Product]], formed: dict[int, str], mapped: set[int]
 ) -> None:
     """Moves parameters to `formed` where their own method is "keep".
 
@@ -206,7 +202,7 @@ def _choose_formed(
         leaf for leaf, found in joined.items() if all(p.method == "keep" for p in found)
     } - mapped
     for leaf, found in joined.items():
-        beside = _coupled_parameters(program, {leaf}) - kept
+        beside = _find_coupled(program, {leaf}) - kept
         if leaf in kept and sum(sizes[other] for other in beside) <= sizes[leaf]:
             formed.setdefault(leaf, "")
         else:
@@ -218,7 +214,7 @@ def _choose_formed(
             ]
 
 
-def _coupled_parameters(program: Program, leaves: set[int]) -> set[int]:
+def _find_coupled(program: Program, leaves: set[int]) -> set[int]:
     """Returns the other parameters that share uses with these, directly or indirectly."""
     found = set(leaves)
     while True:
@@ -304,6 +300,7 @@ def _join_uses(
     if len(groups) > 1:
         seen = np.zeros(math.prod(shape), bool)
         for group in groups.values():
+            # Views with offsets and strides overlap if an entry was seen before.
             entries = group[0].view.entries_of(seen)
             if entries.any():
                 return None

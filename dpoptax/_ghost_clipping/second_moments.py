@@ -21,7 +21,7 @@ def side_moments(
 ) -> dict[int, tuple[jax.Array, jax.Array]]:
     """Returns E Σ_t rows_t rows_tᵀ and E Σ_t columns_t columns_tᵀ for each kernel, by leaf.
 
-    Σ_t rows_t ⊗ columns_t is the gradient of one example, for a kernel read as (R, C). Kernels that
+    Σ_t rows_t ⊗ columns_t is the gradient of one example, for a kernel read as (R, D). Kernels that
     the loss does not contract in this form are omitted.
     """
     leaves = jax.tree.leaves(params)

@@ -59,7 +59,7 @@ def _axes_after_operand(
         return chosen
     if name == "reshape":
         order = list(eqn.params["dimensions"] or range(len(shape)))
-        given = [dataclasses.replace(digit, axis=order.index(digit.axis)) for digit in rows.axes]
+        given = [digit.move(order.index(digit.axis)) for digit in rows.axes]
         along = _reshape_digits(given, [shape[axis] for axis in order], _shape(eqn.outvars[0]))
         return None if along is None else rows.placed(along)
     if name not in _AXIS_RULES:
@@ -156,6 +156,7 @@ def _reshape_digits(
     if 0 in old or any(digit.run > 1 for digit in along[:-1]):
         return None
     count = math.prod(old[digit.axis] // digit.run for digit in along)
+    # New axes first have to account for the axes before the digits, then for the examples.
     outside, found = math.prod(old[:first]), []
     for axis, size in enumerate(new):
         if outside > 1 or (outside == 1 and size == 1 and count > 1):
@@ -195,9 +196,10 @@ def _drop_axes(name: str) -> AxisRule:
 
     def rule(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
         axes = eqn.params[name]
+        axes = (axes,) if isinstance(axes, int) else axes
         if digit.axis in axes:
             return None
-        return dataclasses.replace(digit, axis=digit.axis - sum(a < digit.axis for a in axes))
+        return digit.move(digit.axis - sum(a < digit.axis for a in axes))
 
     return rule
 
@@ -211,39 +213,13 @@ def _keep_batch(behind: int) -> AxisRule:
     return rule
 
 
-def _transpose(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
-    return dataclasses.replace(digit, axis=eqn.params["permutation"].index(digit.axis))
-
-
-def _broadcast(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
-    return dataclasses.replace(digit, axis=eqn.params["broadcast_dimensions"][digit.axis])
-
-
-def _pad(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    return digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
-
-
-def _stack(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit:
-    return dataclasses.replace(digit, axis=digit.axis + (digit.axis >= eqn.params["axis"]))
-
-
-def _unstack(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    axis = eqn.params["axis"]
-    if digit.axis == axis:
-        return None
-    return dataclasses.replace(digit, axis=digit.axis - (digit.axis > axis))
-
-
-def _tile(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
-    return digit if eqn.params["reps"][digit.axis] == 1 else None
-
-
 def _is_whole_slice(eqn: JaxprEqn, axis: int) -> bool:
     """Returns whether a slice covers a whole axis."""
     return bool(_shape(eqn.outvars[0])[axis] == _shape(eqn.invars[0])[axis])
 
 
-def _slice(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+def _keep_whole(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
+    """Keeps an axis that a slice covers as a whole."""
     return digit if _is_whole_slice(eqn, digit.axis) else None
 
 
@@ -269,12 +245,13 @@ def _dot(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if digit.axis in contracted:
         return None
     if digit.axis in batch:
-        return dataclasses.replace(digit, axis=batch.index(digit.axis))
+        return digit.move(batch.index(digit.axis))
     free = [a for a in range(len(_shape(eqn.invars[operand]))) if a not in (*contracted, *batch)]
+    # Results have the batch axes first, then the free axes of the left and the right operand.
     axis = len(batch) + free.index(digit.axis)
     if operand == 1:
         axis += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
-    return dataclasses.replace(digit, axis=axis)
+    return digit.move(axis)
 
 
 def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
@@ -290,7 +267,7 @@ def _conv(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if operand == 1:
         return AxisDigit(channels, digit.run) if digit.axis == numbers.rhs_spec[0] else None
     if digit.axis == numbers.lhs_spec[0]:
-        return dataclasses.replace(digit, axis=numbers.out_spec[0])
+        return digit.move(numbers.out_spec[0])
     if digit.axis == numbers.lhs_spec[1]:
         run, rest = divmod(digit.run, _shape(eqn.invars[0])[digit.axis] // groups)
         made = _shape(eqn.invars[1])[numbers.rhs_spec[0]] // groups
@@ -309,17 +286,17 @@ def _gather(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     if operand == 1:
         if digit.axis == len(_shape(eqn.invars[1])) - 1:
             return None
-        return dataclasses.replace(digit, axis=batch[digit.axis])
+        return digit.move(batch[digit.axis])
     if digit.axis in numbers.operand_batching_dims:
         place = numbers.operand_batching_dims.index(digit.axis)
         axis = batch[numbers.start_indices_batching_dims[place]]
-        return dataclasses.replace(digit, axis=axis)
+        return digit.move(axis)
     if digit.axis in numbers.collapsed_slice_dims:
         return None
     aside = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
     # `_has_room` compares the sizes: a slice as long as the axis covers all of it.
-    return dataclasses.replace(digit, axis=numbers.offset_dims[kept.index(digit.axis)])
+    return digit.move(numbers.offset_dims[kept.index(digit.axis)])
 
 
 def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
@@ -328,16 +305,17 @@ def _scatter(eqn: JaxprEqn, operand: int, digit: AxisDigit) -> AxisDigit | None:
     numbers = eqn.params["dimension_numbers"]
     aside = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(_shape(eqn.invars[0]))) if axis not in aside]
+    # The operands are the array, the indices and the updates.
     place = digit.axis  # among the axes that run over the indices
     if operand == 2:
         windows = numbers.update_window_dims
         if digit.axis in windows:
-            return dataclasses.replace(digit, axis=kept[windows.index(digit.axis)])
+            return digit.move(kept[windows.index(digit.axis)])
         place -= sum(axis < digit.axis for axis in windows)
     if place not in numbers.scatter_indices_batching_dims:
         return None
     axis = numbers.operand_batching_dims[numbers.scatter_indices_batching_dims.index(place)]
-    return dataclasses.replace(digit, axis=axis)
+    return digit.move(axis)
 
 
 _ENTRYWISE_PRIMITIVES = """
@@ -367,21 +345,25 @@ _AXIS_RULES: dict[str, AxisRule] = {
     **dict.fromkeys(_WINDOWS.split(), _window),
     **dict.fromkeys(_SCATTERS.split(), _scatter),
     **dict.fromkeys(_MATRIX_PRIMITIVES.split(), _keep_batch(2)),
-    "broadcast_in_dim": _broadcast,
+    "broadcast_in_dim": lambda eqn, _, digit: digit.move(
+        eqn.params["broadcast_dimensions"][digit.axis]
+    ),
     "conv_general_dilated": _conv,
     "dot_general": _dot,
-    "dynamic_slice": _slice,
+    "dynamic_slice": _keep_whole,
     "dynamic_update_slice": _keep_axis,
     "fft": _fft,
     "gather": _gather,
-    "pad": _pad,
+    "pad": lambda eqn, _, digit: (
+        digit if eqn.params["padding_config"][digit.axis] == (0, 0, 0) else None
+    ),
     "reduce": _drop_axes("dimensions"),
     "rev": _keep_unless("dimensions"),
-    "slice": _slice,
+    "slice": _keep_whole,
     "squeeze": _drop_axes("dimensions"),
-    "stack": _stack,
-    "tile": _tile,
+    "stack": lambda eqn, _, digit: digit.move(digit.axis + (digit.axis >= eqn.params["axis"])),
+    "tile": lambda eqn, _, digit: digit if eqn.params["reps"][digit.axis] == 1 else None,
     "top_k": _top_k,
-    "transpose": _transpose,
-    "unstack": _unstack,
+    "transpose": lambda eqn, _, digit: digit.move(eqn.params["permutation"].index(digit.axis)),
+    "unstack": _drop_axes("axis"),
 }

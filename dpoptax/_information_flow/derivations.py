@@ -120,8 +120,8 @@ class Derivations:
         if frozenset((one, other)) in self._unlike:
             return True
         ancestors, others = dict(self._ancestors(one)), dict(self._ancestors(other))
-        root, of_other = (next(filter(self._is_root, x), None) for x in (ancestors, others))
-        if None not in (root, of_other) and self._drawn_apart(root, of_other):
+        root, other_root = (next(filter(self._is_root, x), None) for x in (ancestors, others))
+        if None not in (root, other_root) and self._drawn_apart(root, other_root):
             return True
         # An entry of an array may be derived from another, unless its keys are independent.
         if (single or self._is_argument(root)) and (ancestors.get(other) or others.get(one)):
@@ -144,12 +144,12 @@ class Derivations:
 
     def _drawn_apart(self, one: Hashable, other: Hashable) -> bool:
         """Returns whether two roots are independent; a constant or a seed may equal an argument."""
-        (kind, *of), (other_kind, *of_other) = self.operation(one), self.operation(other)
+        (kind, *of), (other_kind, *other_root) = self.operation(one), self.operation(other)
         if one == other or kind != other_kind:
             return False
         if kind == "random_seed":
-            return self._unequal(of[1][0], of_other[1][0])
-        return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *of_other))
+            return self._unequal(of[1][0], other_root[1][0])
+        return kind == "argument" or all(isinstance(x, bytes) for x in (*of, *other_root))
 
     def source_array(self, number: Hashable) -> Hashable:
         """Returns the array that an array is a rearrangement of."""
@@ -262,6 +262,7 @@ class Derivations:
             return False
         (base, added), (of, more) = self._sum(one), self._sum(other)
         if base == of:
+            # Integers of 32 bits wrap around, so the difference modulo 2³² counts.
             return (added - more) % 2**32 != 0
         if added == more and frozenset((base, of)) in self._unlike:
             return True
@@ -280,9 +281,9 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
-            of_each = [dict(self._least(made)) for made in self._taken(base)]
-            for below in set.intersection(*map(set, of_each)) if of_each else ():
-                yield below, added + min(found[below] for found in of_each)
+            branches = [dict(self._least(made)) for made in self._taken(base)]
+            for below in set.intersection(*map(set, branches)) if branches else ():
+                yield below, added + min(found[below] for found in branches)
             for before in self._before(base):
                 below, more = self._sum(before)
                 waiting.append((below, added + more))

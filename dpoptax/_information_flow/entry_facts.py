@@ -36,19 +36,13 @@ class EntryFacts:
     axis_length: float = math.inf
 
 
-UNKNOWN_ENTRIES, EQUAL_ENTRIES = EntryFacts(), EntryFacts(equal=True)
-DISTINCT_ENTRIES = EntryFacts(distinct=True)
+UNKNOWN_FACTS, EQUAL_FACTS = EntryFacts(), EntryFacts(equal=True)
+DISTINCT_FACTS = EntryFacts(distinct=True)
 """Facts of arguments, which are assumed to be distinct indices of whatever they index."""
 
 # These return some or all entries of the first operand, each once.
 _SELECTION_PRIMITIVES = {
-    "dynamic_slice",
-    "reshape",
-    "rev",
-    "slice",
-    "squeeze",
-    "transpose",
-    "unstack",
+    *("dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"),
 }
 _CONCATENATION_PRIMITIVES = {"concatenate", "stack"}
 _ARITHMETIC_PRIMITIVES = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
@@ -60,11 +54,11 @@ def result_entries(
     """Returns the facts of each result, from those of the operands and their numbers."""
     name, size = eqn.primitive.name, _size(eqn.outvars[0])
     given = [
-        EQUAL_ENTRIES if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
+        EQUAL_FACTS if _size(v) == 1 else each for v, each in zip(eqn.invars, given, strict=True)
     ]
     if name == "sort":
         return list(given)
-    found = UNKNOWN_ENTRIES
+    found = UNKNOWN_FACTS
     if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
         found = EntryFacts(distinct=True, span=size)
     elif name in _SELECTION_PRIMITIVES or _keeps_entries(eqn):
@@ -73,10 +67,10 @@ def result_entries(
         name in _CONCATENATION_PRIMITIVES and is_key(eqn.outvars[0])
     ):
         found = _key_entries(eqn, given, numbers, of)
-    elif name in {"broadcast_in_dim", *_ARITHMETIC_PRIMITIVES} and set(given) == {EQUAL_ENTRIES}:
-        found = EQUAL_ENTRIES
-    elif name in ("add", "sub") and EQUAL_ENTRIES in given and _is_wide(eqn.outvars[0]):
-        (other,) = [each for each in given if each != EQUAL_ENTRIES]
+    elif name in {"broadcast_in_dim", *_ARITHMETIC_PRIMITIVES} and set(given) == {EQUAL_FACTS}:
+        found = EQUAL_FACTS
+    elif name in ("add", "sub") and EQUAL_FACTS in given and _is_wide(eqn.outvars[0]):
+        (other,) = [each for each in given if each != EQUAL_FACTS]
         found = dataclasses.replace(other, shifted=other.distinct)
     elif name == "select_n" and given[1].distinct:
         length = _added_length(numbers, of)
@@ -101,7 +95,7 @@ def _key_entries(
         return EntryFacts(distinct=alone and all(of.differ(*two, single=single) for two in pairs))
     if name == "random_split" and _size(eqn.invars[0]) == 1:
         return EntryFacts(distinct=True)
-    if name == "random_fold_in" and given[0] != EQUAL_ENTRIES:
+    if name == "random_fold_in" and given[0] != EQUAL_FACTS:
         return EntryFacts(distinct=given[0].distinct)
     return EntryFacts(distinct=distinct and name != "random_bits")
 

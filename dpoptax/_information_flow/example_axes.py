@@ -2,6 +2,10 @@
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+# The mesh axes of each axis of an array, as in a `jax.P`.
+Spec: TypeAlias = Sequence[Hashable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -10,6 +14,10 @@ class AxisDigit:
 
     axis: int
     run: int = 1
+
+    def move(self, axis: int) -> "AxisDigit":
+        """Returns the digit on another axis."""
+        return AxisDigit(axis, self.run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +80,7 @@ def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
     if any(digit.axis == 0 and digit.run > 1 for digit in rows.axes):
         return None
     digits = (
-        digit
-        if isinstance(digit, LoopTurn)
-        else dataclasses.replace(digit, axis=digit.axis - 1)
-        if digit.axis
-        else turn
+        digit if isinstance(digit, LoopTurn) else digit.move(digit.axis - 1) if digit.axis else turn
         for digit in rows.digits
     )
     return dataclasses.replace(rows, digits=tuple(digits))
@@ -85,7 +89,7 @@ def slice_scan(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes | None:
 def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
     """Returns the axes of the results of all turns, stacked along a new leading axis."""
     digits = (
-        dataclasses.replace(digit, axis=digit.axis + 1)
+        digit.move(digit.axis + 1)
         if isinstance(digit, AxisDigit)
         else AxisDigit(0)
         if digit == turn
@@ -95,9 +99,7 @@ def stack_turns(rows: ExampleAxes, turn: LoopTurn) -> ExampleAxes:
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def split_devices(
-    rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
-) -> ExampleAxes | None:
+def split_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
     """Returns the axes of one device's part, for an array with this `jax.P`."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
@@ -109,9 +111,7 @@ def split_devices(
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def join_devices(
-    rows: ExampleAxes, turn: LoopTurn, *, spec: Sequence[Hashable]
-) -> ExampleAxes | None:
+def join_devices(rows: ExampleAxes, turn: LoopTurn, *, spec: Spec) -> ExampleAxes | None:
     """Returns the axes of the whole array, whose parts the devices have; inverts a split."""
     digits: list[AxisDigit | LoopTurn] = []
     for digit in rows.digits:
@@ -122,7 +122,7 @@ def join_devices(
     return dataclasses.replace(rows, digits=tuple(digits))
 
 
-def _sharing_axes(spec: Sequence[Hashable], digit: AxisDigit) -> tuple[Hashable, ...]:
+def _sharing_axes(spec: Spec, digit: AxisDigit) -> tuple[Hashable, ...]:
     """Returns the mesh axes that an axis of an array is split over."""
     return mesh_axes(spec[digit.axis]) if digit.axis < len(spec) else ()
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpoptax._ghost_clipping.explain import format_table
-from dpoptax._information_flow.entry_facts import DISTINCT_ENTRIES
+from dpoptax._information_flow.entry_facts import DISTINCT_FACTS
 from dpoptax._information_flow.example_axes import LEADING_AXIS
-from dpoptax._information_flow.label_follower import LARGE_CONSTANT, LabelFollower
+from dpoptax._information_flow.label_follower import LARGE_SIZE, LabelFollower
 from dpoptax._information_flow.labels import Content, Label, shown_kind
 from dpoptax._information_flow.source_lines import source_of_result, type_text
 from dpoptax._serialization import key_to_data
@@ -169,7 +169,7 @@ def information_flow(
     >>> [(each.path, each.type) for each in flow.private]
     [('[2]', 'float32[]')]
     """
-    of_arguments = [Content.NOTHING] * len(args)
+    argument_content = [Content.NOTHING] * len(args)
     for name, given_numbers, holds in (
         ("private_argnums", private_argnums, Content.PRIVATE),
         ("secret_argnums", secret_argnums, Content.SECRET),
@@ -179,19 +179,15 @@ def information_flow(
                 raise ValueError(
                     f"{name}={given_numbers}: {len(args)} arguments were given, numbered from 0"
                 )
-            of_arguments[number] |= holds
+            argument_content[number] |= holds
     _check_pure(args)
     traced, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
     closed_over = zip(traced.jaxpr.constvars, traced.consts, strict=True)
-    few = {
-        var: x
-        for var, x in closed_over
-        if getattr(var.aval, "size", LARGE_CONSTANT) < LARGE_CONSTANT
-    }
+    few = {var: x for var, x in closed_over if getattr(var.aval, "size", LARGE_SIZE) < LARGE_SIZE}
     follower = LabelFollower({var: np.asarray(key_to_data(x)).tobytes() for var, x in few.items()})
     given = [
         label
-        for number, (arg, holds) in enumerate(zip(args, of_arguments, strict=True))
+        for number, (arg, holds) in enumerate(zip(args, argument_content, strict=True))
         for label in _labels(arg, functools.partial(follower.number, "argument", number), holds)
     ]
     results, after = follower.follow(traced.jaxpr, given)
@@ -229,7 +225,7 @@ def _labels(arg: PyTree, numbered: Callable[..., int], holds: Content) -> list[L
             labels.append(Label(own, LEADING_AXIS if jnp.ndim(leaf) else None))
         else:
             labels.append(
-                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_ENTRIES)
+                Label(own, number=numbered(place, jnp.shape(leaf)), entries=DISTINCT_FACTS)
             )
     return labels
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -13,14 +13,14 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from dpoptax._information_flow import axis_rules, example_axes
 from dpoptax._information_flow.derivations import Derivations, ProgramPath
 from dpoptax._information_flow.entry_facts import (
-    UNKNOWN_ENTRIES,
+    UNKNOWN_FACTS,
     indices_are_unique,
     is_integer,
     result_entries,
 )
 from dpoptax._information_flow.labels import (
     EMPTY_LABEL,
-    PRIVATE_CONTENT,
+    PRIVATE_DATA,
     Content,
     Label,
     apply_mark,
@@ -46,9 +46,11 @@ _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED:
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
 _SECOND_TURN = "another turn of a loop"
-_FollowTurn = Callable[[list[Label], bool], tuple[list[Label], list[Label]]]
+# The labels of results, and of operands afterwards.
+_Labels: TypeAlias = tuple[list[Label], list[Label]]
+_FollowTurn: TypeAlias = Callable[[list[Label], bool], _Labels]
 
-LARGE_CONSTANT = 100
+LARGE_SIZE = 100
 """Closed-over arrays of at least this size are reported, since they may be data."""
 
 
@@ -93,9 +95,7 @@ class LabelFollower:
         """Returns the lines that select rows for a release that may not be counted, each once."""
         return self._selections.uncounted
 
-    def follow(
-        self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL
-    ) -> tuple[list[Label], list[Label]]:
+    def follow(self, jaxpr: Jaxpr, given: Sequence[Label], around: Label = EMPTY_LABEL) -> _Labels:
         """Returns the labels of a program's results, and of its arguments afterwards.
 
         Labels of arguments change if the arguments are references and the program writes to them.
@@ -109,7 +109,7 @@ class LabelFollower:
             var: Label(number=self.number("constant", self._constants.get(var, var)))
             for var in jaxpr.constvars
         }
-        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_CONSTANT]
+        large = [var for var in jaxpr.constvars if getattr(var.aval, "size", 0) >= LARGE_SIZE]
         self.closed_over |= {type_text(var): None for var in large}
         labels |= dict(zip(jaxpr.invars, given, strict=True))
 
@@ -122,7 +122,7 @@ class LabelFollower:
 
         for eqn in jaxpr.eqns:
             read = [label(atom) for atom in eqn.invars]
-            with self._inside(eqn):
+            with self._enter(eqn):
                 results, written = self._step(eqn, read, around)
                 for i, (var, each) in enumerate(zip(eqn.outvars, results, strict=True)):
                     labels[var] = self._numbered(condition_label(each, around), eqn, read, i)
@@ -134,14 +134,12 @@ class LabelFollower:
         return [label(atom) for atom in jaxpr.outvars], [labels[var] for var in jaxpr.invars]
 
     @contextlib.contextmanager
-    def _inside(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
+    def _enter(self, of: JaxprEqn | Jaxpr | str) -> Iterator[None]:
         self._within.append(of)
         yield
         self._within.pop()
 
-    def _step(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _step(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         """Returns the labels of an equation's results, and of its operands afterwards."""
         name = eqn.primitive.name
         if name == "name":
@@ -169,7 +167,7 @@ class LabelFollower:
         together = dataclasses.replace(join_labels(read), rows=None, number=None)
         for each in inner:  # an unknown call may read and show everything, and run many times
             self.follow(each, [together] * len(each.invars), around)
-            with self._inside(_SECOND_TURN):
+            with self._enter(_SECOND_TURN):
                 self.follow(each, [together] * len(each.invars), around)
         return results, [together] * len(read)
 
@@ -177,19 +175,19 @@ class LabelFollower:
         """Returns the label of a key that was folded from a key and a number."""
         numbers = tuple(label.number for label in read)
         folded = None if None in numbers else self.number("random_fold_in", (), numbers, 0)
-        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_ENTRIES)
+        return dataclasses.replace(join_labels(read), number=folded, entries=UNKNOWN_FACTS)
 
     def _marked(self, eqn: JaxprEqn, label: Label) -> Label:
         name, _, axes = eqn.params["name"].partition("/")
         mapped = range(len(type_of(eqn.invars[0]).shape) - int(axes)) if axes.isdigit() else ()
+        # Under jax.vmap the leading axis is not the batch, so rows are not known.
         if name == EXAMPLES and mapped:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
         *around, _ = here = self._here()
         clip = tuple(around)
         after = apply_mark(label, name, clip)
-        if (
-            Content.PRIVATE in after.holds
-            and label.holds & PRIVATE_CONTENT == _EXPECTED_CONTENT.get(name)
+        if Content.PRIVATE in after.holds and label.holds & PRIVATE_DATA == _EXPECTED_CONTENT.get(
+            name
         ):
             self.joined[label.joined or _JOIN_CAUSES[name]] = None
         again = False
@@ -245,11 +243,12 @@ class LabelFollower:
             return []
         if not together.has_data:
             what, of = self._computed(eqn, numbers), [label.entries for label in read]
-            of_each = result_entries(eqn, of, numbers, self._derivations)
+            facts = result_entries(eqn, of, numbers, self._derivations)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
-                for i, each in enumerate(of_each)
+                for i, each in enumerate(facts)
             ]
+        # Indices that may repeat give no rows of one example each.
         if eqn.primitive.name == "gather" and not indices_are_unique(eqn, read[1].entries):
             numbers[1] = None
         given = {i: label.rows for i, label in enumerate(read) if label.has_data}
@@ -267,15 +266,13 @@ class LabelFollower:
         drawn = eqn.effects or name == "rng_uniform"
         return None if drawn or None in numbers or not is_hashable(what) else what
 
-    def _cond(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _cond(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         decides, *operands = read
         inner = condition_label(around, decides)
         branches, programs = [], subprograms(eqn.params)
         for each in programs:
             self._draws.add_branch(each)
-            with self._inside(each):
+            with self._enter(each):
                 branches.append(self.follow(each, operands, inner))
         results, written = (
             [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
@@ -291,13 +288,11 @@ class LabelFollower:
         made = zip(map(id, branches), numbers, strict=True)
         return dataclasses.replace(found, number=self.number("either", self._here(), *made))
 
-    def _scan(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         first, number = scan_parts(eqn)
         turns, last = self._repeats(eqn, read), first + number
 
-        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+        def turn(now: list[Label], other: bool) -> _Labels:
             """Returns the labels after a turn: of its results, and of the operands of the loop."""
             carry = turns.next_turn(now[first:last]) if other else now[first:last]
             slices = [
@@ -317,14 +312,12 @@ class LabelFollower:
         ]
         return [*turns.last_turn(results[:number]), *stacks], now
 
-    def _while(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _while(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         turns, last = self._repeats(eqn, read), first + second
         test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
 
-        def turn(now: list[Label], other: bool) -> tuple[list[Label], list[Label]]:
+        def turn(now: list[Label], other: bool) -> _Labels:
             """Returns the labels after a turn: of its results, and of the operands of the loop."""
             tested, used, carry = now[:first], now[first:last], now[last:]
             carry = turns.next_turn(carry) if other else carry
@@ -337,9 +330,7 @@ class LabelFollower:
         results, now = self._turns(turn, read, several=True)
         return turns.last_turn(results), now
 
-    def _turns(
-        self, turn: _FollowTurn, read: list[Label], *, several: bool
-    ) -> tuple[list[Label], list[Label]]:
+    def _turns(self, turn: _FollowTurn, read: list[Label], *, several: bool) -> _Labels:
         """Returns labels that hold after any turn: one more turn leaves them unchanged.
 
         Whether two turns draw the same noise depends on the carried values. So turns are first
@@ -348,6 +339,7 @@ class LabelFollower:
         """
         with self._draws.suspended() as judged:
             now, (results, after) = read, turn(read, False)
+            # Labels only grow, so this ends.
             while after != now:
                 now, (results, after) = after, turn(after, False)
         before = self._draws.count()
@@ -355,7 +347,7 @@ class LabelFollower:
             self._draws.forget(before)
             results, after = turn(now, False)
             if after == now and several:
-                with self._inside(_SECOND_TURN):
+                with self._enter(_SECOND_TURN):
                     others, after = turn(now, True)
                 results = [
                     dataclasses.replace(
@@ -370,9 +362,7 @@ class LabelFollower:
             now = after
         return results, now
 
-    def _shard_map(
-        self, eqn: JaxprEqn, read: list[Label], around: Label
-    ) -> tuple[list[Label], list[Label]]:
+    def _shard_map(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         devices, (jaxpr,) = self._repeats(eqn, read), subprograms(eqn.params)
         into, out_of = eqn.params["in_specs"], eqn.params["out_specs"]
         given = []

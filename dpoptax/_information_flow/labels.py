@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Hashable, Iterable
 
-from dpoptax._information_flow.entry_facts import UNKNOWN_ENTRIES, EntryFacts
+from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS, EntryFacts
 from dpoptax._information_flow.example_axes import ExampleAxes
 from dpoptax._information_flow.selections import Selection
 from dpoptax._marks import CLIPPED, EXAMPLES, RELEASE, UNCLIPPED, VOUCHED
@@ -23,7 +23,7 @@ class Content(enum.Flag):
     PRIVATE = enum.auto()
 
 
-PRIVATE_CONTENT = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
+PRIVATE_DATA = Content.EXAMPLES | Content.CLIPPED | Content.PRIVATE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Label:
     rows: ExampleAxes | None = None
     joined: str = ""
     number: Hashable = None
-    entries: EntryFacts = UNKNOWN_ENTRIES
+    entries: EntryFacts = UNKNOWN_FACTS
     varying: frozenset[Hashable] = frozenset()
     selections: frozenset[Selection] = frozenset()
 
     @property
     def has_data(self) -> bool:
         """Returns whether the value depends on private data, clipped or not."""
-        return bool(self.holds & PRIVATE_CONTENT)
+        return bool(self.holds & PRIVATE_DATA)
 
 
 EMPTY_LABEL = Label()
@@ -70,7 +70,7 @@ def join_labels(labels: Iterable[Label]) -> Label:
         return Label(
             holds,
             number=numbers.pop() if len(numbers) == 1 else None,
-            entries=entries.pop() if len(entries) == 1 else UNKNOWN_ENTRIES,
+            entries=entries.pop() if len(entries) == 1 else UNKNOWN_FACTS,
             varying=apart,
             selections=selections,
         )
@@ -97,27 +97,20 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
         apart = (
             label.rows is not None
             and label.rows.is_leading
-            and not holds & ~Content.PRIVATE & PRIVATE_CONTENT
+            and not holds & ~Content.PRIVATE & PRIVATE_DATA
         )
-        holds = _replace_content(
-            holds, PRIVATE_CONTENT, Content.EXAMPLES if apart else Content.PRIVATE
-        )
+        holds = _replace(holds, PRIVATE_DATA, Content.EXAMPLES if apart else Content.PRIVATE)
         rows = ExampleAxes((), (clip, label.rows)) if apart else None
     elif name == CLIPPED:
         own = label.rows is not None and label.rows.drawn[:1] == (clip,)
         bounded = own and not holds & (Content.PRIVATE | Content.CLIPPED)
-        holds = _replace_content(
-            holds, PRIVATE_CONTENT, Content.CLIPPED if bounded else Content.PRIVATE
-        )
+        holds = _replace(holds, PRIVATE_DATA, Content.CLIPPED if bounded else Content.PRIVATE)
     elif name == UNCLIPPED:
-        holds = _replace_content(holds, PRIVATE_CONTENT, Content.PRIVATE)
+        holds = _replace(holds, PRIVATE_DATA, Content.PRIVATE)
     elif name == VOUCHED:
-        holds, rows = (
-            _replace_content(holds, PRIVATE_CONTENT, Content.EXAMPLES),
-            ExampleAxes((), (clip,)),
-        )
+        holds, rows = (_replace(holds, PRIVATE_DATA, Content.EXAMPLES), ExampleAxes((), (clip,)))
     elif name == RELEASE:
-        holds = _replace_content(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
+        holds = _replace(holds, Content.CLIPPED, Content.RELEASED) & ~Content.SECRET
     else:
         return label
     return dataclasses.replace(label, holds=holds, rows=rows)
@@ -125,12 +118,12 @@ def apply_mark(label: Label, name: str, clip: Hashable) -> Label:
 
 def shown_kind(holds: Content, in_stage: bool = False) -> str:
     """Returns the kind of a shown value; a secret is private except in a noise stage's state."""
-    if holds & PRIVATE_CONTENT:
+    if holds & PRIVATE_DATA:
         return "private"
     if Content.SECRET in holds:
         return "secret" if in_stage else "private"
     return "released" if Content.RELEASED in holds else "public"
 
 
-def _replace_content(holds: Content, old: Content, new: Content) -> Content:
+def _replace(holds: Content, old: Content, new: Content) -> Content:
     return holds & ~old | new if holds & old else holds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from jax.extend.core import JaxprEqn
 
 from dpoptax._information_flow.derivations import Derivations, LoopCarry
-from dpoptax._information_flow.entry_facts import UNKNOWN_ENTRIES
+from dpoptax._information_flow.entry_facts import UNKNOWN_FACTS
 from dpoptax._information_flow.example_axes import ExampleAxes, LoopTurn, mesh_axes
 from dpoptax._information_flow.labels import Label, join_labels
 
@@ -44,8 +44,9 @@ class LoopLabels:
     def enter(self, label: Label, moving: AxesMove, place: int, *, other: bool = False) -> Label:
         """Returns the label inside of one turn, or of a `other` one, of a value from outside."""
         if label.has_data:
-            return self._with_rows(label, label.rows and moving(label.rows, self._turn))
+            return self._set_rows(label, label.rows and moving(label.rows, self._turn))
         parts = [self._numbered(name, place, label.number) for name in ("part", "other part")]
+        # Two slices of distinct entries differ.
         if label.entries.distinct:
             self._derivations.add_unlike(*parts)
         return dataclasses.replace(label, number=parts[other])
@@ -54,9 +55,9 @@ class LoopLabels:
         """Returns the label, outside of the loop, of the stacked results of all turns."""
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
-            return self._with_rows(label, moved if self._lasts(moved) else None)
+            return self._set_rows(label, moved if self._lasts(moved) else None)
         number = self._numbered("whole", place)
-        return dataclasses.replace(label, number=number, entries=UNKNOWN_ENTRIES)
+        return dataclasses.replace(label, number=number, entries=UNKNOWN_FACTS)
 
     def carry(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> list[Label]:
         """Returns the labels of a turn's carry, from outside or from the previous turn."""
@@ -65,7 +66,7 @@ class LoopLabels:
         for place, (old, new) in enumerate(zip(self._one(before), self._one(after), strict=True)):
             both = join_labels((old, new))
             if both.has_data:
-                both = self._with_rows(both, both.rows if self._lasts(both.rows) else None)
+                both = self._set_rows(both, both.rows if self._lasts(both.rows) else None)
             elif old.number != new.number:
                 both = dataclasses.replace(both, number=self._numbered("carried", place))
             found.append(both)
@@ -114,7 +115,7 @@ class LoopLabels:
             return False
         return not any(isinstance(d, LoopTurn) and d.loop == self._turn.loop for d in rows.digits)
 
-    def _with_rows(self, label: Label, rows: ExampleAxes | None) -> Label:
+    def _set_rows(self, label: Label, rows: ExampleAxes | None) -> Label:
         joined = label.joined if rows or label.joined else self._name
         return dataclasses.replace(label, rows=rows, joined=joined)
 

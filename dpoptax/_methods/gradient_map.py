@@ -1,4 +1,4 @@
-"""Linear maps of gradients before the clip: the transform whose state holds one."""
+"""A transform whose state holds a linear map of gradients before clipping."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from dpoptax._tree import PyTree, no_params
 
 
 class FollowedMapState(NamedTuple):
-    """State of `linear_map` where its factors are a function of the parameters.
+    """State of `linear_map` if its factors are a function of the parameters.
 
     Attributes:
       count: the number of updates so far, int32.
@@ -29,44 +29,43 @@ class FollowedMapState(NamedTuple):
 def linear_map(
     factors: PyTree | Callable[[PyTree], PyTree], *, every: int = 1, back: bool = True
 ) -> optax.GradientTransformation:
-    """Passes updates through, and has gradients mapped before they are clipped.
+    """Maps gradients linearly before they are clipped; passes updates through.
 
         release_t = T⁻¹ (Σ_ξ clip(T g(ξ)) + σ C N(0, I)) / B
 
-    T is public and maps each parameter's gradient by itself: by a scale of every entry or of each
-    side of a kernel (`dpoptax.extend.Diagonal`), or by a matrix on each side, U g V
-    (`dpoptax.extend.Sides`). It is the geometry of the clip that changes: norms are those of T g,
-    the noise is the same in all directions there, and T⁻¹ stretches it: σ C/(s B) in a coordinate
-    of scale s. The clip norm is in the units of T g. Every clip goes with it, and acts on T g; the
-    noise stage maps back. `dpoptax.gradient_points` finds the state, so that the map travels to
-    `dpoptax.clipped_grad`; per-example gradients given to `dpoptax.clip_and_noise` see none.
+    T is public and maps each parameter's gradient separately: by scales of entries or of sides of a
+    kernel (`dpoptax.extend.Diagonal`), or by a matrix on each side, U g V (`dpoptax.extend.Sides`).
+    It changes the geometry of the clip: norms are those of T g, and the clipping bound is in the
+    units of T g. The noise is isotropic there, and T⁻¹ scales it to standard deviation σ C/(s B) in
+    a coordinate of scale s. T works with every clip. `dpoptax.gradient_points` passes it to
+    `dpoptax.clipped_grad`; `dpoptax.clip_and_noise` does not apply it.
 
-    Scales that are one for each side, and matrices, keep book-keeping as it is: rows and columns
-    are mapped apart. A scale of every entry, and matrices on sides that the loss does not contract
-    whole, need the parameter's per-example gradients; `dpoptax.explain(..., linear_map=...)` says
-    which.
+    Ghost clipping supports matrices and one scale per side, because rows and columns are mapped
+    separately. A scale for every entry, or a matrix on a side that the loss does not contract as a
+    whole, needs the parameter's per-example gradients. `dpoptax.explain(..., linear_map=...)` lists
+    these parameters.
 
-    Privacy: one example moves the mapped sum by at most the clip's sensitivity C, as the clip is
-    behind the map, so that the guarantee is the one without a map. T must be public: a constant, or
-    made of releases, parameters and public data. Mapping back is post-processing.
+    Privacy: the clip follows the map, so one example changes the mapped sum by at most C, and the
+    guarantee is the same as without a map. T must be public: a constant, or a function of releases,
+    parameters and public data. Mapping back is post-processing.
 
     Args:
-      factors: a tree that is a prefix of the parameters, or a function of the parameters that
-        returns one, computed of them and public data. Its leaves are numbers (a scale of all that
-        is below), arrays that broadcast to the parameter, `Diagonal` or `Sides`. Scales are in
-        [1e-9, 1e9]: one of 0 would drop a coordinate's gradient, and give infinite noise back.
-      every: for a function, the number of steps after which it is called again.
-      back: whether the release is mapped back by T⁻¹, to a gradient; or is T g as it is, which as a
-        descent direction is a gradient preconditioned by T.
+      factors: a tree prefix of the parameters, or a function that computes one from the parameters
+        and public data. Leaves are numbers (one scale for a subtree), arrays that broadcast to the
+        parameter, `Diagonal` or `Sides`. Scales are in [1e-9, 1e9].
+      every: the number of steps between calls of a function.
+      back: whether to map the release back by T⁻¹ to a gradient. If false, the release is T g, a
+        gradient preconditioned by T.
 
     Returns:
-      An `optax.GradientTransformation`, to stand behind the noise stage.
+      An `optax.GradientTransformation` to place after the noise stage.
 
     Raises:
-      ValueError: `every` below 1; at `init`, factors that do not fit the parameters, or are not
-        finite, not positive, or singular. Where those of a function are so later, or while `init`
-        is compiled, the factors before are kept, at first the identity.
-      TypeError: at `update`, a `ClippedSum`, which is private: the stage is in front of the noise.
+      ValueError: `every` is below 1. At `init`: the factors do not fit the parameters, are not
+        finite or not positive, or are singular. If a function returns such factors later, or while
+        `init` is compiled, the previous factors stay, initially the identity.
+      TypeError: at `update`, the update is a `ClippedSum`, which is private, because this stage
+        precedes the noise stage.
 
     >>> import dpoptax
     >>> params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -77,13 +76,13 @@ def linear_map(
     Array([4., 2.], dtype=float32)
     """
     if every < 1:
-        raise ValueError(f"every={every}: want an integer >= 1")
+        raise ValueError(f"`every` must be at least 1, got {every}.")
 
     def resolved(params: PyTree) -> tuple[PyTree, jax.Array]:
         if callable(factors):
             found = resolve(factors(params), params)
             return found, sound(found)
-        with jax.ensure_compile_time_eval():  # constants, also where `init` is compiled
+        with jax.ensure_compile_time_eval():  # constants even if `init` is compiled
             found = resolve(factors, params)
             return found, sound(found)
 
@@ -92,10 +91,10 @@ def linear_map(
         found, usable = resolved(params)
         if not isinstance(usable, jax.core.Tracer) and not usable:
             raise ValueError(
-                f"factors={factors}: want finite scales in [1e-9, 1e9] and matrices that can be "
-                "inverted; a scale of 0 would drop a coordinate and give infinite noise back"
+                "`factors` must be finite scales in [1e-9, 1e9] or invertible matrices, got "
+                f"{factors}. A scale of 0 would drop a coordinate and make its noise infinite."
             )
-        # In arrays of their own: a state may be donated.
+        # `where` makes new arrays, because a state may be donated.
         state = LinearMapState(optax.tree.where(usable, found, identity(found)), back)
         return FollowedMapState(jnp.zeros([], jnp.int32), state) if callable(factors) else state
 

@@ -1,4 +1,4 @@
-"""What clip geometries follow: the transform whose state remembers a release."""
+"""A transform whose state keeps a release as the reference of clip geometries."""
 
 import optax
 
@@ -9,19 +9,20 @@ from dpoptax._tree import PyTree
 
 
 def track_reference() -> optax.GradientTransformation:
-    """Passes updates through and remembers the last one, as the reference of clip geometries.
+    """Keeps the last update as the reference of clip geometries.
 
-    Behind the noise stage the reference is the last released mean gradient, and behind a filter the
-    filtered one. `dpoptax.contrib.hyperspherical_clip` measures angles from its direction.
-    Memory: one copy of the parameters. Privacy: post-processing; the update must be a release, so
-    the stage that adds noise must come before this one.
+    It passes updates through. After the noise stage, the reference is the last released mean
+    gradient; after a filter, it is the filtered one. `dpoptax.contrib.hyperspherical_clip` measures
+    angles from its direction. Memory: one copy of the parameters. Privacy: post-processing. The
+    update must be a release, so place this stage after the noise stage.
 
     Returns:
       An `optax.GradientTransformation`. Before the first update the reference is zero.
 
     Raises:
-      TypeError: at `update`, a `ClippedSum`, which is private: the stage is in front of the noise.
-      ValueError: at `update`, a release of gradients that were taken without the reference.
+      TypeError: at `update`, the update is a `ClippedSum`, which is private, because this stage
+        precedes the noise stage.
+      ValueError: at `update`, the released gradients were computed without the reference.
 
     >>> import jax.numpy as jnp
     >>> tx = track_reference()

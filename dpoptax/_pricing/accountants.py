@@ -1,4 +1,4 @@
-"""The epsilon of an event under each accountant.
+"""ε, δ and Rényi divergences of an event under each accountant.
 
 dp_accounting 0.6 leaves six gaps, and this module is the one place that closes them:
 
@@ -10,7 +10,7 @@ dp_accounting 0.6 leaves six gaps, and this module is the one place that closes 
 * neither knows random allocation;
 * its PLD takes no account of the rounding of Fourier transforms (`composition`).
 
-What neither can compose, participation at random in sums with correlated noise, is priced by
+Neither can compose random participation in sums with correlated noise. It is priced by
 `monte_carlo` for one run at a time, and by the other two through an event that bounds it.
 """
 
@@ -51,12 +51,12 @@ from dpoptax._pricing.events import (
 AnyAccountant = TypeVar("AnyAccountant", bound=dpa.PrivacyAccountant)
 
 DISCRETIZATION = 1e-4
-# Of a larger epsilon PLD states infinity: the interval that its grid would take is a loss of many
-# units, of which it can neither form the exponential nor compose the steps of a long run.
+# PLD states infinity above this ε: the interval of its grid would be a loss of many units, whose
+# exponential overflows and whose compositions over a long run are useless.
 LARGEST = 1e7
-# By more than a joint multiplier is rounded by: in all it is four roundings of a few parts in 2^53.
+# More than the rounding of a joint multiplier, which is four roundings of a few parts in 2^53.
 _LESS = 1 - 2.0**-49
-# Monte Carlo looks for no larger epsilon, whose exponential might overflow.
+# The largest ε that Monte Carlo searches for: exponentials of larger ones might overflow.
 _MOST_DRAWN = 500.0
 # δ for which the grid of a whole curve is wide enough.
 LEAST_DELTA = 1e-10
@@ -71,10 +71,10 @@ def epsilon_of(
     relation: dpa.NeighboringRelation,
     interval: float = DISCRETIZATION,
 ) -> float:
-    """The least epsilon at delta that the named accountant proves for the event.
+    """Returns the least ε at δ that the named accountant proves for the event.
 
-    A coarser interval of the privacy loss makes PLD faster and its bound looser. What was priced
-    is kept: a calibration ends with what the run then asks for, and so do runs over many seeds.
+    A coarser interval of the privacy loss makes PLD faster and its bound looser. Prices are kept,
+    since a run asks for the last price of its calibration, and so do runs over many seeds.
     """
     if accountant != "monte_carlo":
         event = bounded(event)
@@ -92,7 +92,8 @@ def profile_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns pairs of ε and δ that hold together by PLD, from ε = 0 to `least_delta`.
 
-    One pair of an infinite ε if none is proved at that δ. The results are kept, as by `epsilon_of`.
+    The only pair has an infinite ε if there is no proof at that δ. Results are kept as by
+    `epsilon_of`.
     """
     event = bounded(event)
     arguments = event, relation, interval, least_delta, points
@@ -106,14 +107,16 @@ def _profile(
     least_delta: float,
     points: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    overflow = 0.0
-    if overflows(event):
-        event, overflow = without_truncation(event)
+    plain, overflow = without_truncation(event)
+    if overflows(event) or overflow <= 1e-3 * least_delta:
+        event = plain  # as for ε: truncation is priced step by step only where it shows
+    else:
+        overflow = 0.0
     accountant = _pld_accountant(event, least_delta, relation, interval)
     most = accountant.get_epsilon(least_delta)
     if not math.isfinite(most):
         return np.array([math.inf]), np.array([1.0])
-    # Closer to each other where a test has errors of all sizes.
+    # Closer to each other at small ε, where the errors of a test are of all sizes.
     epsilons = most * np.linspace(0, 1, points) ** 1.5
     deltas = accountant.get_delta(epsilons)
     deltas[-1] = min(deltas[-1], least_delta)
@@ -172,7 +175,7 @@ def _price(
             return _rdp_epsilon(event, delta, relation)
         return _pld_epsilon(event, delta, relation, interval)
 
-    # Pricing the truncation takes several times as long, which δ does not show where it is rare.
+    # Pricing the truncation takes several times as long and does not show if it is rare.
     if only_by_delta or overflow <= 1e-3 * delta:
         return price(plain, delta - overflow)
     if accountant == "rdp" and overflow < delta:
@@ -184,13 +187,13 @@ _priced = functools.lru_cache(maxsize=4096)(_price)
 
 
 def guessed_epsilon(event: Event, delta: float, relation: dpa.NeighboringRelation) -> float:
-    """RDP epsilon over few orders, truncation left out: a starting point only."""
+    """Returns ε by RDP over few orders without truncation, only as a starting point."""
     plain = rewrite(without_truncation(bounded(event))[0], allocation_as_poisson)
     return _rdp_epsilon(plain, delta, relation, FEW_ORDERS)
 
 
 def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelation) -> np.ndarray:
-    """Renyi divergences of the event at the orders, sensitivity doubled under replace-one."""
+    """Returns Rényi divergences of the event, with sensitivity doubled under replace-one."""
     event = bounded(event)
     return _compose(_RdpAccountant(orders, relation), _for_rdp(event, relation)).rdp
 
@@ -198,9 +201,9 @@ def rdp_curve(event: Event, orders: np.ndarray, relation: dpa.NeighboringRelatio
 def _monte_carlo_epsilon(
     event: Event, delta: float, relation: dpa.NeighboringRelation, interval: float
 ) -> float:
-    """An upper confidence bound; never above what "pld" proves for the event that bounds it.
+    """Returns an upper confidence bound, at most that of "pld" for the bounding event.
 
-    Less is drawn where the interval is coarser than a result's.
+    A coarser interval reduces the number of draws.
     """
     if isinstance(event, dpa.NoOpDpEvent):
         return 0.0
@@ -229,7 +232,7 @@ def _monte_carlo_epsilon(
 
 
 class _RdpAccountant(rdp.RdpAccountant):
-    """dp_accounting's, with a sampled Gaussian's curve computed once and the worst of several."""
+    """dp_accounting's accountant with cached sampled Gaussians and the worst of several events."""
 
     _rdp: np.ndarray
     _orders: np.ndarray
@@ -274,10 +277,10 @@ class _RdpAccountant(rdp.RdpAccountant):
 
 
 class _PldAccountant(pld.PLDAccountant):
-    """dp_accounting's, with random allocation, and with a composition that knows its rounding.
+    """dp_accounting's accountant with random allocation and rounding-aware composition.
 
-    Steps are built once, kept apart and composed where an epsilon is asked for; all Gaussian
-    releases without sampling as the one that they are together.
+    Each kind of step is built once, and all are composed when ε is requested. Gaussian releases
+    without sampling are joined into one.
     """
 
     _pld: Pair
@@ -298,7 +301,7 @@ class _PldAccountant(pld.PLDAccountant):
         return composition.deltas_of(pairs, self._value_discretization_interval, target_epsilon)
 
     def _pairs(self) -> list[tuple[Pair, int]] | None:
-        """What is composed, and how often; None where a part hides nothing."""
+        """Returns the pairs with their counts; None if a part has no privacy."""
         if self._contains_non_dp_event:
             return None
         pairs = [(self._pld, 1), *self._steps.values()]
@@ -403,7 +406,7 @@ def _compose(accountant: AnyAccountant, event: Event) -> AnyAccountant:
 
 
 def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
-    """Halve every noise multiplier under replace-one: the sum moves by 2 C, not by C."""
+    """Returns the event with multipliers halved under replace-one: the sum moves by 2 C."""
     if relation is not dpa.NeighboringRelation.REPLACE_ONE:
         return event
 
@@ -416,9 +419,9 @@ def _for_rdp(event: Event, relation: dpa.NeighboringRelation) -> Event:
 
 
 def _without_replacement_as_truncation(event: Event) -> Event:
-    """Sampling B of N is Poisson sampling with probability 1, truncated to B at random.
+    """Returns sampling B of N as Poisson sampling with probability 1, truncated to B at random.
 
-    Under either name: with probability q = B/N the target replaces another record's clipped
+    In both, with probability q = B/N the target replaces another record's clipped
     gradient in the sum, a move of 2 C, so (1 - q) N(0, s^2) + q N(2 C, s^2) against the same with
     -2 C dominates the step (arXiv 2508.15089, always-truncated case).
     """

@@ -1,20 +1,22 @@
-"""Privacy losses composed by Fourier transforms whose rounding is accounted for.
+"""Composition of privacy losses by Fourier transforms, including their rounding.
 
 A pair of distributions has privacy losses x, multiples of an interval h, with probabilities p(x),
 and an infinite one. Of several such pairs, n_i of each, the losses add up to S, and
 
     δ(ε) = 1 − Π(1 − p_i(∞))^n_i + E[(1 − e^(ε − S))⁺].
 
-A convolution by Fourier transforms is off by about 10^-16 a pair, whatever its values are: of 10^6
-steps δ = 10^-10 is lost in that. So losses are tilted before. With K_i(λ) = log Σ_x p_i(x) e^(λx),
-K = Σ n_i K_i, and t the convolution of the t_i(x) = p_i(x) e^(λx − K_i),
+A convolution by Fourier transforms has an error of about 10^-16 per pair, whatever its values are:
+δ = 10^-10 of 10^6 steps is lost in it. So the losses are tilted first. With
+K_i(λ) = log Σ_x p_i(x) e^(λx), K = Σ n_i K_i, and t the convolution of the
+t_i(x) = p_i(x) e^(λx − K_i),
 
     E[(1 − e^(ε − S))⁺] = e^(K − λε) Σ_s t(s) g(s),    g(s) = e^(−λ(s − ε)) (1 − e^(ε − s))⁺ ≤ 1,
 
-for any λ > 0; at a λ where t lies around ε the sum is no small number. What is returned is a bound:
+for any λ > 0. At a λ for which t is concentrated around ε, the sum is not small. The result is an
+upper bound:
 
-* t is computed modulo a window of N losses. What lies below it is added to others, and of what lies
-  above there is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0, which is added, too.
+* t is computed modulo a window of N losses. Mass below the window is added to others. The mass
+  above it is at most e^(K(λ + r) − K(λ) − r · top), for any r > 0, and is added as well.
 * A computed transform F̂_i is off by at most η_i: by the rounding of the t_i, and by that of log₂ N
   stages. So the product of powers is off by at most Π(|F̂_i| + η_i)^n_i − Π|F̂_i|^n_i and by the
   rounding of powers, E in all, and Σ t g, by the inequalities of Parseval, Cauchy and Schwarz, by
@@ -35,7 +37,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution 
 from scipy import fft, optimize
 
 _UNIT = 2.0**-53
-# Roundings of a stage of a transform, of an operation with what it was given, and of all the rest.
+# Roundings of a stage of a transform, of an operation on its inputs, and of everything else.
 _STAGE, _OPERATION, _REST = 8.0, 4.0, 1.0 + 1e-9
 _TILTS = (1e-4, 1e7)
 _LOG_OUTSIDE = math.log(1e-20)
@@ -47,11 +49,11 @@ _STEP = 1e-9
 
 
 def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float) -> float:
-    """The least ε that is proved at δ, in both directions; infinite where none is.
+    """Returns the least provable ε at δ, in both directions, or infinity.
 
     Args:
-      pairs: of distributions, and how often each is composed.
-      interval: h, of all.
+      pairs: of distributions, and the number of times that each is composed.
+      interval: h, the same for all.
       delta: in (0, 1).
     """
     return max(_epsilon(parts, interval, delta) for parts in _directions(pairs, interval))
@@ -60,13 +62,13 @@ def epsilon_of(pairs: Sequence[tuple[Pair, int]], interval: float, delta: float)
 def deltas_of(
     pairs: Sequence[tuple[Pair, int]], interval: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """δ that is proved at each ε of at least 0, in both directions."""
+    """Returns the least provable δ at each ε of at least 0, in both directions."""
     found = [_deltas(parts, interval, epsilons) for parts in _directions(pairs, interval)]
     return functools.reduce(np.maximum, found)
 
 
 def _directions(pairs: Sequence[tuple[Pair, int]], interval: float) -> list[list["_Losses"]]:
-    """The losses of removing a record, and those of adding one where they are others."""
+    """Returns the losses of removing a record, and those of adding one if they differ."""
     found = [[_Losses.of(pair._pmf_remove, count, interval) for pair, count in pairs]]
     if any(pair._pmf_add is not pair._pmf_remove for pair, _ in pairs):
         found.append([_Losses.of(pair._pmf_add, count, interval) for pair, count in pairs])
@@ -82,7 +84,7 @@ class _Losses:
       losses: (n,) ascending.
       logs: (n,) log p.
       infinite: p(∞).
-      count: how often they are composed.
+      count: the number of times that they are composed.
     """
 
     first: int
@@ -117,7 +119,7 @@ class _Tilted:
       losses: (N,) s, ascending.
       masses: (N,) t, as computed.
       off: ‖E‖/√N + η‖t‖.
-      outside: what lies above the window, at most.
+      outside: an upper bound on the mass above the window.
     """
 
     tilt: float
@@ -128,18 +130,18 @@ class _Tilted:
     outside: float
 
     def delta(self, epsilon: float) -> float:
-        """A bound on E[(1 − e^(ε − S))⁺]."""
+        """Returns an upper bound on E[(1 − e^(ε − S))⁺]."""
         total, room = self._terms(epsilon)
         log_factor = min(self.log_moment - self.tilt * epsilon, 700.0)
         return _REST * math.exp(log_factor) * (total + room)
 
     def fits(self, epsilon: float) -> bool:
-        """Whether the bound at ε is hardly more than the sum itself."""
+        """Returns whether the bound at ε hardly exceeds the sum."""
         total, room = self._terms(epsilon)
         return room <= _ENOUGH * total
 
     def _terms(self, epsilon: float) -> tuple[float, float]:
-        """Σ t g, and what is added for what is not known of it."""
+        """Returns Σ t g and its error bound."""
         excess = self.losses[np.searchsorted(self.losses, epsilon) :] - epsilon
         weights = np.exp(-self.tilt * excess) * -np.expm1(-excess)
         total = float(weights @ self.masses[len(self.masses) - len(weights) :])
@@ -172,7 +174,7 @@ def _epsilon(parts: list[_Losses], interval: float, delta: float) -> float:
 
 
 def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.ndarray:
-    """What a few tilts prove, each about the ε that it is the best for."""
+    """Returns the bounds of a few tilts, each for ε near its best one."""
     if any(part.infinite >= 1 for part in parts):
         return np.ones(len(epsilons))
     infinite = -math.expm1(math.fsum(p.count * math.log1p(-p.infinite) for p in parts))
@@ -188,7 +190,7 @@ def _deltas(parts: list[_Losses], interval: float, epsilons: np.ndarray) -> np.n
 
 
 def _best_tilt(bound: Callable[[float], float]) -> float:
-    """The λ of the least bound, about."""
+    """Returns λ with nearly the least bound."""
     limits = math.log(_TILTS[0]), math.log(_TILTS[1])
     found = optimize.minimize_scalar(
         lambda log_tilt: bound(math.exp(log_tilt)),
@@ -200,7 +202,7 @@ def _best_tilt(bound: Callable[[float], float]) -> float:
 
 
 def _least(composed: _Tilted, delta: float, most: float) -> float:
-    """The least ε in [0, most] that is proved at δ; infinite where none is."""
+    """Returns the least provable ε in [0, most] at δ, or infinity."""
     log_delta = math.log(delta)
 
     @functools.cache
@@ -231,7 +233,7 @@ def _log_moment(parts: list[_Losses], tilt: float) -> float:
 
 
 def _chernoff(parts: list[_Losses], epsilon: float, tilt: float) -> float:
-    """Of log P[S ≥ ε]."""
+    """Returns a Chernoff bound on log P[S ≥ ε]."""
     return _log_moment(parts, tilt) - tilt * epsilon
 
 
@@ -270,7 +272,7 @@ def _tilted(parts: list[_Losses], tilt: float, interval: float) -> _Tilted:
 def _window(
     parts: list[_Losses], masses: list[np.ndarray], tilt: float, log_moment: float
 ) -> tuple[float, float]:
-    """What S tilted is below, and above, with a probability of at most 10^-20, by Chernoff."""
+    """Returns limits of the tilted S, each exceeded with probability at most 10^-20 (Chernoff)."""
     variance = 0.0
     for part, mass in zip(parts, masses, strict=True):
         mean = float(mass @ part.losses)

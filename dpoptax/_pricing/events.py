@@ -1,4 +1,4 @@
-"""Privacy events of noisy gradient sums: what a mechanism does, for an accountant to price."""
+"""Privacy events of noisy gradient sums, which accountants price."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ MULTIPLIERS = (1e-3, 1e6)
 
 @attr.frozen
 class WorstOfDpEvent(dpa.DpEvent):
-    """One of several events happens, which one is nobody's secret but was drawn without the data.
+    """One of several events happens, by a public choice that does not depend on the data.
 
     A mixture with public weights costs no more than the costliest part, order by order of Renyi
     divergence (quasi-convexity).
@@ -37,14 +37,14 @@ class WorstOfDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class RandomAllocationDpEvent(dpa.DpEvent):
-    """Of `period` noisy sums a record is in one, uniformly chosen; the first `steps` are released.
+    """A record is in one of `period` noisy sums, uniformly chosen; the first `steps` are released.
 
-    Gaussian noise of standard deviation `noise_multiplier`, in units of what a record adds.
+    Gaussian noise of standard deviation `noise_multiplier`, in units of a record's contribution.
 
     Attributes:
       noise_multiplier: Of each sum.
       period: T.
-      steps: How many of the T sums were released.
+      steps: The number of the T sums that were released.
       overflow: An upper bound on the probability that other records fill one of these batches.
     """
 
@@ -56,16 +56,16 @@ class RandomAllocationDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class ParticipationDpEvent(dpa.DpEvent):
-    """Sums with correlated noise C⁻¹Z, in which a record takes part by chance.
+    """Sums with correlated noise C⁻¹Z, in which a record takes part at random.
 
-    Gaussian noise Z of standard deviation `noise_multiplier`, in units of what a record adds.
+    Gaussian noise Z of standard deviation `noise_multiplier`, in units of a record's contribution.
 
     Attributes:
       noise_multiplier: Of Z.
       column: The first column of C, without zeros at its end.
-      chain: When a record takes part.
-      steps: How many sums were released.
-      bound: What reveals no less and can be composed: what "pld" and "rdp" price in its place.
+      chain: The law of a record's participations.
+      steps: The number of released sums.
+      bound: An event that reveals at least as much and can be composed; "pld" and "rdp" price it.
       overflow: An upper bound on the probability that other records fill one of the batches.
     """
 
@@ -79,9 +79,9 @@ class ParticipationDpEvent(dpa.DpEvent):
 
 @attr.frozen
 class CutDpEvent(dpa.DpEvent):
-    """What `event` reveals, had no batch been cut.
+    """The event `event`, with batches that may be cut.
 
-    Where one was, a record that was drawn took the place of another's.
+    In a cut batch, the drawn record replaces another one.
 
     Attributes:
       event: The releases, of batches of any size.
@@ -93,14 +93,14 @@ class CutDpEvent(dpa.DpEvent):
 
 
 def gaussian_event(noise_multiplier: float) -> Event:
-    """One release with Gaussian noise, as far from the ends as dp_accounting wants it."""
+    """Returns one release with Gaussian noise, within the range of dp_accounting."""
     if noise_multiplier < MULTIPLIERS[0]:
         return dpa.NonPrivateDpEvent()
     return dpa.GaussianDpEvent(min(float(noise_multiplier), MULTIPLIERS[1]))
 
 
 def joint_multiplier(multipliers: Sequence[float]) -> float:
-    """Of the one Gaussian release that several are together: (Σ σ⁻²)^(-1/2)."""
+    """Returns the multiplier of several Gaussian releases as one, (Σ σ⁻²)^(-1/2)."""
     if len(multipliers) == 1:
         return multipliers[0]
     if 0 in multipliers:
@@ -112,7 +112,7 @@ def joint_multiplier(multipliers: Sequence[float]) -> float:
 def noisy_sum_event(
     noise_multiplier: float, steps: int, sampled: Callable[[Event], Event]
 ) -> Event:
-    """The event of `steps` noisy clipped sums; `sampled` wraps one Gaussian in its sampling."""
+    """Returns the event of `steps` noisy sums; `sampled` wraps one Gaussian in its sampling."""
     if steps == 0 or math.isinf(noise_multiplier):
         return dpa.NoOpDpEvent()
     gaussian = gaussian_event(noise_multiplier)
@@ -122,7 +122,7 @@ def noisy_sum_event(
 
 
 def poisson_event(noise_multiplier: float, sampling_probability: float, steps: int) -> Event:
-    """The event of `steps` noisy sums over Poisson samples of unbounded size."""
+    """Returns the event of `steps` noisy sums over Poisson samples of unbounded size."""
     if sampling_probability == 0:
         return dpa.NoOpDpEvent()
 
@@ -137,7 +137,7 @@ def poisson_event(noise_multiplier: float, sampling_probability: float, steps: i
 def truncated_poisson_event(
     noise_multiplier: float, steps: int, *, size: int, probability: float, cut_to: int
 ) -> Event:
-    """The event of `steps` noisy sums over Poisson samples of `size` records, cut to `cut_to`."""
+    """Returns the event of `steps` noisy sums over Poisson samples that are cut to `cut_to`."""
     if cut_to >= size:
         return poisson_event(noise_multiplier, probability, steps)
     return noisy_sum_event(
@@ -155,12 +155,12 @@ def truncated_poisson_event(
 def allocation_event(
     noise_multiplier: float, steps: int, *, period: int, participations: int, overflow: float
 ) -> Event:
-    """The event of `steps` noisy sums, a record being in exactly k of each T = `period` of them.
+    """Returns the event of `steps` noisy sums with each record in exactly k of each T = `period`.
 
     For k > 1 each period costs k times one of ⌊T/k⌋: a uniform set of k steps is drawn by drawing
-    k blocks of ⌊T/k⌋ steps each, uniformly and without the data, and a step of each block; and a
-    mixture costs no more than what all its parts cost (Feldman and Shenfeld, 2025). A part of
-    such a period is priced as the whole.
+    k blocks of ⌊T/k⌋ steps each, uniformly and without the data, and a step of each block. A
+    mixture costs at most as much as its costliest part (Feldman and Shenfeld, 2025). A part of such
+    a period is priced as the whole.
 
     Args:
       noise_multiplier: Over the clip bound.
@@ -179,7 +179,7 @@ def allocation_event(
 
     def part(released: int) -> Event:
         if block == 1 or noise_multiplier < lowest:
-            # One sum, whichever it is: what a full batch leaves out does not depend on the data.
+            # One sum, whichever it is: the omissions of a full batch do not depend on the data.
             event = gaussian_event(noise_multiplier)
         else:
             event = RandomAllocationDpEvent(
@@ -200,10 +200,10 @@ def allocation_event(
 def separated_event(
     noise_multiplier: float, steps: int, *, probability: float, separation: int, overflow: float
 ) -> Event:
-    """What bounds `steps` noisy sums, a record being in one by chance, never twice within b.
+    """Returns an upper bound on `steps` noisy sums with minimum separation b.
 
-    By Poisson sampling: whatever came before, the chance of a step is p or 0. With p = 1 nothing is
-    left to chance but the first step, which is given away, and which batches are cut with it.
+    It is Poisson sampling, since the probability of a step is p or 0 whatever came before. With
+    p = 1 only the first step is random. It is revealed, and with it which batches are cut.
 
     Args:
       noise_multiplier: Over the clip bound.
@@ -221,11 +221,12 @@ def separated_event(
 
 
 def with_others(event: Event, also: Sequence[Event]) -> Event:
-    """The event composed with others on the same data."""
-    # What can be read but once, such as a generator, would be empty where the event is made.
+    """Returns the event composed with others on the same data."""
+    # A generator can be read only once and would be empty when the event is made.
     if not isinstance(also, Sequence) or not all(isinstance(other, Event) for other in also):
         raise TypeError(
-            f"also={also!r}: want a sequence of dp_accounting events, such as [vocabulary.event]"
+            "`also` must be a sequence of dp_accounting events, such as [vocabulary.event], got "
+            f"{also!r}."
         )
     return dpa.ComposedDpEvent([event, *also]) if also else event
 
@@ -239,14 +240,14 @@ def participation_event(
     bound: Event,
     overflow: float,
 ) -> Event:
-    """The event of `steps` noisy sums; `bound` itself where that is nothing or all.
+    """Returns the event of `steps` noisy sums, or `bound` if that reveals nothing or all.
 
     Args:
       noise_multiplier: Over the clip bound.
       steps: Number of releases, from the first on.
       column: The first column of C over these steps, see `shortest`.
-      chain: When a record takes part.
-      bound: What reveals no less.
+      chain: The law of a record's participations.
+      bound: An event that reveals at least as much.
       overflow: The probability that other records fill one step's batch.
     """
     if isinstance(bound, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent):
@@ -262,21 +263,21 @@ def participation_event(
 
 
 def shortest(column: Sequence[float]) -> tuple[float, ...]:
-    """The column without the zeros at its end."""
+    """Returns the column without the zeros at its end."""
     last = max(i for i, entry in enumerate(column) if entry)
     return tuple(float(entry) for entry in column[: last + 1])
 
 
 def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
-    """The event with each of the events that it is made of changed; a basic one is as it is.
+    """Returns the event with `change` applied to its parts; a basic event is unchanged.
 
-    Hashable where these are, so that what was priced can be kept.
+    The result is hashable if the parts are, so that prices can be kept.
     """
     if isinstance(event, dpa.ComposedDpEvent):
         if not isinstance(event.events, Sequence):
             raise TypeError(
-                f"ComposedDpEvent(events={event.events!r}): want a list or a tuple; what can be "
-                "read but once, such as a generator, is nothing to who asks again"
+                "`ComposedDpEvent.events` must be a list or a tuple, since a generator can be read "
+                f"only once, got {event.events!r}."
             )
         return attr.evolve(event, events=tuple(change(part) for part in event.events))
     if isinstance(event, WorstOfDpEvent):
@@ -287,17 +288,17 @@ def over_parts(event: Event, change: Callable[[Event], Event]) -> Event:
 
 
 def hashable(event: Event) -> Event:
-    """The event with a tuple in the place of each list that is composed."""
+    """Returns the event with composed lists replaced by tuples."""
     return over_parts(event, hashable)
 
 
 def bounded(event: Event) -> Event:
-    """The event with what is priced by Monte Carlo alone replaced by what bounds it."""
+    """Returns the event with bounds for the parts that only Monte Carlo can price."""
     return event.bound if isinstance(event, ParticipationDpEvent) else over_parts(event, bounded)
 
 
 def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
-    """The event with `leaf` applied to every basic event, from the inside out."""
+    """Returns the event with `leaf` applied to every basic event, from the inside out."""
     wrappers = (
         dp_event.RepeatAndSelectDpEvent,
         dpa.SelfComposedDpEvent,
@@ -307,8 +308,8 @@ def rewrite(event: Event, leaf: Callable[[Event], Event]) -> Event:
     )
     if hasattr(event, "event") and not isinstance(event, wrappers):
         raise ValueError(
-            f"event={event} is of a kind that is not accounted for here; use Gaussian noise under "
-            "composition, Poisson sampling or sampling without replacement"
+            f"The event {event} is not accounted for here. Use Gaussian noise under composition, "
+            "Poisson sampling or sampling without replacement."
         )
     return leaf(over_parts(event, lambda part: rewrite(part, leaf)))
 
@@ -355,7 +356,7 @@ def without_truncation(event: Event, count: float = 1) -> tuple[Event, float]:
 
 
 def overflows(event: Event) -> bool:
-    """Whether a part of the event has batches that may be full, which only δ can pay for."""
+    """Returns whether a part of the event has an overflow of batches, which only δ can cover."""
     found = []
 
     def look(part: Event) -> Event:
@@ -368,7 +369,7 @@ def overflows(event: Event) -> bool:
 
 
 def allocation_as_poisson(event: Event) -> Event:
-    """What random allocation costs nearly, and takes no time to price."""
+    """Returns an event that costs nearly as much as random allocation and is fast to price."""
     if isinstance(event, RandomAllocationDpEvent):
         gaussian = dpa.GaussianDpEvent(event.noise_multiplier)
         step = dpa.PoissonSampledDpEvent(1 / event.period, gaussian)

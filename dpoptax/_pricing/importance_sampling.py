@@ -1,4 +1,4 @@
-r"""Draws of the privacy loss, of which those that decide about δ are frequent.
+r"""Importance sampling of the privacy loss.
 
 The pair is that of `dpoptax._pricing.monte_carlo`: P = Σ_x p(x) N(C x, σ²I) and Q = N(0, σ²I), w_x
 the likelihood ratio of N(C x, σ²I) to Q and L = Σ_x p(x) w_x. Under P few losses log L exceed ε. So
@@ -32,19 +32,19 @@ REMOVE, ADD = 0, 1
 _CACHED, _CHUNKS, _THREADS = 2**16, (256, 4096), 8
 # How many states several copies may have together, and how far a stretch is looked for.
 _COPIES, _MOST_COPIED, _MOST_STRETCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 600, 64.0
-# Any number would do that was not chosen for what it gives.
+# Any number will do that was not chosen by its results.
 _SEED = 20241008
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run's pair. Hashable.
+    """The dominating pair of a run. Hashable.
 
     Attributes:
-      chain: when a record takes part.
+      chain: the law of a record's participations.
       column: the first column of C.
       steps: T.
-      sigma: the noise's standard deviation, for sums that a record adds 1 to.
+      sigma: the noise's standard deviation, in units of a record's contribution.
     """
 
     chain: Chain
@@ -53,14 +53,14 @@ class Run:
     sigma: float
 
     def lattice(self, copies: int = 1) -> Lattice:
-        """The states of so many independent copies."""
+        """Returns the states of so many independent copies."""
         arguments = self.chain, self.column, self.steps
         return lattice(*arguments) if copies == 1 else copied(*arguments, copies)
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """What is drawn from in the place of P or Q.
+    """The distribution that replaces P or Q for drawing.
 
     Attributes:
       direction: REMOVE, for P against Q, or ADD, for Q against P.
@@ -89,7 +89,7 @@ class Proposal:
         )
 
     def log_bound(self, epsilon: float) -> float:
-        """log M: what X never exceeds, and so δ(ε) does not."""
+        """Returns log M, an upper bound on X and so on δ(ε)."""
         return self.log_factor - (self.order - 1) * epsilon
 
 
@@ -98,7 +98,7 @@ class Losses:
     """Draws of a proposal.
 
     Attributes:
-      proposal: what was drawn from.
+      proposal: the distribution that was drawn from.
       log_ratios: (draws,) log L.
       log_powers: (draws,) log E_x[w_x^θ].
     """
@@ -108,7 +108,7 @@ class Losses:
     log_powers: np.ndarray
 
     def values(self, epsilon: float) -> np.ndarray:
-        """X at ε, (draws,)."""
+        """Returns X at ε, (draws,)."""
         proposal = self.proposal
         removed = proposal.direction == REMOVE
         # (L − e^ε)⁺ = L (1 − e^(ε − log L))⁺, and (1 − e^ε L)⁺ has no factor.
@@ -119,7 +119,7 @@ class Losses:
         return -np.expm1(-np.maximum(excess, 0.0)) * np.exp(log_weight)
 
     def root(self, delta: float, most: float) -> float:
-        """The ε in [0, most] where δ is estimated to be `delta`, without any confidence."""
+        """Returns ε in [0, most] with an estimated δ of `delta`, without any confidence."""
 
         def gap(epsilon: float) -> float:
             return float(self.values(epsilon).mean()) - delta
@@ -133,7 +133,7 @@ class Losses:
 def best_proposal(
     run: Run, direction: int, target: float, epsilon: float | None = None
 ) -> Proposal:
-    """The proposal of least M at ε, or for none of least ε at which M is the target."""
+    """Returns the proposal with the least M at ε, or without ε, the least ε with M the target."""
 
     def cost(proposal: Proposal) -> float:
         if epsilon is not None:
@@ -178,15 +178,15 @@ def draw(
     least: float | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Losses:
-    """Draws of L and of the power that they are weighed with, a function of its arguments alone.
+    """Returns draws of L and of the power that weighs them, a function of its arguments only.
 
     Args:
       run: the pair.
-      proposal: what is drawn from.
-      samples: how many.
-      seed: tells draws apart, by its text.
-      least: draws whose X is 0 at this ε are left out; None: they are kept.
-      advance: called with numbers of draws as they are done.
+      proposal: the distribution to draw from.
+      samples: number of draws.
+      seed: its text makes draws independent.
+      least: draws with X = 0 at this ε are left out; None keeps them.
+      advance: called with numbers of completed draws.
     """
     states, joint = run.lattice(), run.lattice(proposal.copies)
     own = int.from_bytes(hashlib.blake2b(repr(seed).encode(), digest_size=16).digest())
@@ -207,7 +207,7 @@ def draw(
             advance(number)
         if least is None:
             return ratios, powers
-        # What is no number is kept, and fails whatever it is compared with.
+        # NaN is kept, and fails every comparison.
         beyond = ~((ratios if proposal.direction == REMOVE else -ratios) <= least)
         return ratios[beyond], powers[beyond]
 
@@ -218,7 +218,7 @@ def draw(
 
 
 def _odds(log_chances: np.ndarray, ahead: np.ndarray) -> np.ndarray:
-    """(states before, ways) the odds of each way or one before it, what is ahead included."""
+    """Returns (states before, ways), cumulative odds of each way, including the steps ahead."""
     terms = log_chances + ahead
     upto = np.cumsum(np.exp(terms - terms.max(axis=1, keepdims=True)), axis=1)
     return upto[:, :-1] / upto[:, -1:]
@@ -233,7 +233,7 @@ def _chunk(
     number: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log L and log E_x[w_x^θ] of some draws: a path, y, and all paths' ratios at y."""
+    """Returns log L and log E_x[w_x^θ] of some draws."""
     path = np.zeros(number, int)
     orders = (1.0,) if power == 1.0 else (1.0, power)
     logs = np.zeros((len(orders), number))

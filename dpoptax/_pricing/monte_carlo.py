@@ -1,8 +1,8 @@
-r"""An upper confidence bound on ε, where the privacy loss can be drawn and not be composed.
+r"""An upper confidence bound on ε for privacy losses that can be drawn but not composed.
 
 **The pair.** A run of T steps reveals y = C G + σZ, C lower triangular without negative entries. A
-record adds u_s to the sum of step s, ‖u_s‖ ≤ 1, where it takes part, x_s = 1. What it adds may
-depend on all that was revealed before. Then the run is dominated, in both directions and for all ε
+record adds u_s to the sum of step s, ‖u_s‖ ≤ 1, if it takes part, x_s = 1. Its contribution may
+depend on all earlier releases. Then the run is dominated, in both directions and for all ε
 at once, by
 
     P = Σ_x p(x) N(C x, σ²I)   against   Q = N(0, σ²I)   in T dimensions.
@@ -15,8 +15,8 @@ m'_x = Σ_s C_rs x_s. Let V(t, w) be the mean of φ at the end of *its* run, beg
 ratios w. It solves ∂_t V + ½ Σ_xx' ∂_x ∂_x' V w_x w_x' m'_x m'_x' / σ² = 0, and ∂_x ∂_x' V is a
 mean of φ'' times positive numbers. As ⟨m_x, m_x'⟩ ≤ m'_x m'_x', C having no negative entry, V along
 the actual run has a drift of at most 0: E φ(L) = E V(T, w) ≤ V(0, 1). (Where φ is not smooth, as
-here, it is the limit of functions that are.) This is Kahane's inequality (1985), for what is
-revealed step by step; Choquette-Choo et al. (2024) prove the pair otherwise.
+here, it is the limit of functions that are.) This is Kahane's inequality (1985), for releases step
+by step; Choquette-Choo et al. (2024) prove the pair otherwise.
 
 **Importance.** δ(ε) is the mean of an X in [0, M] that `_pricing.importance_sampling` draws.
 
@@ -25,11 +25,11 @@ mean of at most 1: P[W ≥ 1/β] ≤ β. λ, α and the number of samples come f
 with ε for the same draws, so that the least ε at which both directions reach 1/β is wrong only if
 one test failed, that of the direction and the ε where δ(ε) = m in truth.
 
-**The claim.** Each test has β = 10^-6 δ, and δ/100 is left out of m: what is stated holds but for
-that probability over the draws of the accounting, also after 10^4 prices, as those of a
-calibration, of which one is chosen; a statement that is wrong with probability p is a δ of p. Every
-question has draws of its own: what is asked next may depend on what was found, and the test of it
-fails with probability β nevertheless. The draws are functions of fixed numbers and of no data.
+**The claim.** Each test has β = 10^-6 δ, and δ/100 is left out of m. So the stated ε holds except
+with this probability over the draws of the accounting, also after 10^4 prices of which one is
+chosen, as in a calibration. A statement that is wrong with probability p costs a δ of p. Every
+question has independent draws: the next question may depend on earlier answers, and its test still
+fails with probability β. The draws are functions of fixed numbers, not of data.
 
 Sources: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta, "Near exact privacy amplification for
 matrix mechanisms" (2024), for the pair, Monte Carlo and the failure in δ; Dong and Ganesh, "Privacy
@@ -61,18 +61,18 @@ _FEW, _LEAST, _MOST = 35.0, 45.0, 1000.0
 _COST, _OVERHEAD = 3 * 10**8, 15
 _SAMPLES = 2**14, 2**25
 _PILOTS = 2**11, 2**13
-# Tells what is planned by from what is tested.
+# Separates the draws of plans from those of tests.
 _PILOT, _TEST = "pilot", "test"
 
 
 def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -> float:
-    """ε at δ, wrong with a probability that δ has room for; `most` where it would be more.
+    """Returns ε at δ, at most `most`, wrong with a probability that δ covers.
 
     Args:
       run: the pair.
-      delta: in (0, 1); what truncation may take of it is taken already.
-      most: an ε that is known to hold, or above which none is asked for.
-      effort: how much to draw, for one; with less ε comes out larger.
+      delta: in (0, 1), after the overflow of batches is taken out.
+      most: an ε that is known to hold, or the greatest one of interest.
+      effort: relative number of draws; fewer give a larger ε.
     """
     log_failure, target = math.log(FAILURE * delta), (1 - RESERVED) * delta
     question = repr((run, float(delta), float(effort)))
@@ -108,13 +108,13 @@ def epsilon_bound(run: Run, delta: float, *, most: float, effort: float = 1.0) -
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A bet against δ(ε) ≥ m in one direction, all of it fixed before a sample is drawn.
+    """A bet against δ(ε) ≥ m in one direction, fixed before a sample is drawn.
 
     Attributes:
-      proposal: what is drawn from.
+      proposal: the distribution to draw from.
       target: m.
-      least: the least ε that is asked for.
-      samples: how many.
+      least: the least ε of interest.
+      samples: number of samples.
       bet: λ.
     """
 
@@ -134,7 +134,7 @@ class Test:
         least: float,
         work: float,
     ) -> "Test":
-        """With the λ that is best by other draws, and samples for so much work, 0 for few."""
+        """Returns the test with the best λ by other draws, and samples for so much work."""
         bound = math.exp(pilot.proposal.log_bound(least))
         each = bound / target
         fitting = work / (each * run.steps * (run.lattice().most_states + _OVERHEAD))
@@ -148,20 +148,20 @@ class Test:
     def run(
         self, run: Run, question: str, advance: Callable[[int], object]
     ) -> Callable[[float], float]:
-        """log W, as a function of ε ≥ `least`, which it rises with."""
+        """Returns log W, as an increasing function of ε ≥ `least`."""
         seed, least = (_TEST, question), self.least
         losses = draw(run, self.proposal, self.samples, seed=seed, least=least, advance=advance)
         return lambda epsilon: self.log_wealth(losses.values(epsilon))
 
     def log_wealth(self, values: np.ndarray) -> float:
-        """log W of the samples, of which those that are zero may be left out."""
+        """Returns log W of the samples; samples that are zero may be left out."""
         zeros = self.samples - len(values)
         logs = np.log1p(self.bet * (self.target - values))
         return float(logs.sum() + zeros * math.log1p(self.bet * self.target))
 
 
 def _pilot(run: Run, direction: int, target: float, most: float, question: str) -> Losses:
-    """Few draws of the proposal whose M is least at ε."""
+    """Returns a few draws of the proposal with the least M at ε."""
     epsilon = None
     for samples in _PILOTS:
         proposal = best_proposal(run, direction, target, epsilon)
@@ -172,7 +172,7 @@ def _pilot(run: Run, direction: int, target: float, most: float, question: str) 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], object]]:
-    """A bar on a terminal, where tqdm is installed, for what takes more than some seconds."""
+    """Shows a bar on a terminal if tqdm is installed, for draws of more than a few seconds."""
     try:
         from tqdm import tqdm
     except ImportError:

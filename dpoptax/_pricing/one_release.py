@@ -12,9 +12,9 @@ from dp_accounting.pld import privacy_loss_distribution
 def loss_of(
     event: Event, relation: dpa.NeighboringRelation, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy loss of one Gaussian release, sampled or not, as dp_accounting would compose it.
+    """Returns the privacy loss of one Gaussian release, as dp_accounting composes it.
 
-    Most of a price is building it, and a curve or a budget asks for many numbers of steps.
+    Building it is most of the cost of a price, and a curve or a budget needs many step counts.
     """
     common = {"value_discretization_interval": interval, "neighboring_relation": relation}
     if isinstance(event, dpa.GaussianDpEvent):
@@ -35,7 +35,7 @@ def loss_of(
 
 
 def is_sampled_gaussian(event: Event) -> bool:
-    """Whether it is a sampled one of a loss: not where nothing is drawn, or nothing is hidden."""
+    """Returns whether the event is a sampled Gaussian with a finite, positive privacy loss."""
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         sizes = event.dataset_size, event.truncated_batch_size, event.noise_multiplier
         return event.sampling_probability > 0 and all(size > 0 for size in sizes)

@@ -1,10 +1,10 @@
-"""Who takes part when, as Markov chains, and what a record adds to sums with correlated noise.
+"""Participations of a record as Markov chains, and its effect on sums with correlated noise.
 
 A record's participations x ∈ {0, 1}^T are drawn by a chain of few states, independently of all
 other records. The noise of step t is C⁻¹Z, C lower triangular with the same column moved down, so
 that the run reveals C G + Z, of which the record moves entry t by (C x)_t: a function of the
-participations that the column still reaches. A `Lattice` has these as states of its own, with all
-that is random about them; `dpoptax._pricing.monte_carlo` prices it.
+participations that the column still reaches. A `Lattice` has these as its states, with their
+probabilities; `dpoptax._pricing.monte_carlo` prices it.
 """
 
 import abc
@@ -23,23 +23,23 @@ MOST_STATES = 4096
 
 
 class Chain(abc.ABC):
-    """When a record takes part. Implementations are hashable, and their states are integers."""
+    """The law of a record's participations. Chains are hashable, and their states are integers."""
 
     period: int
     """After how many steps `move` is the same again."""
 
     @abc.abstractmethod
     def start(self) -> dict[int, float]:
-        """The states before step 0 and their probabilities."""
+        """Returns the states before step 0 and their probabilities."""
 
     @abc.abstractmethod
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """The probability of taking part in `step`, the state after it, and else the state."""
+        """Returns the probability of taking part in `step`, and the states after and otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AllocationChain(Chain):
-    """In exactly k of each T steps, uniformly chosen. The state: how often in this period so far.
+    """Participation in exactly k of each T steps. The state counts those of this period so far.
 
     Attributes:
       period: T.
@@ -50,11 +50,11 @@ class AllocationChain(Chain):
     participations: int
 
     def start(self) -> dict[int, float]:
-        """No participation."""
+        """Returns the state without any participation."""
         return {0: 1.0}
 
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """(k − c)/(T − t): as many steps as are left to go, of those that are left."""
+        """Returns the probability (k − c)/(T − t) and the states after the step."""
         place = step % self.period
         probability = (self.participations - state) / (self.period - place)
         if place == self.period - 1:
@@ -64,7 +64,7 @@ class AllocationChain(Chain):
 
 @dataclasses.dataclass(frozen=True)
 class SeparatedChain(Chain):
-    """With probability p, unless in one of the last b − 1 steps. The state: how many more to rest.
+    """Participation with probability p, then b − 1 steps of rest. The state counts those left.
 
     Attributes:
       separation: b.
@@ -77,14 +77,14 @@ class SeparatedChain(Chain):
     period: int = 1
 
     def start(self) -> dict[int, float]:
-        """As if the run had gone on for ever."""
+        """Returns the stationary law."""
         resting = self.probability / (1 + (self.separation - 1) * self.probability)
         free = 1 - (self.separation - 1) * resting
         states = {rest: resting for rest in range(1, self.separation)}
         return states | ({0: free} if free > 0 else {})
 
     def move(self, step: int, state: int) -> tuple[float, int, int]:
-        """p, or 0 while it rests."""
+        """Returns the probability p, or 0 at rest, and the states after the step."""
         del step
         if state:
             return 0.0, self.separation - 1, state - 1
@@ -97,14 +97,14 @@ _States = dict[tuple[int, tuple[int, ...]], int]
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The states of a step, and how they are reached.
+    """The states of a step and the transitions to them.
 
     Attributes:
-      sums: (states,) (C x)_t, the sum of it over copies where there are several.
-      squares: (states,) the sum over copies of its square.
-      move: (states, states before), the probabilities of getting there.
+      sums: (states,) (C x)_t, summed over copies.
+      squares: (states,) its square, summed over copies.
+      move: (states, states before), the transition probabilities.
       following: (states before, ways) the states that follow each, the last one repeated.
-      log_chances: (states before, ways) the logarithms of their probabilities, −∞ for what repeats.
+      log_chances: (states before, ways) the logarithms of their probabilities, −∞ for repetitions.
     """
 
     sums: np.ndarray
@@ -114,7 +114,7 @@ class Layer:
     log_chances: np.ndarray
 
     def behind(self, message: np.ndarray) -> np.ndarray:
-        """(states before,) log E[exp(message of the state that follows)]."""
+        """Returns (states before,) log E[exp(message of the next state)]."""
         terms = self.log_chances + message[self.following]
         top = terms.max(axis=1)
         return top + np.log(np.exp(terms - top[:, None]).sum(axis=1))
@@ -122,11 +122,11 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """The states of a run: where the chain is, and which participations the column reaches.
+    """The states of a run: those of the chain, with the participations that the column reaches.
 
     Attributes:
-      layers: one a step; there is one state before the first.
-      copies: how many independent records' participations it follows together.
+      layers: one per step; there is one state before the first.
+      copies: number of independent records that it follows together.
     """
 
     layers: tuple[Layer, ...]
@@ -134,11 +134,11 @@ class Lattice:
 
     @property
     def most_states(self) -> int:
-        """How many states a step has at most."""
+        """Returns the greatest number of states of a step."""
         return max(len(layer.sums) for layer in self.layers)
 
     def log_moment(self, power: float, sigma: float) -> tuple[float, list[np.ndarray]]:
-        """log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))], θ the power, and what it is made of.
+        """Returns log E[exp(Σ_t (θ² sum_t² − θ square_t)/(2σ²))], θ the power, and its parts.
 
         With independent copies x_i of the participations that is log E_Q[Π_i w_{x_i}^θ], with w_x
         the likelihood ratio of N(C x, σ²I) to Q = N(0, σ²I).
@@ -156,7 +156,7 @@ class Lattice:
         return float(ahead[0]), messages[::-1]
 
     def greatest_norm(self) -> float:
-        """The greatest ‖C x‖ that has a probability."""
+        """Returns the greatest ‖C x‖ of positive probability."""
         ahead = np.zeros(len(self.layers[-1].sums))
         for layer in self.layers[::-1]:
             reached = (layer.squares + ahead)[layer.following]
@@ -166,16 +166,16 @@ class Lattice:
 
 @functools.lru_cache(maxsize=64)
 def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
-    """The states of `steps` steps.
+    """Returns the states of `steps` steps.
 
     Args:
-      chain: when a record takes part.
+      chain: the law of a record's participations.
       column: the first column of C, without zeros at its end; nowhere negative, as the proof of
-        the dominating pair wants it.
+        the dominating pair requires.
       steps: T.
 
     Raises:
-      ValueError: negative entries, or more states than can be followed.
+      ValueError: negative entries, or too many states.
     """
     if min(column) < 0:
         raise ValueError(
@@ -203,7 +203,7 @@ def lattice(chain: Chain, column: tuple[float, ...], steps: int) -> Lattice:
 def _after(
     chain: Chain, column: tuple[float, ...], step: int, before: _States, start: list[float] | None
 ) -> tuple[Layer, _States]:
-    """A step's layer, and its states; of the first one with the chances of what is before."""
+    """Returns a step's layer and its states."""
     after: _States = {}
     edges = []
     for (state, ages), place in before.items():
@@ -227,7 +227,7 @@ def _after(
 
 @functools.lru_cache(maxsize=16)
 def copied(chain: Chain, column: tuple[float, ...], steps: int, copies: int) -> Lattice:
-    """The states of several independent copies of a run, in no order."""
+    """Returns the states of several independent copies of a run, without order."""
     single = lattice(chain, column, steps)
     before: dict[tuple[int, ...], int] = {(0,) * copies: 0}
     layers = []
@@ -244,7 +244,7 @@ def copied(chain: Chain, column: tuple[float, ...], steps: int, copies: int) -> 
 def _groups_after(
     layer: Layer, before: dict[tuple[int, ...], int]
 ) -> tuple[Layer, dict[tuple[int, ...], int]]:
-    """A step's layer of several copies, whose states are sorted groups of those of one."""
+    """Returns a step's layer of several copies; its states are sorted groups of those of one."""
     ways = [
         [(int(s), math.exp(c)) for s, c in zip(states, logs, strict=True) if c > -math.inf]
         for states, logs in zip(layer.following, layer.log_chances, strict=True)
@@ -270,7 +270,7 @@ def _groups_after(
 def _layer(
     sums: np.ndarray, squares: np.ndarray, edges: list[tuple[int, int, float]], before: int
 ) -> Layer:
-    """From (state, state before, probability)."""
+    """Returns the layer of transitions (state, state before, probability)."""
     rows, columns, chances = zip(*edges, strict=True)
     from scipy import sparse  # with the accounting, which drawing batches does without
 

@@ -1,9 +1,9 @@
-"""The privacy loss of random allocation: a record is in one of T noisy sums, which one is secret.
+"""The privacy loss of random allocation: a record is in one of T noisy sums, a secret one.
 
 Whatever the steps do, adaptively, they are post-processing of P = (1/T) Σ_i N(e_i, σ² I) against
 Q = N(0, σ² I) in T dimensions, in units of the clip bound: a step in which the record adds u to the
-sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. What P and Q tell apart is
-the likelihood ratio
+sum, ‖u‖ ≤ 1, is ‖u‖ x_t along u plus noise that is the same for both. P and Q differ by the
+likelihood ratio
 
     L(x) = (1/T) Σ_i w_i,    w_i = exp((2 x_i − 1)/(2σ²)),
 
@@ -11,13 +11,13 @@ where log w_i ~ N(−1/(2σ²), 1/σ²) are independent under Q, and E_Q[w_i] = 
 the T steps it is (T − n + Σ_{i ≤ n} w_i)/T.
 
 **An upper bound.** Both curves, δ(P‖Q) = E_Q[(L − e^ε)⁺] and δ(Q‖P) = E_Q[(1 − e^ε L)⁺], are means
-under Q of convex functions of L. So they only grow where a value of a sum is replaced by a random
-one with the same mean: each of its values is moved to the two grid points around it, by chance, in
-such proportions that the mean stays. Sums of independent variables that were so replaced are in
-the same order, as are the compositions of such pairs. What comes out is a pair of distributions
-that dominates the mechanism, for every ε at once and under composition, and in the same way for
-Renyi divergences, whose integrands are convex too. Double precision is the one error left: all
-terms are positive, so that it is relative to what is summed.
+under Q of convex functions of L. So they only grow if a value of a sum is replaced by a random one
+with the same mean: each value is moved at random to the two grid points around it, in proportions
+that keep the mean. Sums of independent variables with such replacements are in the same order, and
+so are the compositions of such pairs. The result is a pair of distributions that dominates the
+mechanism, for every ε at once and under composition, and also for Renyi divergences, whose
+integrands are convex. Double precision is the only remaining error. It is relative to the sum,
+since all terms are positive.
 
 Sources: Feldman and Shenfeld, "Privacy amplification by random allocation" (2025), for the pair
 and the reduction to one of T; Doroshenko et al., "Connect the dots" (2022), for moving values.
@@ -41,7 +41,7 @@ _TAIL = np.arange(_BULK + 0.5, _END + 1)
 _KNOTS = np.arange(-_END, _END + 0.25, 0.25)
 # Below the first, amplification is not looked for; more noise than the second counts as the second.
 MULTIPLIERS = (0.25, 1e5)
-# Mass that is moved to an infinite loss, in place of a grid that holds it.
+# Mass that is moved to an infinite loss instead of kept on the grid.
 _NEGLIGIBLE = 1e-22
 _MOST_ORDER = 512
 _LOG_UNKNOWN = math.log(1e-290)
@@ -61,7 +61,7 @@ class Law(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> Law:
-    """The law of T L, of a pair that dominates the first `steps` of T = `period` noisy sums."""
+    """Returns the law of T L of a pair that dominates the first `steps` of T noisy sums."""
     single = _single(sigma, points)
     total = single
     for bit in bin(steps)[3:]:
@@ -75,7 +75,7 @@ def ratio_law(sigma: float, period: int, steps: int, points: int = POINTS) -> La
 def pair(
     sigma: float, period: int, steps: int, interval: float, points: int = POINTS
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy losses of the dominating pair, on a grid, in both directions."""
+    """Returns the privacy losses of the dominating pair, on a grid, in both directions."""
     values, masses = ratio_law(sigma, period, steps, points)
     logs = np.log(values / period)
     # Between two points of the grid a likelihood ratio is moved to them as above.
@@ -93,7 +93,7 @@ def pair(
 
 
 def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
-    """log E_Q[L^a] for a = 0, 1, ..., 512: exact, as E_Q[w^j] = exp(j (j − 1)/(2σ²)).
+    """Returns log E_Q[L^a] for a = 0, 1, …, 512, exactly, as E_Q[w^j] = exp(j (j − 1)/(2σ²)).
 
     E[(c + Σ w_i)^a] / a! is the coefficient of z^a in e^{cz} (Σ_j E[w^j] z^j / j!)^n, all of whose
     terms are positive; here in logarithms.
@@ -119,10 +119,10 @@ def log_moments(sigma: float, period: int, steps: int) -> np.ndarray:
 def renyi_divergences(
     sigma: float, period: int, steps: int, orders: tuple[float, ...]
 ) -> np.ndarray:
-    """The greater of D_α(P‖Q) and D_α(Q‖P), or a bound on it, for each order; infinite above 512.
+    """Returns bounds on the greater of D_α(P‖Q) and D_α(Q‖P) per order, infinite above 512.
 
     The first is exact at whole orders, and log E_Q[L^α] is convex in α: a chord bounds it between
-    two. The second is that of the pair that dominates.
+    two. The second is that of the dominating pair.
     """
     alphas = np.asarray(orders, float)
     exact = log_moments(sigma, period, steps)
@@ -137,10 +137,10 @@ def renyi_divergences(
 
 
 def _log_negative_moment(sigma: float, period: int, steps: int, order: float) -> float:
-    """A bound on log E_Q[L^−s], infinite where double precision does not reach to.
+    """Returns a bound on log E_Q[L^−s], infinite beyond double precision.
 
-    Of the law's lower tail only what has a mass above 10^-290 is known; the rest is taken to be at
-    the least value. Where that shows, as for great s, L is cut into averages A_j of T_j terms: by
+    The law's lower tail is known for masses above 10^-290; the rest is taken to be at the least
+    value. If that matters, as for large s, L is cut into averages A_j of T_j terms: by
     Jensen's inequality L is at least their geometric mean, so E[L^−s] ≤ Π_j E[A_j^(−s T_j/T)].
     """
     for pieces in (1, 2, 4, 8) if steps == period else (1,):
@@ -159,13 +159,13 @@ def _log_negative_moment(sigma: float, period: int, steps: int, order: float) ->
             if unknown > -30.0 + known:
                 break
         else:
-            # What is unknown adds e^-30 to each factor at most.
+            # The unknown part adds at most e^-30 to each factor.
             return bound + pieces * math.exp(-30.0)
     return math.inf
 
 
 def _single(sigma: float, points: int) -> Law:
-    """The law of w, log-normal, moved to grid points."""
+    """Returns the law of w, log-normal, moved to grid points."""
     # Standard deviations from the mean of log w under Q; under P that mean is 1/σ further.
     shift = 1 / sigma
     z = _scores(points, shift)
@@ -179,13 +179,13 @@ def _single(sigma: float, points: int) -> Law:
 
 
 def _scores(points: int, shift: float = 0.0) -> np.ndarray:
-    """Standard deviations from −37 to 37 + shift, ascending, close from −8.5 to 8.5 + shift."""
+    """Returns scores from −37 to 37 + shift, ascending, dense from −8.5 to 8.5 + shift."""
     bulk = np.linspace(-_BULK, _BULK + shift, points)
     return np.concatenate([-_TAIL[::-1], bulk, _TAIL + shift])
 
 
 def _normal_masses(z: np.ndarray) -> np.ndarray:
-    """The standard normal's mass in each cell, from the smaller of the two tails."""
+    """Returns the standard normal's mass in each cell, from the smaller of the two tails."""
     low, high = z[:-1], z[1:]
     return np.where(
         low > 0, special.ndtr(-low) - special.ndtr(-high), special.ndtr(high) - special.ndtr(low)
@@ -193,7 +193,7 @@ def _normal_masses(z: np.ndarray) -> np.ndarray:
 
 
 def _sum(first: Law, second: Law, points: int) -> Law:
-    """The law of the sum of two independent variables, moved to grid points."""
+    """Returns the law of the sum of two independent variables, moved to grid points."""
     grid = _grid(first, second, points)
     values = np.add.outer(first.values, second.values).ravel()
     masses = np.multiply.outer(first.masses, second.masses).ravel()
@@ -205,10 +205,10 @@ def _sum(first: Law, second: Law, points: int) -> Law:
 
 
 def _grid(first: Law, second: Law, points: int) -> np.ndarray:
-    """Where the sum's law is kept: at even steps of its normal score, and both ends.
+    """Returns the grid of the sum's law: even steps of its normal score, and both ends.
 
-    The score is that of the mixture of P and Q, estimated from few points of each law. It decides
-    how tight the result is, and not whether it is a bound.
+    The score is that of the mixture of P and Q, estimated from few points of each law. It affects
+    the tightness of the bound, not its validity.
     """
     (a, p), (b, q) = _thinned(first), _thinned(second)
     values = np.add.outer(a, b).ravel()
@@ -237,7 +237,7 @@ def _thinned(law: Law, points: int = 200) -> Law:
 
 
 def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The coefficients' logarithms of a product of two series."""
+    """Returns the logarithms of the coefficients of a product of two series."""
     size = len(a)
     index = np.arange(size)[:, None] - np.arange(size)
     terms = np.where(index >= 0, a[index] + b, -np.inf)
@@ -245,9 +245,9 @@ def _log_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _pmf(masses: np.ndarray, first: int, interval: float) -> pld_pmf.PLDPmf:
-    """Losses `interval` · (first, first + 1, ...), ends of negligible mass moved up.
+    """Returns losses `interval` · (first, first + 1, …), with ends of negligible mass moved up.
 
-    An upper end has an infinite loss, and so has what is missing to a mass of 1 by rounding.
+    The upper end has an infinite loss, and so has the mass that rounding removes.
     """
     low = int(np.searchsorted(np.cumsum(masses), _NEGLIGIBLE))
     high = len(masses) - int(np.searchsorted(np.cumsum(masses[::-1]), _NEGLIGIBLE))

@@ -86,7 +86,7 @@ def truncated_rdp(
 
     Which of the other records are drawn has the same law with and without the target. Reveal it:
     A_α is at most its mean over these draws. If fewer than b are drawn, nothing is cut. Otherwise
-    the target is kept with probability at most q, in the place of another record: its sum is
+    the target is kept with probability at most q and replaces another record: its sum is
     2 C away from that without the target, or C away from that with a target that contributes zero.
 
     Args:
@@ -130,7 +130,7 @@ def full_probability(size: int, probability: float, largest: int) -> float:
 def rounding(orders: np.ndarray) -> np.ndarray:
     """Computes what log A_α, as a sum of positive terms, may be off by in double precision.
 
-    Terms are made of log-gamma functions, of up to 6 α for the orders that are asked for. Where
+    Terms are log-gamma functions of up to 6 α for the requested orders. Where
     less is sampled in more noise than that shows, divergences would be 0 or negative, which
     dp_accounting prices with an epsilon of 0.
     """
@@ -158,7 +158,7 @@ def _log_moments(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
 
 
 def _exact(q: float, sigma: float, alphas: np.ndarray) -> np.ndarray:
-    """Computes log A_α where nothing or everything is sampled, or there is no noise."""
+    """Computes log A_α if nothing or everything is sampled, or without noise."""
     if q == 0:
         return np.zeros(len(alphas))
     if sigma == 0:

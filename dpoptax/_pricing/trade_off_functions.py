@@ -1,4 +1,4 @@
-"""Trade-off functions: how well the two kinds of error of any test can be, given a claim."""
+"""Trade-off functions: lower bounds on the two kinds of error of any test."""
 
 import dataclasses
 import math
@@ -13,15 +13,15 @@ from dpoptax._pricing.checks import number
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """A claim: no test of whether a record was in the data has smaller errors than on this curve.
+    """A claim that no test of whether a record was in the data has errors below this curve.
 
         false negative rate ≥ f(false positive rate),   f convex, falling, and its own inverse
 
-    The last is that it holds for adding as for removing a record.
+    The last property means that it holds for adding and for removing a record.
 
     Attributes:
-      name: what is claimed, for people.
-      curve: (α, 1 − α) ↦ f(α), elementwise: of the two the smaller one is precise.
+      name: the claim in words.
+      curve: (α, 1 − α) ↦ f(α), elementwise; the smaller of the two arguments is precise.
 
     Source: Dong, Roth, Su, "Gaussian differential privacy", 2019.
     """
@@ -30,7 +30,7 @@ class TradeOff:
     curve: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
     def __call__(self, false_positive_rate: ArrayLike) -> NDArray[np.float64]:
-        """f, elementwise: the least false negative rate at these false positive rates.
+        """Returns f, the least false-negative rates at these false-positive rates.
 
         Raises:
           ValueError: a rate outside of [0, 1].
@@ -39,9 +39,9 @@ class TradeOff:
         return self.curve(alpha, 1 - alpha)
 
     def least(self, probability: ArrayLike) -> NDArray[np.float64]:
-        """f(1 − y), elementwise, precise where y is small.
+        """Returns f(1 − y), elementwise, precise for small y.
 
-        The least probability, without the record, of what happens with probability y with it.
+        It is the least probability without the record of an event with probability y with it.
 
         Raises:
           ValueError: a probability outside of [0, 1].
@@ -58,11 +58,11 @@ def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def gaussian_trade_off(mu: float) -> TradeOff:
-    """μ-Gaussian differential privacy: as hard as to tell N(μ, 1) from N(0, 1).
+    """Returns the trade-off function of μ-Gaussian differential privacy, N(μ, 1) against N(0, 1).
 
         f(α) = Φ(Φ⁻¹(1 − α) − μ)
 
-    What a sum with noise multiplier σ has, T times over, is μ = √T/σ.
+    T sums with noise multiplier σ have μ = √T/σ.
 
     Raises:
       ValueError: a negative μ.
@@ -83,7 +83,7 @@ def gaussian_trade_off(mu: float) -> TradeOff:
 
 
 def approximate_trade_off(epsilon: ArrayLike, delta: ArrayLike) -> TradeOff:
-    """(ε, δ)-differential privacy, or several pairs of ε and δ that all hold.
+    """Returns the trade-off function of (ε, δ)-DP, or of several pairs that all hold.
 
         f(α) = max(0, 1 − δ − e^ε α, e^−ε (1 − δ − α)),   the largest of all pairs
 

@@ -36,7 +36,7 @@ def calibrate_noise_multiplier(
     delta: float,
     steps: int,
     sampling_probability: float | None = None,
-    sampler: "Sampler | None" = None,
+    sampler: "Sampler | Participation | None" = None,
     schedule: Mapping[int, float] | None = None,
     accountant: Accountant = "pld",
     also: Sequence[dpa.DpEvent] = (),
@@ -91,7 +91,7 @@ def calibrate_steps(
     delta: float,
     noise_multiplier: float | Mapping[int, float],
     sampling_probability: float | None = None,
-    sampler: "Sampler | None" = None,
+    sampler: "Sampler | Participation | None" = None,
     accountant: Accountant = "pld",
 ) -> int:
     """Returns the largest number of noisy sums that stays within `epsilon`.

@@ -11,6 +11,7 @@ from dpoptax._pricing.checks import ADD_OR_REMOVE, checked_multiplier, number
 from dpoptax._pricing.noise_schedule import Phases, checked_phases
 
 if TYPE_CHECKING:
+    from dpoptax.matrix._participation import Participation
     from dpoptax.sampling import Sampler
 
 
@@ -55,7 +56,9 @@ def check_sampler(sampler: object) -> None:
         )
 
 
-def make_design(sampling_probability: float | None, sampler: "Sampler | None") -> Design:
+def make_design(
+    sampling_probability: float | None, sampler: "Sampler | Participation | None"
+) -> Design:
     """Returns the design of the one argument that is not None."""
     if (sampling_probability is None) == (sampler is None):
         raise ValueError(

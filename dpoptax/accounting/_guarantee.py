@@ -34,14 +34,14 @@ class NoisyReleases(NamedTuple):
     """The releases of one noise stage.
 
     Attributes:
-      count: number of releases.
+      number: of releases.
       phases: first release and noise multiplier of each phase.
       strategy: of correlated noise, as text; None for independent noise.
       fixed_point: whether the noise is of integers; None in a planned run.
       generator: of the noise, "threefry" or "chacha20"; None in a planned run.
     """
 
-    count: int
+    number: int
     phases: Phases
     strategy: str | None = None
     fixed_point: bool | None = None
@@ -192,7 +192,7 @@ class Guarantee:
                 "This guarantee has no sequence of steps: it is that of an event, or of noise "
                 "stages that took turns."
             )
-        most = max((release.count for release in self.releases), default=0)
+        most = max((release.number for release in self.releases), default=0)
         if wanted.max(initial=0) > most:
             raise ValueError(
                 f"`steps` must be at most the {most} steps of the run, got {wanted.max()}."

@@ -132,7 +132,12 @@ def planned_guarantee(
     multiplier = checked_noise(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
     phases = multiplier if isinstance(multiplier, tuple) else ((0, multiplier),)
-    strategy = repr(sampler.strategy) if isinstance(sampler, Participation) else None
+    strategy: str | None
+    drawn: Sampler | None
+    if isinstance(sampler, Participation):
+        strategy, drawn = repr(sampler.strategy), sampler.sampler
+    else:
+        strategy, drawn = None, sampler
 
     def event(count: int) -> dpa.DpEvent:
         return with_others(design.event(multiplier, count), also)
@@ -143,7 +148,7 @@ def planned_guarantee(
         releases=(NoisyReleases(steps, phases, strategy),),
         other_events=len(also),
         event_after=event,
-        **_sampler_facts(getattr(sampler, "sampler", sampler), delta, sampling_probability),
+        **_sampler_facts(drawn, delta, sampling_probability),
     )
 
 
@@ -224,7 +229,7 @@ def _sampler_facts(
 def _noisy_releases(ledger: "Ledger") -> NoisyReleases:
     mechanism = ledger.mechanism
     return NoisyReleases(
-        count=ledger.releases,
+        number=ledger.releases,
         phases=mechanism.schedule or ((0, mechanism.noise_multiplier),),
         strategy=None if mechanism.strategy is None else repr(mechanism.strategy),
         fixed_point=mechanism.fixed_point,

@@ -61,7 +61,7 @@ def _releases(stages: Sequence[Mapping[str, Any]]) -> str:
 
 def _release(stage: Mapping[str, Any]) -> str:
     planned = " planned," if stage["generator"] is None else ""
-    text = f"{stage['count']:,}{planned} of the Gaussian mechanism, noise "
+    text = f"{stage['number']:,}{planned} of the Gaussian mechanism, noise "
     text += multipliers_text(stage["phases"])
     return text if stage["strategy"] is None else f"{text}, correlated by {stage['strategy']}"
 

@@ -1,9 +1,8 @@
-"""The commands of the command line, and what each prints."""
+"""Runs the commands of the command line and prints their results."""
 
-import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 import tyro
@@ -19,7 +18,7 @@ def _train(arguments: list[str]) -> int:
     from dpoptax.training.loop import train_and_evaluate
     from dpoptax.training.run import records
 
-    _check_fields("train", arguments)
+    _check_method("train", arguments)
     path, config = _config_of("train", arguments)
     given = tyro.cli(
         TrainArguments,
@@ -61,7 +60,7 @@ def _plan(arguments: list[str]) -> int:
     from dpoptax.training.run import planning
     from dpoptax.training.run.phases import Phases, say
 
-    _check_fields("plan", arguments)
+    _check_method("plan", arguments)
     paths, rest = _paths_first(arguments)
     if len(paths) > 1:
         from dpoptax.cli.search_options import configs_by_name
@@ -94,10 +93,9 @@ def _plan(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import CompareArguments, configs_by_name, with_data
-    from dpoptax.training.search.compare import Comparison, compare, table
+    from dpoptax.training.search.compare import compare, table
 
-    fields = _names(TrainConfig) - _names(CompareArguments, Comparison)
-    _check_fields("compare", arguments, fields, "for all configs it is --set {0}=VALUE")
+    _check_method("compare", arguments)
     given = tyro.cli(
         CompareArguments,
         args=arguments,
@@ -113,15 +111,8 @@ def _compare(arguments: list[str]) -> int:
 def _sweep(arguments: list[str]) -> int:
     from dpoptax.cli.search_options import SweepArguments, configs_by_name, with_data
     from dpoptax.training.search import sweep
-    from dpoptax.training.search.price import Sweep
 
-    fields = _names(TrainConfig) - _names(SweepArguments, Sweep)
-    _check_fields(
-        "sweep",
-        arguments,
-        fields,
-        "one value of it for all trials is --grid {0}=VALUE, or the configs' own",
-    )
+    _check_method("sweep", arguments)
     given = tyro.cli(
         SweepArguments,
         args=arguments,
@@ -147,7 +138,7 @@ def _audit(arguments: list[str]) -> int:
         raise ConfigError(
             f"audit needs {error.name}, which is not installed; pip install 'dpoptax[audit,train]'"
         ) from error
-    _check_fields("audit", arguments)
+    _check_method("audit", arguments)
     paths, options = _paths_first(arguments)
     jobs = [
         tyro.cli(
@@ -183,24 +174,13 @@ def _paths_first(arguments: list[str]) -> tuple[list[str], list[str]]:
     return paths, arguments[len(paths) :]
 
 
-def _names(*kinds: type) -> set[str]:
-    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
-
-
-def _check_fields(
-    command: str, arguments: list[str], fields: Container[str] = (), remedy: str = ""
-) -> None:
-    """Raises where a method is named, or one of `fields`, which are no options of the command."""
-    for argument in arguments:
-        option = argument.partition("=")[0]
-        name = option.removeprefix("--").replace("-", "_")
-        if option == "--method":
-            raise ConfigError(
-                f"--method is no option of {command}; the config file says which, as "
-                "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
-            )
-        if option.startswith("--") and name in fields and name != "seed":  # nearest is --seeds
-            raise ConfigError(f"{option} is no option of {command}; {remedy.format(name)}")
+def _check_method(command: str, arguments: list[str]) -> None:
+    """Raises a ConfigError if an option names a method."""
+    if any(argument.partition("=")[0] == "--method" for argument in arguments):
+        raise ConfigError(
+            f"--method is no option of {command}; the config file says which, as "
+            "TrainConfig(method=Disk(kappa=0.7, gamma=0.5))"
+        )
 
 
 def _config_of(command: str, arguments: list[str]) -> tuple[str, TrainConfig]:

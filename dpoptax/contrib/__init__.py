@@ -1,7 +1,8 @@
-"""Methods that were measured not to help, or that state no ε of their own.
+"""Methods that did not improve accuracy in benchmarks, or that have no proven ε.
 
-They keep every promise of the core: the clip bounds the sensitivity, noise is added once, and what
-follows is post-processing. `docs/choosing.md` compares them with the recommended methods.
+They follow the rules of the core: the clip bounds the sensitivity, noise is added once, and
+everything after it is post-processing. `docs/results/index.md` compares them with the recommended
+methods.
 """
 
 from dpoptax._clip.clipping_functions import psac_clip as psac_clip

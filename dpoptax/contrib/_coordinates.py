@@ -16,22 +16,22 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
         ψ_z = arctan2(v_z, √(Σ_{i>z} v_i²))   for z ≤ d - 2, in [-π/2, π/2],
         ψ_{d-1} = θ_{d-1} = arctan2(v_d, v_{d-1})   in [-π, π].
 
-    In high dimension every θ_z lies close to π/2, where float32 resolves 1e-7: at d = 10⁶ that
-    alone is an error of 2e-5 in the direction. ψ_z lies close to 0 and keeps its relative accuracy.
+    In high dimension all θ_z are close to π/2, where float32 resolves only 1e-7. At d = 10⁶ this is
+    an error of 2e-5 in the direction. ψ_z is close to 0 and keeps its relative accuracy.
 
-    The tail norms are a reverse cumulative sum of squares, so there is no sequential loop. Squares
-    are taken of v / max|v|: they cannot overflow, and what underflows is below rounding.
+    The tail norms are a reverse cumulative sum of squares, without a sequential loop. Squaring v /
+    max|v| cannot overflow, and values that underflow are below rounding.
 
     Args:
-      v: shape (..., d), d ≥ 1. In one dimension there is no angle and the norm carries the sign.
+      v: shape (..., d), d ≥ 1. In one dimension the norm carries the sign.
 
     Returns:
-      The norm, shape (...), and the angles, shape (..., d - 1), in float32 at least. The zero
+      The norm, shape (...), and the angles, shape (..., d - 1), in float32 or wider. The zero
       vector has norm 0 and angles 0.
     """
     v = widen(v)
     if v.shape[-1] == 0:
-        raise ValueError(f"v has shape {v.shape}: hyperspherical coordinates need a last axis ≥ 1")
+        raise ValueError(f"The last axis of `v` must not be empty, got shape {v.shape}.")
     if v.shape[-1] == 1:
         return v[..., 0], v[..., :0]
     largest = jnp.max(jnp.abs(v), axis=-1, keepdims=True)
@@ -44,24 +44,24 @@ def to_hyperspherical(v: Array) -> tuple[Array, Array]:
 
 
 def from_hyperspherical(norm: Array, angles: Array) -> Array:
-    """Converts hyperspherical to rectangular coordinates: the inverse of `to_hyperspherical`.
+    """Converts hyperspherical to rectangular coordinates.
 
-    GeoDP eq. (27), with angles from the equator:
+    GeoDP eq. (27), with angles from the equator, the inverse of `to_hyperspherical`:
 
         v_z = ‖v‖ sin ψ_z Π_{i<z} cos ψ_i   for z ≤ d - 2,
         (v_{d-1}, v_d) = ‖v‖ Π_{i≤d-2} cos ψ_i · (cos ψ_{d-1}, sin ψ_{d-1}).
 
-    Any real angles and norm are accepted, also those that noise took out of their ranges.
+    It accepts any real angles and norm, because noise can move them out of their ranges.
 
-    The products are a cumulative sum of logarithms, with the signs apart: a running product of a
-    million cosines that each round to 1 - k·6e-8 would drift by their rounding errors.
+    The products are a cumulative sum of logarithms, with separate signs. A running product of a
+    million cosines, each rounded to 1 - k·6e-8, would accumulate the rounding errors.
 
     Args:
       norm: shape (...).
       angles: shape (..., d - 1).
 
     Returns:
-      The vector, shape (..., d), in float32 at least.
+      The vector, shape (..., d), in float32 or wider.
     """
     dtype = float32_at_least(norm, angles)
     norm, angles = norm.astype(dtype), angles.astype(dtype)
@@ -69,9 +69,9 @@ def from_hyperspherical(norm: Array, angles: Array) -> Array:
         return norm[..., None]
     elevations, azimuth = angles[..., :-1], angles[..., -1:]
     sin, cos = jnp.sin(elevations), jnp.cos(elevations)
-    # The rounded π/2 of a vanishing tail has a cosine of 4e-8 in float32; the tail is zero.
+    # For a zero tail the angle is π/2, rounded. Its cosine is 4e-8 in float32 instead of 0.
     cos = jnp.where(jnp.abs(cos) < jnp.finfo(dtype).eps / 2, 0.0, cos)
-    # Of a small angle log|cos| is accurate only through the sine, of a large one only directly.
+    # log|cos| is accurate through the sine for small angles, and directly for large ones.
     small = jnp.abs(sin) < 0.5
     logarithm = jnp.where(
         small, 0.5 * jnp.log1p(-(jnp.where(small, sin, 0.0) ** 2)), jnp.log(jnp.abs(cos))

@@ -1,4 +1,4 @@
-"""Inner-outer momentum: per-sample momentum before the clip and momentum after the noise."""
+"""Inner-outer momentum, per sample before the clip and over time after the noise."""
 
 import optax
 from jax.typing import DTypeLike
@@ -10,11 +10,11 @@ from dpoptax._tree import check_decays
 def inner_outer(
     length: int, beta: float, momentum: float, *, accumulator_dtype: DTypeLike | None = None
 ) -> optax.GradientTransformation:
-    """Inner-outer momentum, DP-PMLF's baseline: neither average is normalised.
+    """Applies inner-outer momentum, DP-PMLF's baseline, without normalization.
 
-    Clipped is v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ); the privatized mean v̄_t is accumulated as m_t =
-    momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is longer than DP-SGD's by
-    up to 1/(1 − momentum): compare at learning rates tuned for each.
+    It clips v(ξ) = Σ_{i<k} β^i ∇ℓ(x_{t−i}; ξ), and accumulates the privatized mean v̄_t as
+    m_t = momentum · m_{t−1} + v̄_t, which is `optax.trace`. The effective step is up to
+    1/(1 − momentum) times that of DP-SGD, so tune the learning rate of each for a comparison.
 
     Privacy: v(ξ) is clipped as one vector, so the cost is that of DP-SGD. Memory: k copies of the
     parameters.
@@ -23,10 +23,10 @@ def inner_outer(
       length: k, at least 1.
       beta: β in [0, 1], the inner momentum.
       momentum: the outer momentum, in [0, 1).
-      accumulator_dtype: the dtype of the outer momentum; by default the parameters'.
+      accumulator_dtype: the dtype of the outer momentum. Defaults to that of the parameters.
 
     Raises:
-      ValueError: `length` below 1, β outside [0, 1] or `momentum` outside [0, 1).
+      ValueError: `length` is below 1, β is outside [0, 1], or `momentum` is outside [0, 1).
 
     Source: Xiao et al., 2023, as described in DP-PMLF ("Mitigating Clipping Bias").
 

@@ -44,7 +44,7 @@ def train_and_evaluate(
         place = devices.start(config.parallel)
     main = jax.process_index() == 0
     if not main:
-        phases.hush()
+        phases = Phases()
     with Checkpoints(Path(workdir) / "checkpoints", config.keep_checkpoints) as checkpoints:
         with phases("checkpoints"):
             begun = checkpoints.newest_record()
@@ -85,12 +85,6 @@ def _train_in(
     if begun is not None:
         with phases("accounting"):
             resume.check_same_run(run, begun, workdir, shown)
-    if context.progress and config.epsilon is not None and plan.permitted_steps < config.steps:
-        say(
-            f"epsilon={config.epsilon:g} ends the run after {plan.permitted_steps} of "
-            f"{config.steps} steps: with noise_multiplier={plan.noise_multiplier:g} one more "
-            "would exceed it"
-        )
     with outputs.metrics_file(metrics_path if main else None, shown) as observe:
         if config.fixed_point:
             observe = resume.as_shown(observe, earlier)

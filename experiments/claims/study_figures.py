@@ -7,10 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dpoptax.training.run.figures import COLOURS, MARKERS, label
+from dpoptax.training.run.figures import COLOURS, label
 from experiments.claims.disk_claims import DRIFTS
 from experiments.claims.other_claims import CORRELATED_ARMS
 from experiments.claims.study_rows import Row, over, pick
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 
 _SYMBOLS = {
     "noise_multiplier": ("σ", "noise multiplier σ"),

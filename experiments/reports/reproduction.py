@@ -167,8 +167,7 @@ def _digits_section(report: Report, results: ComparisonResult | None) -> list[st
         "standard error.",
         catalog.findings_table(digits_findings(results)),
         comparison_table(results),
-        "![Test accuracy over steps and validation accuracy over the learning rate]"
-        "(reproduction/digits.png)",
+        "![Test accuracies and differences from DP-SGD](reproduction/digits.png)",
     ]
 
 

@@ -206,14 +206,14 @@ def test_convolutions_partitioned_by_the_compiler_are_wrong_and_ours_are_right(b
     naive, ours = jax.jit(naive), jax.jit(ours)
     assert largest_error(naive(params, split), naive(params, batch)) > 1e-2
     assert largest_error(ours(points, split).sum, jax.jit(alone)(points, batch).sum) < 1e-6
-    with pytest.raises(ValueError, match="split over devices"):
+    with pytest.raises(ValueError, match="sharded batch"):
         alone(points, split)
 
 
 def test_a_batch_on_explicit_axes_without_the_mesh_is_refused_in_jit_too(batch):
     mesh = make_mesh((8,), ("data",), KINDS[1])
     points = dpoptax.gradient_points((), conv_params())
-    with pytest.raises(ValueError, match=r"split over devices.*mesh=mesh"):
+    with pytest.raises(ValueError, match=r"sharded batch.*mesh=mesh"):
         jax.jit(dpoptax.clipped_grad(conv_loss, CLIP))(points, put(batch, mesh, P("data")))
 
 
@@ -237,11 +237,11 @@ def test_replicated_types_would_clip_whole_shards_and_ours_clips_examples(batch)
 def test_batches_that_cannot_be_shared_and_wrong_axes_are_refused():
     mesh = make_mesh((8,), ("data",), KINDS[0])
     points = dpoptax.gradient_points((), conv_params())
-    with pytest.raises(ValueError, match=r"10 examples .* 8 devices .*multiple_of=8"):
+    with pytest.raises(ValueError, match=r"8 devices .* 10 examples.*multiple_of=8"):
         dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh)(points, make_batch(0, 10))
-    with pytest.raises(ValueError, match="axis_name='batch'"):
+    with pytest.raises(ValueError, match="`axis_name` must .* got 'batch'"):
         dpoptax.clipped_grad(conv_loss, CLIP, mesh=mesh, axis_name="batch")
-    with pytest.raises(ValueError, match="without a mesh"):
+    with pytest.raises(ValueError, match="needs a `mesh`"):
         dpoptax.clipped_grad(conv_loss, CLIP, param_specs=P())
 
 

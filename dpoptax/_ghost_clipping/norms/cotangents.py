@@ -74,6 +74,7 @@ class FixedTerm:
         fixed = [i for i in axes if self.thin[i] == 1]
         rest = [i + 1 for i in axes if self.thin[i] != 1]
         basis = jnp.ones((1,) * len(shape), jnp.float32) if self.basis is None else self.basis
+        # A basis of size 1 along a summed axis counts once for each entry of the axis.
         missing = math.prod(shape[i] for i in fixed if basis.shape[i] == 1)
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
@@ -88,7 +89,7 @@ class FixedTerm:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OuterProducts:
+class OuterSum:
     """Represents `scale` ⊙ Σ_t rows_t ⊗ columns_t of each example; a scale of `None` is 1.
 
     Attributes:
@@ -107,10 +108,9 @@ class OuterProducts:
     mixed: bool = False
     known: dict[tuple[int, ...], tuple[object, jax.Array]] = dataclasses.field(default_factory=dict)
 
-    def times(self, y: jax.Array) -> "OuterProducts":
-        return dataclasses.replace(
-            self, scale=y if self.scale is None else materialize(self.scale * y)
-        )
+    def times(self, y: jax.Array) -> "OuterSum":
+        scale = y if self.scale is None else materialize(self.scale * y)
+        return dataclasses.replace(self, scale=scale)
 
     def total(self, axes: Iterable[int]) -> FixedTerm:
         """Returns its sum over axes, which then have size 1."""
@@ -120,8 +120,9 @@ class OuterProducts:
     def inner_product(
         self, basis: jax.Array | None, axes: Iterable[int]
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns Σ over axes of basis ⊙ self as (B, K, R, C), and an exponent of 2."""
+        """Returns Σ over axes of basis ⊙ self as (B, K, R, D), and an exponent of 2."""
         sums = self.sides(axes)
+        # After a matrix product, factors may have any magnitude, and this could overflow.
         if self.mixed:
             raise NotFactoredError
         along = 1 if sums[1] else 2
@@ -133,10 +134,12 @@ class OuterProducts:
                 y, found = normalize_fixed(fixed)
                 exponent += found
                 y = self.cut(y)
+                # Arrays that do not vary along the summed side factor out of the contraction.
                 if y.shape[along] == 1:
                     outside.append(y)
                 else:
                     inside.append((fixed, y))
+        # Fixed arrays are compared by identity: their values are traced.
         key = (along, *(id(fixed) for fixed, _ in inside))
         if key not in self.known:
             x = functools.reduce(operator.mul, [y for _, y in inside]) if inside else None
@@ -148,7 +151,7 @@ class OuterProducts:
         return value, exponent
 
     def _contract(self, x: jax.Array | None, along: int) -> jax.Array:
-        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, C), or the columns."""
+        """Returns Σ of x ⊙ Σ_t rows_t ⊗ columns_t along the rows, (B, K, 1, D), or the columns."""
         rows, columns = self.segment if along == 1 else self.segment.swapped
         rows, columns = rows.astype(jnp.float32), columns.astype(jnp.float32)
         if x is None:
@@ -158,10 +161,10 @@ class OuterProducts:
             x = jnp.broadcast_to(x, (rows.shape[1], rows.shape[3], x.shape[2]))
             mixed = contract("krc,bktr->bktc", x, rows)
         found = jnp.sum(mixed * columns, axis=2)
-        # (B, K, C), or (B, K, R) with the sides exchanged.
+        # (B, K, D), or (B, K, R) with the sides exchanged.
         return found[:, :, None, :] if along == 1 else found[:, :, :, None]
 
-    def transposed(self, source: Sequence[int]) -> "OuterProducts":
+    def transposed(self, source: Sequence[int]) -> "OuterSum":
         """Returns the gradient by a value whose axis i is axis source[i] of this one."""
         if self.layout.split != self.shape:
             raise NotFactoredError
@@ -173,7 +176,7 @@ class OuterProducts:
             self, layout=FactorLayout(shape, *sides), shape=shape, scale=scale, known={}
         )
 
-    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterProducts":
+    def times_matrix(self, matrix: jax.Array, axis: int) -> "OuterSum":
         """Returns the gradient by the left (0) or right (1) operand of a matrix product."""
         layout, scale = self.layout, self.scale
         if layout.split != self.shape or len(self.shape) != 2 or layout.batch:
@@ -194,7 +197,7 @@ class OuterProducts:
         segment = self.segment._replace(
             **{"rows" if acts_on_rows else "columns": materialize(mapped)}
         )
-        return OuterProducts(
+        return OuterSum(
             segment, FactorLayout(shape, (), layout.rows, layout.columns), shape, mixed=True
         )
 
@@ -202,7 +205,7 @@ class OuterProducts:
         return self.segment.rows if self.layout.rows == (axis,) else self.segment.columns
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """Returns a fixed array as (K, R, C), each of size 1 where it does not vary."""
+        """Returns a fixed array as (K, R, D), each of size 1 where it does not vary."""
         split = self._split(x.shape)
         for side in self.layout.sides:
             if any(split[i] != 1 for i in side):
@@ -214,7 +217,7 @@ class OuterProducts:
         return x.transpose(order).reshape(sizes)
 
     def uncut(self, x: jax.Array) -> jax.Array:
-        """Returns the array that `cut` makes (K, R, C) of."""
+        """Returns the array that `cut` makes (K, R, D) of."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:
@@ -241,6 +244,7 @@ class OuterProducts:
         found = []
         for side in self.layout.sides:
             flags = {i in within for i in side if self.layout.split[i] != 1}
+            # A side that is summed in part would no longer be a factor.
             if len(flags) > 1:
                 raise NotFactoredError
             found.append(flags != {False})
@@ -255,6 +259,8 @@ class OuterProducts:
         for n in self.shape:
             group: list[int] = []
             size = 1
+            # Axes of the split are consecutive: each axis of the value takes as many as its size
+            # needs.
             while left and (size < n or (not group and self.layout.split[left[0]] == 1)):
                 size *= self.layout.split[left[0]]
                 group.append(left.pop(0))

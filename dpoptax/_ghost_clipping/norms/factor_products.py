@@ -5,7 +5,7 @@ of one parameter at all gradient points. Its squared norm is
 
     ‖G_i‖² = Σ_{k, s, s'} Σ_{t, t'} (rows_s rows_s'ᵀ)[t, t'] (columns_s columns_s'ᵀ)[t, t'],
 
-which takes T²(R + C) operations, where forming the gradient takes T R C. Integers represent one-hot
+which takes L²(R + D) operations, where forming the gradient takes L R D. Integers represent one-hot
 factors. Entries are at most about 1, since factors come divided by powers of two
 (`dpoptax._clip.bounds`).
 """
@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpoptax._clip.bounds import ROOT_ROUNDINGS, GradientSize, gamma, upper_square
+from dpoptax._clip.bounds import ROOT_ROUNDINGS, NormBounds, gamma, upper_square
 from dpoptax._ghost_clipping.cost_model import COSTS
+from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import float32_at_least, widen
 
 # Loss of a norm by underflow, at most, for each term of the sums that it consists of.
@@ -27,9 +28,9 @@ UNDERFLOW_LOSS = 2.0**-50
 
 
 class Segment(NamedTuple):
-    """Holds the factors of one use: `rows` (B, K, T, R) and `columns` (B, K, T, C).
+    """Holds the factors of one use: `rows` (B, K, L, R) and `columns` (B, K, L, D).
 
-    One of them may be one-hot, held as integers (B, K, T).
+    One of them may be one-hot, held as integers (B, K, L).
     """
 
     rows: jax.Array
@@ -89,6 +90,7 @@ def choose_method(
     if positions == 1 and segments == 1:
         return "outer"
     size, work, formed = rows * columns, positions * rows * columns, max(1, fixed)
+    # Inner products are symmetric in pairs of segments, so about half of them are computed.
     pairs = positions**2 * (segments + 1) / (2 * segments)
     memory = COSTS.kept_entry * size
     factors = COSTS.factor_entry * positions * (rows + columns)
@@ -104,8 +106,8 @@ def choose_method(
     return min(cost, key=cost.__getitem__)
 
 
-def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
-    """Returns the gradients themselves, (B, K, R, C) in float32."""
+def multiply_factors(segments: list[Segment], sizes: Sizes) -> jax.Array:
+    """Returns the gradients themselves, (B, K, R, D) in float32."""
     total = None
     for rows, columns in _join_segments(segments):
         if is_one_hot(rows):
@@ -120,12 +122,10 @@ def multiply_factors(segments: list[Segment], sizes: tuple[int, int, int]) -> ja
 
 
 def _join_segments(segments: list[Segment]) -> list[Segment]:
-    """Joins the segments along T if this takes fewer passes over memory than adding products."""
+    """Joins the segments along L if this takes fewer passes over memory than adding products."""
     rows, columns = segments[0].rows.shape[-1], segments[0].columns.shape[-1]
     # Two passes over the factors, against three over a gradient for each added product.
-    fewer = (
-        2 * _count_positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
-    )
+    fewer = 2 * _positions(segments) * (rows + columns) < 3 * (len(segments) - 1) * rows * columns
     if not fewer or any(is_one_hot(x) for segment in segments for x in segment):
         return segments
     return [Segment(*(jnp.concatenate(side, axis=2) for side in zip(*segments, strict=True)))]
@@ -139,7 +139,7 @@ def _scatter(index: jax.Array, values: jax.Array, size: int) -> jax.Array:
     return jax.vmap(jax.vmap(add))(index, values)
 
 
-def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -> GradientSize:
+def measure(segments: list[Segment], sizes: Sizes, method: str) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), from the factors, by "outer" or "gram".
 
     For one position, S is the norm. For inner products, the error lies in the square: it is at most
@@ -147,50 +147,45 @@ def measure(segments: list[Segment], sizes: tuple[int, int, int], method: str) -
     """
     if method == "outer":
         absolute = absolute_size(segments, sizes)
-        return GradientSize(jnp.square(absolute), absolute)
+        return NormBounds(jnp.square(absolute), absolute)
     lengths = []
     square = jnp.zeros(segments[0].rows.shape[0], jnp.float32)
     for i, a in enumerate(segments):
         for j, b in enumerate(segments[i:], i):
-            inner = Segment(
-                _position_products(a.rows, b.rows), _position_products(a.columns, b.columns)
-            )
+            inner = Segment(_gram_matrix(a.rows, b.rows), _gram_matrix(a.columns, b.columns))
             if i == j:
                 lengths.append(Segment(*map(_diagonal_root, inner)))
+            # Each pair of different segments occurs twice in the square.
             square += (1.0 if i == j else 2.0) * sum_by_axes(inner.rows * inner.columns)
-    absolute = _bound_absolute_size(segments, lengths, sizes)
+    absolute = _sum_norms(segments, lengths, sizes)
+    # The longest chain: over K, L and L', over pairs of segments, and in inner products.
     sums = sizes[0] + 2 * max(s.rows.shape[2] for s in segments) + len(segments) ** 2
     error = gamma(_inner_product_length(segments) + sums + 4)
-    return GradientSize(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
+    # Terms that cancel may leave a negative square; the bound adds the error to at least zero.
+    return NormBounds(jnp.maximum(square, 0.0) + error * jnp.square(absolute), absolute)
 
 
-def measure_formed(segments: list[Segment], sizes: tuple[int, int, int]) -> GradientSize:
+def measure_formed(segments: list[Segment], sizes: Sizes) -> NormBounds:
     """Returns the same bounds from the formed Ĝ, where the sum contracts the factors again.
 
     ‖G‖ ≤ ‖Ĝ‖ + ηS, so ‖G‖² is at most (1 + η)‖Ĝ‖² + (η + η²)S².
     """
     square = upper_square(multiply_factors(segments, sizes))
     absolute = absolute_size(segments, sizes)
-    error = gamma(_count_positions(segments) + len(segments) + 8)
-    return GradientSize(
-        (1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute
-    )
+    error = gamma(_positions(segments) + len(segments) + 8)
+    return NormBounds((1.0 + error) * square + (error + error**2) * jnp.square(absolute), absolute)
 
 
-def absolute_size(segments: list[Segment], sizes: tuple[int, int, int]) -> jax.Array:
+def absolute_size(segments: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of S, (B,), from the factors."""
-    return _bound_absolute_size(
-        segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes
-    )
+    return _sum_norms(segments, [Segment(*map(_vector_norms, s)) for s in segments], sizes)
 
 
-def _bound_absolute_size(
-    segments: list[Segment], lengths: list[Segment], sizes: tuple[int, int, int]
-) -> jax.Array:
+def _sum_norms(segments: list[Segment], lengths: list[Segment], sizes: Sizes) -> jax.Array:
     """Returns an upper bound of Σ_s Σ_t ‖row_t‖‖column_t‖, combined over K by squares."""
     total = sum(jnp.sum(rows * columns, axis=2) for rows, columns in lengths)  # (B, K)
     groups, rows, columns = sizes
-    positions = _count_positions(segments)
+    positions = _positions(segments)
     # Norms are roots, so they have half the relative error of their squares.
     summed = 0.5 * (_inner_product_length(segments) + groups) + positions + len(segments)
     room = 1.0 + gamma(summed + 3 * ROOT_ROUNDINGS + 3)
@@ -198,7 +193,7 @@ def _bound_absolute_size(
     return room * jnp.sqrt(jnp.sum(jnp.square(total), axis=1)) + lost
 
 
-def _count_positions(segments: list[Segment]) -> int:
+def _positions(segments: list[Segment]) -> int:
     """Returns the number of positions of all segments, at least 1."""
     return max(1, sum(s.rows.shape[2] for s in segments))
 
@@ -210,7 +205,7 @@ def _inner_product_length(segments: list[Segment]) -> int:
 
 
 def _vector_norms(factor: jax.Array) -> jax.Array:
-    """Returns the norms of a factor's vectors, (B, K, T)."""
+    """Returns the norms of a factor's vectors, (B, K, L)."""
     if is_one_hot(factor):
         return jnp.ones(factor.shape, jnp.float32)
     square = jnp.sum(jnp.square(widen(factor)), axis=-1)
@@ -231,13 +226,14 @@ def sum_by_axes(x: jax.Array) -> jax.Array:
     return x
 
 
-def _position_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns all inner products of positions, (B, K, T, T')."""
+def _gram_matrix(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns all inner products of positions, (B, K, L, L')."""
     if is_one_hot(a) and is_one_hot(b):
         return (a[..., :, None] == b[..., None, :]).astype(jnp.float32)
     if is_one_hot(b):
-        return _position_products(b, a).swapaxes(-1, -2)
+        return _gram_matrix(b, a).swapaxes(-1, -2)
     if is_one_hot(a):
-        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, T', T)
+        # The inner product with a one-hot row is an entry: exact, and without a product.
+        picked = jnp.take_along_axis(b, a[..., None, :], axis=-1)  # (B, K, L', L)
         return picked.swapaxes(-1, -2).astype(jnp.float32)
     return contract("bktr,bksr->bkts", a, b).astype(jnp.float32)

@@ -25,7 +25,7 @@ from dpoptax._xla import materialize
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaleStep:
-    """Scales a factor: `entries` picks from the map's scale, as (K, R, C) with R or C of size 1."""
+    """Scales a factor: `entries` picks from the map's scale, as (K, R, D) with R or D of size 1."""
 
     index: int
     entries: np.ndarray
@@ -126,6 +126,7 @@ def _divide_segments(
     for segment in segments:
         sides = list(segment)
         for i, divisor in enumerate(exponents):
+            # A one-hot side has no magnitude to divide.
             place = 1 - i if is_one_hot(segment[i]) else i
             sides[place] = bounds.divide_by_power(sides[place], divisor)
         over.append(Segment(*sides))
@@ -145,15 +146,14 @@ def make_side_map(
     """
     sides = [_side_positions(view, axes) for axes in layout.sides]
     if isinstance(factor, Diagonal):
-        scales = [
-            _make_scale_step(i, s.shape, sides, view, shape) for i, s in enumerate(factor.scales)
-        ]
+        scales = [_scale_step(i, s.shape, sides, view, shape) for i, s in enumerate(factor.scales)]
         return None if None in scales else SideMap(tuple(s for s in scales if s is not None))
     columns = shape[-1]
     steps = []
     for uses_map_rows, matrix in ((True, factor.rows), (False, factor.columns)):
         if matrix is None:
             continue
+        # A kernel is read as (rows, columns) in row-major order: position = row · columns + column.
         number = np.floor_divide if uses_map_rows else np.remainder
         found = [number(view.offset + side, columns) for side in sides]
         varying = [i for i, x in enumerate(found) if np.any(x != x[0])]
@@ -162,6 +162,7 @@ def make_side_map(
         if len(varying) != 1 or varying[0] == 0:
             return None
         order = found[varying[0]]
+        # A side has to visit each row (or column) of the map exactly once.
         if not np.array_equal(np.sort(order), np.arange(matrix.shape[0])):
             return None
         steps.append(MatrixStep(uses_map_rows, varying[0] == 1, order))
@@ -177,12 +178,8 @@ def _side_positions(view: View, axes: tuple[int, ...]) -> np.ndarray:
     return positions.ravel()
 
 
-def _make_scale_step(
-    index: int,
-    thin: tuple[int, ...],
-    sides: list[np.ndarray],
-    view: View,
-    shape: tuple[int, ...],
+def _scale_step(
+    index: int, thin: tuple[int, ...], sides: list[np.ndarray], view: View, shape: tuple[int, ...]
 ) -> ScaleStep | None:
     def entries(positions: np.ndarray) -> np.ndarray:
         if math.prod(thin) == 1:

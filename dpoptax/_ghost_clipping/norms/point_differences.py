@@ -23,11 +23,11 @@ from dpoptax._clip import bounds
 from dpoptax._ghost_clipping.norms.cotangents import (
     FixedTerm,
     NotFactoredError,
-    OuterProducts,
+    OuterSum,
     normalize_fixed,
 )
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent, ParameterArrays, pull_back
+from dpoptax._ghost_clipping.norms.pull_back import CotangentSum, FixedArrays, pull_back
 from dpoptax._ghost_clipping.norms.pulled_back_norms import (
     check_parts,
     scale_segment,
@@ -55,8 +55,8 @@ class PullBackCounts:
 
 
 def pull_back_points(
-    use: Use, leaf: int, segments: list[Segment], fixed: list[ParameterArrays], *, differences: bool
-) -> tuple[list[OuterProducts], list[FixedTerm]]:
+    use: Use, leaf: int, segments: list[Segment], fixed: list[FixedArrays], *, differences: bool
+) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns the gradients of a use by a parameter, from its factors at each point.
 
     The factors include the weights.
@@ -72,22 +72,23 @@ def pull_back_points(
       NotFactoredError: gradients do not have this form.
     """
     if not use.operand_varies:
+        # The same data at all points: one array, so that identity shows it.
         segments = [segment._replace(rows=segments[0].rows) for segment in segments]
     shape = use.value.aval.shape
     found = [
-        pull_back(use.value, leaf, OuterProducts(segment, use.layout, shape), arrays)
+        pull_back(use.value, leaf, OuterSum(segment, use.layout, shape), arrays)
         for segment, arrays in zip(segments, fixed, strict=True)
     ]
     for gradients in found:  # before scales go into the factors
         check_parts(gradients.outers, gradients.terms)
-    by_outer = list(zip(*(g.outers for g in found), strict=True))
-    by_term = list(zip(*(g.terms for g in found), strict=True))
+    outer_groups = list(zip(*(g.outers for g in found), strict=True))
+    term_groups = list(zip(*(g.terms for g in found), strict=True))
     several = len(found) > 1
     joined = several and (differences or not use.operand_varies)
-    outers = [x for points in by_outer for x in (_outer_differences(points) if joined else points)]
+    outers = [x for points in outer_groups for x in (_join_outers(points) if joined else points)]
     joined = several and differences
-    terms = [x for points in by_term for x in (_term_differences(points) if joined else points)]
-    return split_cotangent(FactoredCotangent(found[0].shape, outers, terms))
+    terms = [x for points in term_groups for x in (_join_terms(points) if joined else points)]
+    return split_cotangent(CotangentSum(found[0].shape, outers, terms))
 
 
 def count_parts(
@@ -105,7 +106,7 @@ def count_parts(
 
     def pull(leaves: list[jax.Array], factors: list[list[jax.Array]]) -> None:
         segments = [Segment(*pair) for pair in factors]
-        fixed = [ParameterArrays(leaves) for _ in segments]
+        fixed = [FixedArrays(leaves) for _ in segments]
         for leaf in sorted(use.value.leaves):
             outers, terms = pull_back_points(use, leaf, segments, fixed, differences=False)
             positions = {x.segment.rows.shape[2] for x in outers}
@@ -118,11 +119,12 @@ def count_parts(
     return found
 
 
-def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]:
+def _join_outers(points: tuple[OuterSum, ...]) -> list[OuterSum]:
     """Returns a sum of outer products as one of the first rows and one for each difference."""
     first, segments, unit = points[0], [x.segment for x in points], jnp.zeros((), jnp.int32)
     if first.scale is not None:
         scales = [normalize_fixed(x.cut(x.scale)) for x in points if x.scale is not None]
+        # One power of two for all points: their factors are subtracted from each other.
         unit = functools.reduce(jnp.maximum, [exponent for _, exponent in scales])
         segments = [
             scale_segment(segment, bounds.ldexp(y, exponent - unit))
@@ -130,17 +132,16 @@ def _outer_differences(points: tuple[OuterProducts, ...]) -> list[OuterProducts]
         ]
     rows, columns = zip(*segments, strict=True)
     found = [Segment(rows[0], functools.reduce(operator.add, columns))]
+    # Points that share their rows have differences of exactly zero, which are left out.
     if any(r is not rows[0] for r in rows):
         start = widen(rows[0])
         found += [Segment(r - start, c) for r, c in segments[1:]]
     scale = jnp.broadcast_to(bounds.power_of_two(unit), (1,) * len(first.shape))
     # Stored, since XLA may round sums of products differently each time.
-    return [
-        OuterProducts(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)
-    ]
+    return [OuterSum(x, first.layout, first.shape, scale, mixed=True) for x in materialize(found)]
 
 
-def _term_differences(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
+def _join_terms(points: tuple[FixedTerm, ...]) -> list[FixedTerm]:
     """Returns a sum of fixed terms as one of the first basis and one for each difference."""
     first = points[0]
     found = [FixedTerm(first.basis, functools.reduce(operator.add, [t.weights for t in points]))]

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, NotFactoredError, OuterProducts
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, NotFactoredError, OuterSum
 from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
+from dpoptax._ghost_clipping.trace.derived_values import Operands
 from dpoptax._ghost_clipping.trace.program import DerivedValue, Parameter, Result
 from dpoptax._jaxprs import bind
 from dpoptax._xla import materialize
@@ -31,27 +32,27 @@ _OPERAND_SIGNS = {"add": (1, 1), "add_any": (1, 1), "copy": (1,), "neg": (-1,), 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FactoredCotangent:
+class CotangentSum:
     """Holds the gradients by a value: a sum of outer products and fixed terms."""
 
     shape: tuple[int, ...]
-    outers: list[OuterProducts]
+    outers: list[OuterSum]
     terms: list[FixedTerm]
 
-    def times(self, y: jax.Array) -> "FactoredCotangent":
+    def times(self, y: jax.Array) -> "CotangentSum":
         outers, terms = [x.times(y) for x in self.outers], [t.times(y) for t in self.terms]
-        return FactoredCotangent(self.shape, outers, terms)
+        return CotangentSum(self.shape, outers, terms)
 
-    def total(self, axes: Sequence[int]) -> "FactoredCotangent":
+    def total(self, axes: Sequence[int]) -> "CotangentSum":
         """Returns their sum over axes, which then have size 1."""
         axes = [i for i in axes if self.shape[i] != 1]
         if not axes:
             return self
         shape = tuple(1 if i in axes else n for i, n in enumerate(self.shape))
         found = [x.total(axes) for x in self.outers]
-        return FactoredCotangent(shape, [], found + [t.total(axes, self.shape) for t in self.terms])
+        return CotangentSum(shape, [], found + [t.total(axes, self.shape) for t in self.terms])
 
-    def permuted(self, source: Sequence[int | None]) -> "FactoredCotangent":
+    def permuted(self, source: Sequence[int | None]) -> "CotangentSum":
         """Returns the gradient by a value whose axis i is axis source[i], or new and of size 1."""
         every = list(range(len(self.shape)))
         if list(source) == every:
@@ -61,10 +62,10 @@ class FactoredCotangent:
             raise NotFactoredError
         shape = tuple(1 if i is None else self.shape[i] for i in source)
         outers = [x.transposed(kept) for x in self.outers]
-        return FactoredCotangent(shape, outers, [t.permuted(source) for t in self.terms])
+        return CotangentSum(shape, outers, [t.permuted(source) for t in self.terms])
 
 
-class ParameterArrays:
+class FixedArrays:
     """Computes arrays that depend on the parameters only, at one point, each once."""
 
     def __init__(self, leaves: list[jax.Array]) -> None:
@@ -90,25 +91,23 @@ class ParameterArrays:
         return self.known[value, rank]
 
 
-def pull_back(
-    value: DerivedValue, leaf: int, outer: OuterProducts, fixed: ParameterArrays
-) -> FactoredCotangent:
+def pull_back(value: DerivedValue, leaf: int, outer: OuterSum, fixed: FixedArrays) -> CotangentSum:
     """Returns the gradients by a parameter, from those by a value computed from it.
 
     Raises:
       NotFactoredError: an operation between them does not keep the form.
     """
-    return _PullBack(leaf, fixed)(value, FactoredCotangent(value.aval.shape, [outer], []))
+    return _PullBack(leaf, fixed)(value, CotangentSum(value.aval.shape, [outer], []))
 
 
 class _PullBack:
     """Visits the values between a used value and a parameter, from the use to the parameter."""
 
-    def __init__(self, leaf: int, fixed: ParameterArrays) -> None:
+    def __init__(self, leaf: int, fixed: FixedArrays) -> None:
         self.leaf, self.fixed = leaf, fixed
-        self.arrived: dict[DerivedValue, FactoredCotangent] = {}
+        self.arrived: dict[DerivedValue, CotangentSum] = {}
 
-    def __call__(self, top: DerivedValue, cotangent: FactoredCotangent) -> FactoredCotangent:
+    def __call__(self, top: DerivedValue, cotangent: CotangentSum) -> CotangentSum:
         order = self.order(top)
         self.arrived[top] = cotangent
         for value in reversed(order[1:]):
@@ -127,6 +126,7 @@ class _PullBack:
             elif value not in seen:
                 seen.add(value)
                 stack.append((value, True))
+                # The bounds count roundings of float32.
                 if value.aval.dtype != jnp.float32:
                     raise NotFactoredError
                 if isinstance(value.origin, Result):
@@ -136,7 +136,7 @@ class _PullBack:
                     raise NotFactoredError
         return order
 
-    def accumulate(self, operand: DerivedValue, g: FactoredCotangent) -> None:
+    def accumulate(self, operand: DerivedValue, g: CotangentSum) -> None:
         """Adds gradients to those of an operand that was broadcast to the result's shape."""
         if self.leaf not in operand.leaves:
             return
@@ -147,12 +147,12 @@ class _PullBack:
         if g.shape != shape:
             raise NotFactoredError
         if (other := self.arrived.get(operand)) is not None:
-            g = FactoredCotangent(shape, other.outers + g.outers, other.terms + g.terms)
+            g = CotangentSum(shape, other.outers + g.outers, other.terms + g.terms)
         if len(g.outers) + len(g.terms) > _PART_LIMIT:
             raise NotFactoredError
         self.arrived[operand] = g
 
-    def step(self, value: DerivedValue, g: FactoredCotangent) -> None:
+    def step(self, value: DerivedValue, g: CotangentSum) -> None:
         """Applies the rule of the operation that computed a value."""
         assert isinstance(value.origin, Result)
         eqn, operands = value.origin.application.eqn, value.origin.application.operands
@@ -167,8 +167,8 @@ class _PullBack:
         elif name == "div":
             self.divide(operands, g)
         elif name == "square" or (name == "integer_pow" and eqn.params["y"] == 2):
-            by_itself = g.times(self.fixed.value(operands[0], rank))
-            self.accumulate(operands[0], by_itself.times(_scalar(2.0, rank)))
+            scaled = g.times(self.fixed.value(operands[0], rank))
+            self.accumulate(operands[0], scaled.times(_scalar(2.0, rank)))
         elif name in _ENTRYWISE_PRIMITIVES:
             self.entrywise(eqn, operands, g)
         elif name in ("broadcast_in_dim", "reduce_sum", "reshape", "squeeze", "transpose"):
@@ -178,7 +178,7 @@ class _PullBack:
         else:
             self.apply_vjp(eqn, operands, g)
 
-    def divide(self, operands: tuple[DerivedValue, ...], g: FactoredCotangent) -> None:
+    def divide(self, operands: Operands, g: CotangentSum) -> None:
         rank = len(g.shape)
         x, y = operands
         inverse = materialize(1.0 / self.fixed.value(y, rank))
@@ -186,12 +186,11 @@ class _PullBack:
             self.accumulate(x, g.times(inverse))
         if self.leaf in y.leaves:
             summed = [i for i, n in enumerate(inverse.shape) if n == 1]
-            by_product = g.times(self.fixed.value(x, rank)).total(summed)
-            self.accumulate(y, by_product.times(materialize(-(inverse**2))))
+            # ∂(x/y)/∂y = −x/y². Sums along broadcast axes come first, as y has size 1 there.
+            scaled = g.times(self.fixed.value(x, rank)).total(summed)
+            self.accumulate(y, scaled.times(materialize(-(inverse**2))))
 
-    def entrywise(
-        self, eqn: JaxprEqn, operands: tuple[DerivedValue, ...], g: FactoredCotangent
-    ) -> None:
+    def entrywise(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         arrays = jnp.broadcast_arrays(*(self.fixed.value(v, len(g.shape)) for v in operands))
         for i, operand in enumerate(operands):
             if self.leaf in operand.leaves:
@@ -200,7 +199,7 @@ class _PullBack:
                 )[1]
                 self.accumulate(operand, g.times(materialize(slope)))
 
-    def move(self, eqn: JaxprEqn, operand: DerivedValue, g: FactoredCotangent) -> None:
+    def move(self, eqn: JaxprEqn, operand: DerivedValue, g: CotangentSum) -> None:
         name, shape, rank = eqn.primitive.name, operand.aval.shape, len(operand.aval.shape)
         source: list[int | None]
         if name == "broadcast_in_dim":
@@ -213,11 +212,12 @@ class _PullBack:
             source = [None if i in eqn.params["axes"] else next(left) for i in range(rank)]
             g = g.permuted(source)
             # The gradient is repeated along the axes of the sum.
-            self.accumulate(operand, FactoredCotangent(shape, g.outers, g.terms))
+            self.accumulate(operand, CotangentSum(shape, g.outers, g.terms))
             return
         elif name == "transpose":
             source = [eqn.params["permutation"].index(i) for i in range(rank)]
         else:
+            # Only reshapes that insert or remove axes of size 1 keep the form.
             places = iter([i for i, n in enumerate(g.shape) if n != 1])
             source = [next(places, None) if n != 1 else None for n in shape]
             if [n for n in shape if n != 1] != [n for n in g.shape if n != 1]:
@@ -226,9 +226,7 @@ class _PullBack:
                 source = list(range(rank))
         self.accumulate(operand, g.permuted(source))
 
-    def multiply(
-        self, eqn: JaxprEqn, operands: tuple[DerivedValue, ...], g: FactoredCotangent
-    ) -> None:
+    def multiply(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         """Pulls back through a matrix product: one factor is multiplied by the other matrix."""
         ranks = [len(v.aval.shape) for v in operands]
         if eqn.params["dimension_numbers"] != (((1,), (0,)), ((), ())) or ranks != [2, 2]:
@@ -239,11 +237,9 @@ class _PullBack:
             if self.leaf in operand.leaves:
                 other = materialize(self.fixed.evaluate(operands[1 - axis]))
                 outers = [x.times_matrix(other, axis) for x in g.outers]
-                self.accumulate(operand, FactoredCotangent(operand.aval.shape, outers, []))
+                self.accumulate(operand, CotangentSum(operand.aval.shape, outers, []))
 
-    def apply_vjp(
-        self, eqn: JaxprEqn, operands: tuple[DerivedValue, ...], g: FactoredCotangent
-    ) -> None:
+    def apply_vjp(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         """Pulls back through any operation, if the gradients are scalars times fixed arrays."""
         thin = all(n == 1 for t in g.terms for n in t.thin)
         if g.outers or not thin or len(eqn.outvars) != 1:
@@ -258,7 +254,7 @@ class _PullBack:
                     (back,) = transpose(jnp.broadcast_to(basis, out.shape))
                     weights = term.weights.reshape(-1, *(1,) * back.ndim)
                     terms.append(FixedTerm(materialize(back), weights))
-                self.accumulate(operand, FactoredCotangent(operand.aval.shape, [], terms))
+                self.accumulate(operand, CotangentSum(operand.aval.shape, [], terms))
 
 
 def _function_of_operand(

@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpoptax._clip import bounds
-from dpoptax._clip.bounds import GradientSize
+from dpoptax._clip.bounds import NormBounds
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.cotangents import (
     FixedTerm,
     NotFactoredError,
-    OuterProducts,
+    OuterSum,
     normalize_fixed,
 )
 from dpoptax._ghost_clipping.norms.factor_products import Segment
-from dpoptax._ghost_clipping.norms.pull_back import FactoredCotangent
-from dpoptax._ghost_clipping.trace.rules import FactorLayout
+from dpoptax._ghost_clipping.norms.pull_back import CotangentSum
+from dpoptax._ghost_clipping.trace.rules import FactorLayout, Sizes
 from dpoptax._xla import materialize
 
 # Scaled factors whose largest entry is smaller, before division by it, are treated as zero.
@@ -36,7 +36,7 @@ _UNDERFLOW_THRESHOLD = 2.0**-40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredTerm:
-    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, C), each full or 1.
+    """Holds a fixed term: `basis`, and `weights` (B, …); axes (K, R, D), each full or 1.
 
     `inner` is the inner product of basis and outer products along the axes where weights have size
     1.
@@ -60,7 +60,7 @@ class FactoredGradients:
     terms: list[MeasuredTerm] = dataclasses.field(default_factory=list)
 
 
-def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], list[FixedTerm]]:
+def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns a cotangent as outer products in one layout, and fixed terms."""
     shape, outers, terms = cotangent.shape, cotangent.outers, cotangent.terms
     if outers:
@@ -74,18 +74,18 @@ def split_cotangent(cotangent: FactoredCotangent) -> tuple[list[OuterProducts], 
     total = materialize(functools.reduce(operator.add, parts))
     columns = total.reshape(total.shape[0], 1, 1, math.prod(shape))
     segment = Segment(jnp.ones((total.shape[0], 1, 1, 1), jnp.float32), columns)
-    return [OuterProducts(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
+    return [OuterSum(segment, FactorLayout.entrywise(shape), shape, mixed=True)], []
 
 
 def scale_segment(segment: Segment, scale: jax.Array) -> Segment:
-    """Multiplies one factor by a fixed array (K, R, C), of which R or C is 1."""
+    """Multiplies one factor by a fixed array (K, R, D), of which R or D is 1."""
     rows, columns = segment
     if scale.shape[1] == 1:
         return Segment(rows, columns * scale)
     return Segment(rows * scale.swapaxes(1, 2), columns)
 
 
-def check_parts(outers: list[OuterProducts], terms: list[FixedTerm]) -> None:
+def check_parts(outers: list[OuterSum], terms: list[FixedTerm]) -> None:
     """Raises a `NotFactoredError` for parts that `assemble_gradients` cannot hold."""
     for outer in outers:
         if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
@@ -106,7 +106,7 @@ def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
 
 
 def assemble_gradients(
-    outers: list[OuterProducts], terms: list[FixedTerm], dtype: DTypeLike | None
+    outers: list[OuterSum], terms: list[FixedTerm], dtype: DTypeLike | None
 ) -> tuple[FactoredGradients, jax.Array, jax.Array]:
     """Divides gradients by a power of two of each example and stores them.
 
@@ -122,6 +122,7 @@ def assemble_gradients(
     tops = [bounds.largest_entry(w) for w in weights]
     exponents = [part.exponent for part in parts]
     exponents += [e + bounds.binary_exponent(t) for (_, e), t in zip(bases, tops, strict=True)]
+    # One divisor for all parts of an example, since they are added.
     largest = functools.reduce(jnp.maximum, exponents)
     # A zero gradient is divided by 1, so no exponent below is near the end of its range.
     divisor = jnp.where(largest < -(2**12), 0, largest)
@@ -129,27 +130,26 @@ def assemble_gradients(
     finite = [part.finite for part in parts] + [jnp.isfinite(t) for t in tops]
     keep = functools.reduce(jnp.logical_and, finite + sound)
 
-    def over(x: jax.Array, exponent: jax.Array) -> jax.Array:
-        return bounds.divide_by_power(
-            x, jnp.where(keep, divisor - exponent, bounds.ERASING_EXPONENT)
-        )
+    def divide(x: jax.Array, exponent: jax.Array) -> jax.Array:
+        return bounds.divide_by_power(x, jnp.where(keep, divisor - exponent, bounds.ERASE_EXPONENT))
 
-    columns = materialize([over(part.segment.columns, part.taken) for part in parts])
+    columns = materialize([divide(part.segment.columns, part.taken) for part in parts])
     segments = [Segment(part.rows(keep), c) for part, c in zip(parts, columns, strict=True)]
     if dtype is not None:
         segments = [segment.rounded(dtype) for segment in segments]
     kept = materialize(
         [jnp.where(ok, basis, 0) for (basis, _), ok in zip(bases, sound, strict=True)]
     )
-    over_powers = materialize([over(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
+    divided = materialize([divide(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[MeasuredTerm] = []
-    for term, basis, weight in zip(terms, kept, over_powers, strict=True):
+    for term, basis, weight in zip(terms, kept, divided, strict=True):
         axes, inner = term.fixed_along, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
+                # The contraction with the unscaled factors is shared with the pulled-back terms.
                 inner += part.read(outer.inner_product(term.basis, axes)[0], divisor, keep)
             else:  # with the factors as they are now
-                now = OuterProducts(segment, outer.layout, outer.shape)
+                now = OuterSum(segment, outer.layout, outer.shape)
                 inner += now.inner_product(term.basis, axes)[0]
         found.append(MeasuredTerm(basis, weight, inner))
     return FactoredGradients(segments, found), largest, keep
@@ -158,18 +158,10 @@ def assemble_gradients(
 class _ScaledOuter(NamedTuple):
     """Holds outer products whose scale has gone into one factor.
 
-    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the factors before, and 2^taken times
-    the product of the new ones.
-
-    Attributes:
-      segment: the new factors.
-      scale: the scale, normalized.
-      unit: the exponent of the scale.
-      taken: the exponent of the divisor, (B,).
-      exponent: that of the largest entries of the gradient, approximately.
-      finite: whether the factors are finite.
-      nothing: the examples whose columns were treated as zero.
-      changed: whether the rows differ from the rows before.
+    The gradient is 2^unit · scale ⊙ Σ_t rows_t ⊗ columns_t of the old factors, and 2^taken times
+    the product of the new ones in `segment`. Its largest entries have about the given `exponent`.
+    `nothing` marks examples whose columns were treated as zero, and `changed` says whether the rows
+    are new.
     """
 
     segment: Segment
@@ -193,11 +185,11 @@ class _ScaledOuter(NamedTuple):
         if not self.changed:
             return self.segment.rows
         return materialize(
-            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASING_EXPONENT))
+            bounds.divide_by_power(self.segment.rows, jnp.where(keep, 0, bounds.ERASE_EXPONENT))
         )
 
 
-def _scale_outer(outer: OuterProducts) -> _ScaledOuter:
+def _scale_outer(outer: OuterSum) -> _ScaledOuter:
     rows, columns = outer.segment
     scale, unit = jnp.ones((1, 1, 1), jnp.float32), jnp.zeros((), jnp.int32)
     taken = jnp.zeros(rows.shape[:1], jnp.int32)
@@ -209,6 +201,7 @@ def _scale_outer(outer: OuterProducts) -> _ScaledOuter:
     if outer.mixed:
         top = bounds.largest_entry(rows)
         finite &= jnp.isfinite(top)
+        # Rows may have any magnitude after a matrix product, so they are divided as well.
         taken = jnp.maximum(bounds.binary_exponent(top), -126)
         rows = bounds.divide_by_power(rows, taken)
     top = bounds.largest_entry(columns)
@@ -227,7 +220,7 @@ def _basis_array(term: FixedTerm, rank: int) -> jax.Array:
     return jnp.ones((1,) * rank, jnp.float32) if term.basis is None else term.basis
 
 
-def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> GradientSize:
+def measure_terms(factored: FactoredGradients, sizes: Sizes) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S, (B,), of gradients with fixed terms.
 
     S is the S of the products plus Σ_k ‖basis_k ⊙ weights_k‖. In addition to that of the products,
@@ -245,12 +238,10 @@ def measure_terms(factored: FactoredGradients, sizes: tuple[int, int, int]) -> G
     operations = sum(sizes) + positions + count * (count + 3) // 2 + len(segments) + 12
     beside = bounds.gamma(operations) * more * (absolute + size.absolute)
     error = beside + bounds.gamma(8) * jnp.square(absolute)
-    return GradientSize(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
+    return NormBounds(jnp.maximum(size.square + crossed, 0.0) + error, absolute)
 
 
-def _term_sizes(
-    terms: list[MeasuredTerm], sizes: tuple[int, int, int]
-) -> tuple[jax.Array, jax.Array]:
+def _term_sizes(terms: list[MeasuredTerm], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Returns an upper bound of Σ_k ‖basis_k ⊙ weights_k‖, and the share of terms in ‖G‖².
 
     The bound is √(K Σ_k ‖basis_k ⊙ weights_k‖²), for K terms.
@@ -268,6 +259,8 @@ def _term_sizes(
     for i, a in enumerate(terms):
         add(crossed, 2.0 * a.weights * a.inner)
         for j, b in enumerate(terms[i:], i):
+            # Where neither term's weights vary, the product of the bases is summed before any
+            # example.
             thin = [n == m == 1 for n, m in zip(a.weights.shape, b.weights.shape, strict=True)][1:]
             axes = [axis for axis, flag in enumerate(thin) if flag]
             fixed = a.basis * b.basis

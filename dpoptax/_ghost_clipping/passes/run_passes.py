@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpoptax._ghost_clipping.passes.parameter_values import ParameterEvaluator
-from dpoptax._ghost_clipping.trace.program import (
-    Block,
-    DerivedValue,
-    Program,
-    Step,
-    Use,
-    Value,
-)
+from dpoptax._ghost_clipping.trace.program import Block, DerivedValue, Program, Step, Use, Value
 from dpoptax._jaxprs import bind
 from dpoptax._points import GradientPoints, weigh
 from dpoptax._tree import PyTree, widen
@@ -29,10 +22,11 @@ from dpoptax._xla import materialize
 
 # The derived values that a block reads, each clean or with the shifts of opaque parameters.
 Environment: TypeAlias = dict[tuple[DerivedValue, bool], jax.Array]
+Arrays: TypeAlias = list[jax.Array]
 # Arrays by the index of their use, or of their parameter.
 ByIndex: TypeAlias = dict[int, jax.Array]
 # Results per example, operands and cotangents by use, gradients by opaque parameter.
-PassResult: TypeAlias = tuple[list[jax.Array], ByIndex, ByIndex, ByIndex]
+PassResult: TypeAlias = tuple[Arrays, ByIndex, ByIndex, ByIndex]
 # An operand, a cotangent, and the weight of their product.
 WeightedPair: TypeAlias = tuple[jax.Array, jax.Array, float | jax.Array]
 
@@ -46,16 +40,16 @@ class Passes:
     """
 
     points: GradientPoints
-    leaves: list[list[jax.Array]]
+    leaves: list[Arrays]
     operands: list[ByIndex]
     cotangents: list[ByIndex]
     gradients: list[ByIndex]
-    tangent: tuple[list[jax.Array], ByIndex, ByIndex, ByIndex] | None
+    tangent: tuple[Arrays, ByIndex, ByIndex, ByIndex] | None
 
 
 def run_passes(
-    program: Program, points: GradientPoints, batch: list[jax.Array], size: int
-) -> tuple[Passes, list[jax.Array]]:
+    program: Program, points: GradientPoints, batch: Arrays, size: int
+) -> tuple[Passes, Arrays]:
     """Runs a program forward and backward at all points; also returns the first point's results."""
     leaves = [jax.tree.leaves(point) for point in points.points]
     tangent = None
@@ -64,10 +58,11 @@ def run_passes(
         if j == 0 and points.tangent is not None:
             direction = jax.tree.leaves(points.tangent)
 
-            def at(leaves: list[jax.Array]) -> PassResult:
+            def run_at(leaves: Arrays) -> PassResult:
                 return run_pass(program, leaves, batch, size)
 
-            out, derivative = jax.jvp(at, (point,), (direction,))
+            # Forward over reverse: operands, cotangents and gradients change along the direction.
+            out, derivative = jax.jvp(run_at, (point,), (direction,))
             tangent = (direction, *derivative[1:])
         else:
             out = run_pass(program, point, batch, size)
@@ -78,9 +73,7 @@ def run_passes(
     return passes, outs[0][0]
 
 
-def run_pass(
-    program: Program, leaves: list[jax.Array], batch: list[jax.Array], size: int
-) -> PassResult:
+def run_pass(program: Program, leaves: Arrays, batch: Arrays, size: int) -> PassResult:
     """Runs a program forward and backward on a batch of `size` examples at one point.
 
     Args:
@@ -95,9 +88,7 @@ def run_pass(
       parameter, its per-example gradient through the opaque uses.
     """
 
-    def example(
-        perturbations: ByIndex, shifts: ByIndex, inputs: list[jax.Array]
-    ) -> tuple[list[jax.Array], ByIndex]:
+    def example(perturbations: ByIndex, shifts: ByIndex, inputs: Arrays) -> tuple[Arrays, ByIndex]:
         shifted = [x + shifts[i] if i in shifts else x for i, x in enumerate(leaves)]
         runner = _Interpreter(perturbations, _make_environment(program, leaves, shifted))
         results = runner.run(program.block, inputs)
@@ -105,8 +96,10 @@ def run_pass(
 
     def total(perturbations: ByIndex, shifts: ByIndex) -> PyTree:
         results, operands = jax.vmap(example)(perturbations, shifts, batch)
+        # The sum over examples is linear: its derivative by an example's zeros is that example's.
         return results[0].sum(), (results, operands)
 
+    # Only these zeros are differentiated, so no gradient by the parameter of a use is formed.
     zeros = {u.index: jnp.zeros((size, *u.shape), u.output.dtype) for u in program.uses}
     shifts = {
         i: jnp.zeros((size, *program.parameters[i].shape), program.parameters[i].dtype)
@@ -126,7 +119,7 @@ class _Interpreter:
         self.known = known
         self.records: ByIndex = {}
 
-    def run(self, block: Block, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    def run(self, block: Block, inputs: Sequence[jax.Array]) -> Arrays:
         values: dict[Value, jax.Array] = dict(zip(block.inputs, inputs, strict=True))
 
         def read(value: Value, perturbed: bool) -> jax.Array:
@@ -140,6 +133,7 @@ class _Interpreter:
             if step.use is not None:
                 (out,) = bind(step.eqn, operands)
                 self.records[step.use.index] = operands[step.data]
+                # The derivative by this zero is the cotangent of the output.
                 outputs = [out + self.perturbations[step.use.index].astype(out.dtype)]
             elif step.body is None:
                 outputs = bind(step.eqn, operands)
@@ -150,7 +144,7 @@ class _Interpreter:
             values.update(zip(step.outputs, outputs, strict=True))
         return [read(v, True) for v in block.results]
 
-    def rematerialise(self, step: Step, operands: list[jax.Array]) -> list[jax.Array]:
+    def rematerialise(self, step: Step, operands: Arrays) -> Arrays:
         body = step.body
         assert body is not None
         private = [
@@ -160,9 +154,7 @@ class _Interpreter:
         ]
         own = {u.index: self.perturbations[u.index] for u in body.uses()}
 
-        def call(
-            inputs: list[jax.Array], perturbations: ByIndex
-        ) -> tuple[list[jax.Array], ByIndex]:
+        def call(inputs: Arrays, perturbations: ByIndex) -> tuple[Arrays, ByIndex]:
             inner = _Interpreter(perturbations, self.known)
             return inner.run(body, inputs), inner.records
 
@@ -172,7 +164,7 @@ class _Interpreter:
         self.records.update(records)
         return outputs
 
-    def scan(self, step: Step, operands: list[jax.Array]) -> list[jax.Array]:
+    def scan(self, step: Step, operands: Arrays) -> Arrays:
         assert step.body is not None
         p, body, scan = step.eqn.params, step.body, step.scan
         first, last = step.carry.start, step.carry.stop
@@ -183,8 +175,9 @@ class _Interpreter:
         keys = list(stacked)
         own = {u.index: self.perturbations[u.index] for u in body.uses()}
 
-        def one_step(carry: list[jax.Array], inputs: PyTree) -> PyTree:
+        def one_step(carry: Arrays, inputs: PyTree) -> PyTree:
             xs, slices, perturbations = inputs
+            # Derived values of stacked parameters are scanned over, all others are closed over.
             known = {**self.known, **dict(zip(keys, slices, strict=True))}
             inner = _Interpreter(perturbations, known)
             outputs = inner.run(body, [*consts, *carry, *xs])
@@ -202,14 +195,12 @@ class _Interpreter:
         return [*carry, *ys]
 
 
-def _make_environment(
-    program: Program, clean: list[jax.Array], perturbed: list[jax.Array]
-) -> Environment:
+def _make_environment(program: Program, clean: Arrays, perturbed: Arrays) -> Environment:
     needs = list(program.block.needs())
     opaque = set(program.opaque)
-    at_clean, at_perturbed = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
+    clean_values, perturbed_values = ParameterEvaluator(clean), ParameterEvaluator(perturbed)
     return {
-        (v, flows): at_perturbed(v) if flows and v.leaves & opaque else at_clean(v)
+        (v, flows): perturbed_values(v) if flows and v.leaves & opaque else clean_values(v)
         for v, flows in needs
     }
 

@@ -4,9 +4,9 @@
 batch of B examples, the types are:
 
 - `ScaledGradients`: the gradients divided by powers of two. `w` is a `FactoredGradients`, and `b`
-  is a formed gradient, (B, C). `Scales` holds the exponents.
+  is a formed gradient, (B, D). `Scales` holds the exponents.
 - `SumParts`: how the sum of one parameter is split: one contraction for each dense segment, and one
   integer sum for table lookups.
-- `GradientSums`: Σ_i c_i G_i, (R, C) for `w`. Formed gradients share vectors, so `b` is a slice of
+- `GradientSums`: Σ_i c_i G_i, (R, D) for `w`. Formed gradients share vectors, so `b` is a slice of
   one.
 """

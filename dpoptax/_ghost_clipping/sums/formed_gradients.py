@@ -100,6 +100,8 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
             pairs = [(operand, cotangents[use.index], 1.0)]
             if not jnp.issubdtype(operand.dtype, jnp.integer):
                 pairs.append((operands[use.index], cotangent, 1.0))
+            # The derivative of the pulled-back gradient along the tangent, at parameters and
+            # gradient.
             parts, changes = jax.jvp(
                 lambda c, g: pull(c, g, 0),
                 (chosen, gradient),
@@ -114,9 +116,10 @@ def _pull_back(use: Use, passes: Passes, dtype: DTypeLike | None) -> dict[int, j
     return total
 
 
-def unbundle_vector(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+def unbundle(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     """Splits a vector into arrays of the shapes of `like`."""
     ends = np.cumsum([x.size for x in like])
+    # Indices that XLA knows would give a kernel for each slice, which compiles slowly.
     starts = opaque_integers([int(end) - x.size for end, x in zip(ends, like, strict=True)])
     part = partial(lax.dynamic_slice, allow_negative_indices=False)
     return [

@@ -21,16 +21,16 @@ from jax.typing import DTypeLike
 
 from dpoptax._clip import block_sums, bounds
 from dpoptax._clip.block_sums import WholeBatch
-from dpoptax._clip.bounds import GradientSize
+from dpoptax._clip.bounds import NormBounds
 from dpoptax._clip.clip import Clip
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, measure_terms
 from dpoptax._ghost_clipping.passes.run_passes import run_passes
 from dpoptax._ghost_clipping.plan import Plan, Product, make_plan
 from dpoptax._ghost_clipping.sums import weighted_products
-from dpoptax._ghost_clipping.sums.formed_gradients import unbundle_vector
+from dpoptax._ghost_clipping.sums.formed_gradients import unbundle
 from dpoptax._ghost_clipping.sums.scaled_gradients import ScaledGradients, scale_gradients
-from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_weighted_products
+from dpoptax._ghost_clipping.sums.weighted_products import product_rounding, sum_products
 from dpoptax._ghost_clipping.trace.read_program import read_program
 from dpoptax._ghost_clipping.trace.zero_gradients import warn_of_vanishing
 from dpoptax._points import GradientPoints
@@ -44,22 +44,20 @@ class GradientSums:
     """Holds sums of gradients in few arrays, since many small arrays take long to compile.
 
     Attributes:
-      by_leaf: the sums of parameters whose gradients are products.
+      leaf_sums: the sums of parameters whose gradients are products.
       vectors: for each of `bundles`, the sums of its parameters in one vector.
     """
 
-    by_leaf: dict[int, jax.Array]
+    leaf_sums: dict[int, jax.Array]
     vectors: list[jax.Array]
     bundles: tuple[tuple[int, ...], ...] = dataclasses.field(metadata={"static": True})
 
     def tree(self, params: PyTree) -> PyTree:
         """Returns the sums as a tree like the parameters, in float32 at least."""
         leaves, structure = jax.tree.flatten(params)
-        total = [self.by_leaf.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
+        total = [self.leaf_sums.get(i, _wide_zeros(leaf)) for i, leaf in enumerate(leaves)]
         for bundle, vector in zip(self.bundles, self.vectors, strict=True):
-            for i, part in zip(
-                bundle, unbundle_vector(vector, [leaves[i] for i in bundle]), strict=True
-            ):
+            for i, part in zip(bundle, unbundle(vector, [leaves[i] for i in bundle]), strict=True):
                 total[i] = part.astype(total[i].dtype)
         return jax.tree.unflatten(structure, total)
 
@@ -199,7 +197,7 @@ def _clip_and_sum(
     return total, statistic(norms, used)
 
 
-def measure_product(product: Product, piece: FactoredGradients) -> GradientSize:
+def measure_product(product: Product, piece: FactoredGradients) -> NormBounds:
     """Returns upper bounds of ‖G‖² and S of a product's gradients."""
     sizes = product.layout.sizes
     if piece.terms:
@@ -212,9 +210,9 @@ def measure_product(product: Product, piece: FactoredGradients) -> GradientSize:
 def _zero_sums(params: PyTree, plan: Plan, pieces: ScaledGradients) -> GradientSums:
     """Returns the initial value of sums of gradients."""
     leaves = jax.tree.leaves(params)
-    by_leaf = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
+    leaf_sums = {product.leaf: _wide_zeros(leaves[product.leaf]) for product in plan.products}
     vectors = [jnp.zeros(g.shape[1:], g.dtype) for g in pieces.formed]
-    return GradientSums(by_leaf, vectors, pieces.bundles)
+    return GradientSums(leaf_sums, vectors, pieces.bundles)
 
 
 def _sum_weighted_gradients(
@@ -230,21 +228,17 @@ def _sum_weighted_gradients(
 
     `examples` is the size of the whole batch, which decides how blocks are formed.
     """
-    by_leaf, vectors = dict(start.by_leaf), list(start.vectors)
+    leaf_sums, vectors = dict(start.leaf_sums), list(start.vectors)
     (piece_weights,) = unstack(weights)
     for product, piece, weight in zip(plan.products, pieces.products, piece_weights, strict=False):
-        part = sum_weighted_products(
-            piece, weight, product.layout.sizes, bound=bound, examples=examples
-        )
+        part = sum_products(piece, weight, product.layout.sizes, bound=bound, examples=examples)
         view = dataclasses.replace(product.view, scale=1.0)  # the factors include the scale
         part = view.scatter(product.layout.fold(part, product.layout.split), product.shape)
-        total = by_leaf[product.leaf]
-        by_leaf[product.leaf] = (total + part).astype(total.dtype)
+        total = leaf_sums[product.leaf]
+        leaf_sums[product.leaf] = (total + part).astype(total.dtype)
     for i, gradient in enumerate(pieces.formed):
-        vectors[i] += block_sums.sum_weighted_examples(
-            piece_weights[len(plan.products) + i], gradient
-        )
-    return dataclasses.replace(start, by_leaf=by_leaf, vectors=vectors)
+        vectors[i] += block_sums.sum_weighted(piece_weights[len(plan.products) + i], gradient)
+    return dataclasses.replace(start, leaf_sums=leaf_sums, vectors=vectors)
 
 
 def sum_rounding(plan: Plan, pieces: ScaledGradients, whole: block_sums.WholeBatch) -> float:

@@ -14,19 +14,16 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpoptax._clip import bounds
-from dpoptax._clip.bounds import GradientSize, Scales
+from dpoptax._clip.bounds import NormBounds, Scales
 from dpoptax._ghost_clipping.cost_model import COSTS
-from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterProducts
+from dpoptax._ghost_clipping.norms.cotangents import FixedTerm, OuterSum
 from dpoptax._ghost_clipping.norms.factor_products import Segment
 from dpoptax._ghost_clipping.norms.point_differences import pull_back_points
-from dpoptax._ghost_clipping.norms.pull_back import ParameterArrays
+from dpoptax._ghost_clipping.norms.pull_back import FixedArrays
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients, assemble_gradients
 from dpoptax._ghost_clipping.passes.run_passes import Passes, pairs_by_point, weighted_pairs
 from dpoptax._ghost_clipping.plan import Plan, PlannedUse, Product
-from dpoptax._ghost_clipping.sums.formed_gradients import (
-    bundle_gradients,
-    form_gradients,
-)
+from dpoptax._ghost_clipping.sums.formed_gradients import bundle_gradients, form_gradients
 from dpoptax._ghost_clipping.trace.program import Program, Use
 from dpoptax._linear_map import forward
 from dpoptax._points import weigh
@@ -35,7 +32,7 @@ from dpoptax._xla import materialize, unstack
 # A use, its operand, and its cotangent times the weight.
 UseOperands: TypeAlias = tuple[PlannedUse, jax.Array, jax.Array]
 # The exponents of the powers of two that divide operands and cotangents, (B,) each.
-SideExponents: TypeAlias = tuple[jax.Array, jax.Array]
+Exponents: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +49,7 @@ class ScaledGradients:
 
     products: list[FactoredGradients]
     formed: list[jax.Array]
-    sizes: list[GradientSize]
+    sizes: list[NormBounds]
     scales: Scales | None
     bundles: tuple[tuple[int, ...], ...]
 
@@ -82,6 +79,7 @@ def scale_gradients(
         for leaf, gradient in form_gradients(program, plan, passes, factor_dtype).items()
     }
     formed, bundles = bundle_gradients(gradients, groups)
+    # Norm and sum must read the same numbers.
     formed = materialize(formed)
     factors = [collect_operands(product, passes, differences) for product in plan.products]
     tops = [_largest_entries(product) for product in factors]
@@ -89,7 +87,7 @@ def scale_gradients(
     if not tops:
         return ScaledGradients([], [], [], None, ())
     scales, sides = _make_product_scales(tops)
-    fixed = [ParameterArrays(leaves) for leaves in passes.leaves]
+    fixed = [FixedArrays(leaves) for leaves in passes.leaves]
     products, moved = [], []
     for i, (product, uses) in enumerate(zip(plan.products, factors, strict=True)):
         divided = [(use[0], _scale_segment(*use, sides[i])) for use in uses]
@@ -110,6 +108,7 @@ def scale_gradients(
     if moved:
         places, exponents, kept = zip(*moved, strict=True)
         scales = scales._replace(
+            # Maps and pulling back divide once more, by powers of two that are known only now.
             exponent=scales.exponent.at[np.array(places)].add(jnp.stack(exponents)),
             finite=scales.finite.at[np.array(places)].min(jnp.stack(kept)[:, None]),
         )
@@ -155,7 +154,7 @@ def _largest_entries(factors: list[UseOperands]) -> tuple[jax.Array, bool, jax.A
 
 def _make_product_scales(
     tops: list[tuple[jax.Array, bool, jax.Array]],
-) -> tuple[Scales, list[SideExponents]]:
+) -> tuple[Scales, list[Exponents]]:
     """Returns the scales of all gradients, and the exponents of the two sides of each.
 
     Operands that no parameter changes get their scales in a separate call. If `jax.vmap` maps a
@@ -169,8 +168,7 @@ def _make_product_scales(
         [jnp.stack([operand if varies else one, cotangent]) for operand, varies, cotangent in tops]
     )
     scales = Scales(
-        data.exponent + others.exponent,
-        jnp.concatenate([data.finite, others.finite], axis=1),
+        data.exponent + others.exponent, jnp.concatenate([data.finite, others.finite], axis=1)
     )
     # The exponents of all products, one side after the other.
     fixed, changing = unstack(
@@ -184,10 +182,7 @@ def _make_product_scales(
 
 
 def _scale_segment(
-    member: PlannedUse,
-    operand: jax.Array,
-    cotangent: jax.Array,
-    sides: SideExponents,
+    member: PlannedUse, operand: jax.Array, cotangent: jax.Array, sides: Exponents
 ) -> Segment:
     """Returns the factors of one use, each divided by a power of two of the example."""
     operand_tops, cotangent_tops = sides
@@ -205,16 +200,16 @@ def _scale_segment(
 def _pull_back_uses(
     product: Product,
     uses: list[tuple[PlannedUse, Segment]],
-    fixed: list[ParameterArrays],
+    fixed: list[FixedArrays],
     differences: bool,
-) -> tuple[list[OuterProducts], list[FixedTerm]]:
+) -> tuple[list[OuterSum], list[FixedTerm]]:
     """Returns the gradients by a parameter behind used values, at all points."""
-    outers: list[OuterProducts] = []
+    outers: list[OuterSum] = []
     terms: list[FixedTerm] = []
     for member in product.members:
         segments = [segment for other, segment in uses if other is member]
         if member.pulled is None:
-            outers += [OuterProducts(segment, member.layout, product.shape) for segment in segments]
+            outers += [OuterSum(segment, member.layout, product.shape) for segment in segments]
         else:
             found = pull_back_points(
                 member.use, product.leaf, segments, fixed, differences=differences

@@ -18,6 +18,7 @@ from dpoptax._clip.bounds import broadcast_examples, largest_ratio
 from dpoptax._ghost_clipping.norms import factor_products
 from dpoptax._ghost_clipping.norms.factor_products import Segment, is_one_hot
 from dpoptax._ghost_clipping.norms.pulled_back_norms import FactoredGradients
+from dpoptax._ghost_clipping.trace.rules import Sizes
 from dpoptax._tree import widen
 
 
@@ -57,7 +58,7 @@ class SumParts(NamedTuple):
         return 1.0 if self.number == 1 else self.ratio
 
 
-def split_sum(factored: FactoredGradients, sizes: tuple[int, int, int], examples: int) -> SumParts:
+def split_sum(factored: FactoredGradients, sizes: Sizes, examples: int) -> SumParts:
     """Splits the sum over `examples` into parts."""
     segments = factored.segments
     row_lookups = [s for s in segments if is_one_hot(s.rows)]
@@ -76,38 +77,31 @@ def absolute_ratio(factored: FactoredGradients) -> float:
     return largest_ratio(positions + len(factored.terms))
 
 
-def sum_weighted_products(
-    factored: FactoredGradients,
-    weights: jax.Array,
-    sizes: tuple[int, int, int],
-    *,
-    bound: float,
-    examples: int,
+def sum_products(
+    factored: FactoredGradients, weights: jax.Array, sizes: Sizes, *, bound: float, examples: int
 ) -> jax.Array:
-    """Returns Σ_i weights[i] G_i, (K, R, C) in float32 at least, for weights (B,).
+    """Returns Σ_i weights[i] G_i, (K, R, D) in float32 at least, for weights (B,).
 
     No summand has a norm above `bound`, nor parts that together exceed M times `bound`.
     `product_rounding` bounds how one of the `examples`, of which these are a part, changes the
     rounding.
     """
     cut = split_sum(factored, sizes, examples)
-    found = [_sum_weighted_segment(segment, weights, cut.block) for segment in cut.dense]
+    found = [_sum_segment(segment, weights, cut.block) for segment in cut.dense]
     if cut.row_lookups:
         found.append(_sum_one_hot(cut, cut.row_lookups, weights, sizes[1], examples, bound))
     if cut.column_lookups:
         table = _sum_one_hot(cut, cut.column_lookups, weights, sizes[2], examples, bound)
         found.append(table.swapaxes(-1, -2))
     for term in factored.terms:
-        found.append(
-            term.basis * block_sums.sum_weighted_examples(weights, term.weights, block=cut.block)
-        )
+        found.append(term.basis * block_sums.sum_weighted(weights, term.weights, block=cut.block))
     return functools.reduce(operator.add, found)
 
 
 def product_rounding(
-    factored: FactoredGradients, sizes: tuple[int, int, int], examples: int
+    factored: FactoredGradients, sizes: Sizes, examples: int
 ) -> block_sums.Rounding:
-    """Returns how much one example changes the rounding of `sum_weighted_products`."""
+    """Returns how much one example changes the rounding of `sum_products`."""
     cut = split_sum(factored, sizes, examples)
     found = [
         block_sums.lookup_rounding(
@@ -167,7 +161,7 @@ def _sum_one_hot(
     return jax.vmap(add)(lookups)
 
 
-def _sum_weighted_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
+def _sum_segment(segment: Segment, weights: jax.Array, block: int) -> jax.Array:
     rows, columns = segment
     if math.prod(rows.shape) < math.prod(columns.shape):  # the smaller factor is copied
         rows = _weigh_values(rows, weights)
@@ -186,14 +180,15 @@ def _terms_per_entry(segment: Segment) -> int:
 
 
 def _merge_examples(factor: jax.Array) -> jax.Array:
-    """Reshapes a factor (B, K, T, ...) to (1, K, B T, ...)."""
+    """Reshapes a factor (B, K, L, ...) to (1, K, B L, ...)."""
     batch, groups, positions = factor.shape[:3]
+    # Without groups the reshape is free; otherwise it copies the factor.
     moved = factor if groups == 1 else factor.swapaxes(0, 1)
     return moved.reshape(1, groups, batch * positions, *factor.shape[3:])
 
 
 def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns rowsᵀ columns, (K, R, C), computed in the narrower dtype of the two factors.
+    """Returns rowsᵀ columns, (K, R, D), computed in the narrower dtype of the two factors.
 
     The other factor includes the coefficients. In bfloat16 these would round, and could push a
     contribution past the clipping bound. So this factor is split into two bfloat16 numbers, high
@@ -208,9 +203,11 @@ def _outer_sums(rows: jax.Array, columns: jax.Array) -> jax.Array:
     def parts(factor: jax.Array) -> list[jax.Array]:
         if factor.dtype == narrow:
             return [factor]
+        # Rounded by an operation that XLA keeps: else the low half could be lost as exactly zero.
         high = factor_products.round_to_dtype(factor, narrow)
         return [high, factor_products.round_to_dtype(factor - high.astype(factor.dtype), narrow)]
 
+    # The weighted factor is in float32, and the other one may be in bfloat16.
     narrow = min(rows.dtype, columns.dtype, key=lambda d: d.itemsize)
     if narrow.itemsize >= 4:
         return dot(rows, columns)

@@ -65,6 +65,7 @@ class GradientFlow:
         if step.scan is None:
             self.flow_through(step.body, [v in self.values for v in step.outputs])
             return
+        # A fixed point: a carry may pass a gradient on from turn to turn.
         known = -1
         while known < len(self.values) and step.eqn.params["length"]:
             known = len(self.values)

@@ -87,18 +87,14 @@ class Convolution(Rule):
         lhs_n, lhs_c, *lhs_spatial = self.numbers.lhs_spec
         x = operand.transpose(lhs_n, *lhs_spatial, lhs_c)
         config = [(lo, hi, d - 1) for (lo, hi), d in zip(self.padding, interior, strict=True)]
+        # Padding and input dilation are made explicit, so that each offset is a strided slice.
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         seen = []
         for offset in np.ndindex(self.kernel):
             start = [o * d for o, d in zip(offset, dilation, strict=True)]
             stop = [s + (n - 1) * w + 1 for s, n, w in zip(start, out, strides, strict=True)]
             seen.append(
-                lax.slice(
-                    x,
-                    (0, *start, 0),
-                    (x.shape[0], *stop, x.shape[-1]),
-                    (1, *strides, 1),
-                )
+                lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
             )
         return seen
 
@@ -109,6 +105,6 @@ class Convolution(Rule):
         seen = self.shifts(operand, d.shape[1:-1])
         patches = jnp.stack(
             [s.reshape(self.positions, groups, -1) for s in seen], axis=2
-        )  # (T, groups, offsets, features of the group)
+        )  # (L, groups, offsets, features of the group)
         rows = patches.reshape(self.positions, groups, -1).swapaxes(0, 1)
         return rows, d.reshape(self.positions, groups, columns).swapaxes(0, 1)

@@ -1,7 +1,7 @@
 """Computes the types of derived values: their parameters, and the views that they are."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
@@ -12,8 +12,10 @@ from dpoptax._ghost_clipping.trace.program import Constant, DerivedValue, Operat
 from dpoptax._ghost_clipping.trace.views import View, view_of_result
 from dpoptax._jaxprs import CUSTOM_DERIVATIVE_CALLS, _inner_jaxpr, subprograms, type_of
 
+Operands: TypeAlias = tuple[DerivedValue, ...]
 
-def derive_values(eqn: JaxprEqn, operands: tuple[DerivedValue, ...]) -> list[DerivedValue]:
+
+def derive_values(eqn: JaxprEqn, operands: Operands) -> list[DerivedValue]:
     """Returns the results of an operation on derived values."""
     leaves = frozenset().union(*(v.leaves for v in operands))
     varies = any(v.varies for v in operands)
@@ -57,13 +59,14 @@ def _nonlinear(eqn: JaxprEqn) -> str:
     return next(filter(None, map(_nonlinear, inner)), "")
 
 
-def _result_views(eqn: JaxprEqn, operands: tuple[DerivedValue, ...]) -> list[View | None]:
+def _result_views(eqn: JaxprEqn, operands: Operands) -> list[View | None]:
     """Returns, for each result, the view of a parameter that it is, or `None`."""
     name = eqn.primitive.name
     unknown: list[View | None] = [None] * len(eqn.outvars)
     moved = [v for v in operands if v.leaves]
     if len(moved) != 1 or moved[0].view is None:
         return unknown
+    # Of non-commutative operations, only the first operand is moved through.
     if moved[0] is not operands[0] and name != "mul":
         return unknown
     if not all(rules.is_real(type_of(v).dtype) for v in eqn.outvars):
@@ -80,9 +83,7 @@ def _result_views(eqn: JaxprEqn, operands: tuple[DerivedValue, ...]) -> list[Vie
     ]
 
 
-def _find_tiles(
-    eqn: JaxprEqn, operands: tuple[DerivedValue, ...]
-) -> tuple[int, tuple[View, ...]] | None:
+def _find_tiles(eqn: JaxprEqn, operands: Operands) -> tuple[int, tuple[View, ...]] | None:
     """Returns `DerivedValue.tiles` of a concatenation of whole parameters, or `None`."""
     views = [v.view for v in operands if v.view is not None]
     alike = len({v.scans for v in operands}) == 1

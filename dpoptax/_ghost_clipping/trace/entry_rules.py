@@ -51,26 +51,26 @@ class Lookup(Rule):
         if axis is None:
             return None
         window, layout = sizes[axis], _table_layout(shape, tables, axis)
-        of_tables = tuple(map(int, d.start_indices_batching_dims))
-        of_lookups = tuple(i for i in range(len(lookups)) if i not in of_tables)
-        positions = window * math.prod(lookups[i] for i in of_lookups)
+        table_axes = tuple(map(int, d.start_indices_batching_dims))
+        lookup_axes = tuple(i for i in range(len(lookups)) if i not in table_axes)
+        positions = window * math.prod(lookups[i] for i in lookup_axes)
         if not _saves_work(window, positions, shape):
             return None
         # The output has the axes of the indices and, at `offset_dims`, those axes of the operand
         # that are neither collapsed nor stacked tables.
         out = range(len(lookups) + len(d.offset_dims))
-        of_indices = [i for i in out if i not in d.offset_dims]
+        index_positions = [i for i in out if i not in d.offset_dims]
         kept = [i for i in range(len(shape)) if i not in (*d.collapsed_slice_dims, *tables)]
         place = dict(zip(kept, map(int, d.offset_dims), strict=True))
         return cls(
             layout,
             positions,
             window,
-            index_axes=(*of_tables, *of_lookups, len(indices) - 1),
+            index_axes=(*table_axes, *lookup_axes, len(indices) - 1),
             component=d.start_index_map.index(axis),
             last=tuple(shape[i] - sizes[i] for i in d.start_index_map),
             output_axes=(
-                *(of_indices[i] for i in (*of_tables, *of_lookups)),
+                *(index_positions[i] for i in (*table_axes, *lookup_axes)),
                 *(place[i] for i in (axis, *layout.columns) if i in place),
             ),
             drop=eqn.params["mode"] is not lax.GatherScatterMode.CLIP,
@@ -96,6 +96,7 @@ class Lookup(Rule):
         most = int(jnp.iinfo(starts.dtype).max)
         clamped = jnp.clip(starts, 0, jnp.array([min(n, most) for n in self.last], starts.dtype))
         if self.drop:
+            # An index is inside of the table if clamping does not change it.
             inside = jnp.repeat(jnp.all(starts == clamped, axis=-1), self.window, axis=1)
             columns = jnp.where(inside[..., None], columns, 0)
         first = clamped[..., self.component].astype(jnp.int32)
@@ -104,10 +105,7 @@ class Lookup(Rule):
 
 
 def _indexed_axis(
-    shape: tuple[int, ...],
-    sizes: Sequence[int],
-    tables: tuple[int, ...],
-    indexed: Sequence[int],
+    shape: tuple[int, ...], sizes: Sequence[int], tables: tuple[int, ...], indexed: Sequence[int]
 ) -> int | None:
     """Returns the axis along which whole rows are read, or `None` for other slices."""
     cut = [i for i, n in enumerate(shape) if i not in tables and sizes[i] != n]

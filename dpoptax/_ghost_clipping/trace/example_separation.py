@@ -7,7 +7,7 @@ latter before it is differentiated, so the check differentiates.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -37,6 +37,10 @@ _CONSEQUENCE = (
 )
 
 
+# Whether each operand has a property.
+_Flags: TypeAlias = Sequence[bool]
+
+
 def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> None:
     """Raises a TypeError if a loss that is mapped over a batch may mix examples.
 
@@ -50,9 +54,7 @@ def check_separate(program: ClosedJaxpr, shared: int, derivatives: int = 1) -> N
     _check_program(program, private, [not own for own in private], derivatives)
 
 
-def _check_program(
-    program: ClosedJaxpr, private: Sequence[bool], active: Sequence[bool], derivatives: int
-) -> None:
+def _check_program(program: ClosedJaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
     if axes := sorted(named_axes(program.effects)):
         raise TypeError(
             f"loss_fn communicates over the axis {axes[0]!r} (psum, pmean, axis_index): "
@@ -67,9 +69,7 @@ def _check_program(
     _check_jaxpr(program.jaxpr, private, active, derivatives)
 
 
-def _check_jaxpr(
-    program: Jaxpr, private: Sequence[bool], active: Sequence[bool], derivatives: int
-) -> None:
+def _check_jaxpr(program: Jaxpr, private: _Flags, active: _Flags, derivatives: int) -> None:
     """Checks a program whose `private` operands depend on the example.
 
     `active` operands depend on the parameters.
@@ -89,6 +89,7 @@ def _check_jaxpr(
         for inner in subprograms(eqn.params):
             # The custom rule replaces the derivative of the inner program.
             through = [name not in CUSTOM_DERIVATIVE_CALLS and f for f in flows]
+            # Of other inner programs any operand may reach any input.
             called = name in PROGRAM_CALLS and len(inner.invars) == len(own)
             flags = [(any(own), any(through))] * len(inner.invars)
             given = list(zip(own, through, strict=True)) if called else flags
@@ -99,9 +100,7 @@ def _check_jaxpr(
             flowing.update(v for v in eqn.outvars if carries_gradient(type_of(v)))
 
 
-def _check_derivative(
-    eqn: JaxprEqn, private: Sequence[bool], active: Sequence[bool], derivatives: int
-) -> None:
+def _check_derivative(eqn: JaxprEqn, private: _Flags, active: _Flags, derivatives: int) -> None:
     """Checks the derivative of an operation. Cotangents are always private."""
     if not derivatives:
         return

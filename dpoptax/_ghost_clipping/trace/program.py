@@ -132,9 +132,9 @@ class Use:
         return self.rule.positions * math.prod(n for n, stacked in self.loops if not stacked)
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors (K, T, R) and (K, T, C) of one example.
+        """Returns the factors (K, L, R) and (K, L, D) of one example.
 
-        Steps of scans become positions T, or groups K if the value has a slice for each step.
+        Steps of scans become positions L, or groups K if the value has a slice for each step.
         """
         factors = self.rule.factors
         for _ in self.loops:
@@ -146,6 +146,7 @@ class Use:
         lead = len(self.loops)
         stacked = [i for i, (_, s) in enumerate(self.loops) if s]
         shared = [i for i, (_, s) in enumerate(self.loops) if not s]
+        # Scans over stacked parameters give groups, all others positions, outermost first.
         order = (*stacked, lead, *shared, *range(lead + 1, factor.ndim))
         batch, _, _ = self.layout.sizes
         trailing = factor.shape[lead + 2 :]
@@ -160,14 +161,15 @@ class Block:
     steps: list["Step"] = dataclasses.field(default_factory=list)
     results: list[Value] = dataclasses.field(default_factory=list)
 
-    def needs(self) -> set[tuple[DerivedValue, bool]]:
+    def needs(self) -> dict[tuple[DerivedValue, bool], None]:
         """Returns the derived values read, each with whether gradients flow through the read."""
-        found = {(v, True) for v in self.results if isinstance(v, DerivedValue)}
+        # Not a set: the order of its entries, and so of the program, would differ between runs.
+        found = [(v, True) for v in self.results if isinstance(v, DerivedValue)]
         for step in self.steps:
-            found |= {(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)}
+            found += [(v, step.use is None) for v in step.operands if isinstance(v, DerivedValue)]
             if step.body is not None:
-                found |= step.body.needs()
-        return found
+                found += step.body.needs()
+        return dict.fromkeys(found)
 
     def uses(self) -> list[Use]:
         found = []

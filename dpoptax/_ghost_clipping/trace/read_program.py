@@ -40,6 +40,7 @@ from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
 from dpoptax._tree import PyTree
 
+Values: TypeAlias = Sequence[Value]
 # (scan, length) of each enclosing scan, outermost first.
 Loops: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -137,16 +138,12 @@ class _Reader:
         self.scans = 0
         self.references = False  # whether the program reads or writes a jax.Ref that it made
 
-    def read(
-        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], loops: Loops
-    ) -> Block:
+    def read(self, jaxpr: Jaxpr, consts: Values, args: Values, loops: Loops) -> Block:
         block = Block([v for v in args if isinstance(v, PrivateValue)])
         block.results = self.extend(block, jaxpr, [*consts, *args], loops)
         return block
 
-    def extend(
-        self, block: Block, jaxpr: Jaxpr, args: Sequence[Value], loops: Loops
-    ) -> list[Value]:
+    def extend(self, block: Block, jaxpr: Jaxpr, args: Values, loops: Loops) -> list[Value]:
         names = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
 
         def value(atom: Var | Literal) -> Value:
@@ -170,6 +167,7 @@ class _Reader:
             return self.extend(block, inner, [*consts, *operands], loops)
         self.references |= touches_reference(eqn.effects)
         derived = tuple(v for v in operands if isinstance(v, DerivedValue))
+        # No operand depends on the example, so the value is computed once for all examples.
         if not eqn.effects and len(derived) == len(operands):
             return list(derive_values(eqn, derived))
         varies = any(v.varies for v in operands)
@@ -201,6 +199,8 @@ class _Reader:
         inner, consts = open_program(p["jaxpr"])
         args: list[Value] = []
         for i, (outer, var) in enumerate(zip(operands, inner.invars, strict=True)):
+            # A carry may depend on the example after the first turn, so it is private from the
+            # start.
             if n_consts <= i < n_consts + n_carry:
                 args.append(PrivateValue(type_of(var)))
             elif isinstance(outer, PrivateValue):

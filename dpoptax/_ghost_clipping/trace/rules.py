@@ -1,23 +1,26 @@
 """Defines rules: operations whose gradient by a parameter is a sum of outer products.
 
 A rule brings a use to one normal form. For one example, the gradient by the derived operand z, cut
-into (K, R, C) by its `FactorLayout`, is
+into (K, R, D) by its `FactorLayout`, is
 
     G[k, r, c] = Σ_t rows[k, t, r] · columns[k, t, c].
 
-`rows` comes from the data operand and `columns` from the cotangent of the output. T is the number
+`rows` comes from the data operand and `columns` from the cotangent of the output. L is the number
 of positions: tokens, pixels or steps. If z is a table that is looked up, `rows` is one-hot and held
-as integers, (K, T).
+as integers, (K, L).
 """
 
 import dataclasses
 import math
-from typing import cast
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 from jax.core import AbstractValue, ShapedArray
 from jax.typing import DTypeLike
+
+# The sizes of batch, rows and columns: (K, R, D).
+Sizes: TypeAlias = tuple[int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +42,12 @@ class FactorLayout:
         return self.batch, self.rows, self.columns
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> Sizes:
         batch, rows, columns = (math.prod(self.split[i] for i in axes) for axes in self.sides)
         return batch, rows, columns
 
     def fold(self, gradient: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Returns a gradient (K, R, C) in the shape of z."""
+        """Returns a gradient (K, R, D) in the shape of z."""
         order = (*self.batch, *self.rows, *self.columns)
         cut = gradient.reshape([self.split[i] for i in order])
         return cut.transpose([order.index(i) for i in range(len(order))]).reshape(shape)
@@ -64,7 +67,7 @@ class Rule:
     reads_data: bool = True  # whether the gradient depends on the data operand
 
     def factors(self, operand: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns `rows` (K, T, R), or integers (K, T), and `columns` (K, T, C) of one example."""
+        """Returns `rows` (K, L, R), or integers (K, L), and `columns` (K, L, D) of one example."""
         raise NotImplementedError
 
 

@@ -19,16 +19,10 @@ AxisRuns = tuple[tuple[int, int], ...]
 
 _IDENTITY_PRIMITIVES = frozenset(
     {
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "reduce_precision",
-        "sharding_constraint",
+        "convert_element_type", "copy", "copy_p", "name", "optimization_barrier", "pvary",
+        "reduce_precision", "sharding_constraint",
     }
-)
+)  # fmt: skip
 # Larger or smaller scales may overflow where the values do not.
 _MINIMUM_SCALE = 2.0**-60
 
@@ -130,6 +124,7 @@ class View:
         """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
         atoms = self.atoms(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
+        # A permutation of all entries is a transposition, which is faster than a scatter.
         if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
             order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
             return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)

@@ -114,6 +114,7 @@ class _ZeroFinder:
         shape = source.aval.shape
         if name in ("mul", "div"):
             other = operands[1] if source is operands[0] else operands[0]
+            # A mean over one entry divides by 1.
             one = _is_one(other) and (name == "mul" or source is operands[0])
             return source if one and out.aval.shape == shape else None
         if len(operands) != 1:
@@ -124,13 +125,13 @@ class _ZeroFinder:
         elif name == "reduce_sum":
             same = all(shape[i] == 1 for i in eqn.params["axes"])
         else:
-            same = name in _RESHAPE_PRIMITIVES and _without_unit_axes(shape) == _without_unit_axes(
+            same = name in _RESHAPE_PRIMITIVES and _strip_unit_axes(shape) == _strip_unit_axes(
                 out.aval.shape
             )
         return source if same else None
 
 
-def _without_unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip_unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the sizes of a shape other than 1."""
     return tuple(n for n in shape if n != 1)
 

@@ -72,20 +72,11 @@ class Dataset:
         """Number of training examples."""
         return streaming.source_size(self.train)
 
-    @property
-    def num_users(self) -> int:
-        """Number of owners of training examples.
+    def users(self, records_per_user: int, *, seed: int) -> UserTable:
+        """Returns the owners and their examples, at most `records_per_user` in a step.
 
         Raises:
             ValueError: Owners that are not known, or not one for each example.
-        """
-        return self._table.num_users
-
-    def users(self, records_per_user: int, *, seed: int) -> UserTable:
-        """The owners and their examples, at most `records_per_user` in a step.
-
-        Raises:
-            ValueError: As for `num_users`.
         """
         return self._table.with_bound(records_per_user, seed=seed)
 
@@ -104,12 +95,12 @@ class Dataset:
         return UserTable(self.owners, 1, seed=0)
 
     def units(self, unit: Unit) -> int:
-        """Number of training examples, or of users where these are what ε is about.
+        """Returns the number of training examples, or of users if ε protects users.
 
         Raises:
-            ValueError: As for `num_users`.
+            ValueError: As for `users`.
         """
-        return self.num_users if unit == "user" else self.train_size
+        return self._table.num_users if unit == "user" else self.train_size
 
     def shapes(self, unit: Unit) -> Shapes:
         """Returns sizes and types, read from the first training example."""
@@ -246,7 +237,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 
 def _check_examples(name: str, dataset: object) -> None:
-    """Raises where what a registered function returned cannot be trained on."""
+    """Raises a ConfigError if the result of a registered function cannot be trained on."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"dataset={name!r}: its function returned a {type(dataset).__name__}; return a Dataset"

@@ -10,7 +10,6 @@ from dpoptax.training.run.records import delta_text, epsilon_text
 
 # Okabe and Ito's colours: told apart with every kind of colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
-MARKERS = ("o", "s", "^", "D", "v", "P", "*", "X", "<", ">", "h")
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:

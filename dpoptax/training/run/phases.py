@@ -61,10 +61,6 @@ class Phases:
             self._turn()
             self._stack.pop()
 
-    def hush(self) -> None:
-        """Says nothing from now on."""
-        self._say = None
-
     def stepped(self) -> None:
         """Marks that a step was finished; the first one counts."""
         if self.first_step is None:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: strict JSON, tables, the hash of the parameters, versions."""
+"""Writes strict JSON, tables and parameters, and identifies versions and code."""
 
 import dataclasses
 import decimal
@@ -90,17 +90,10 @@ def save_params(path: Path, params: Any) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions that the numbers of a run depend on."""
-    return dict(_versions())  # one for each caller to keep
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
+    """Returns the versions that the numbers of a run depend on."""
     packages = ("dpoptax", "jax", "jaxlib", "optax", "flax", "numpy", "dp-accounting")
-    return {
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in packages},
-    }
+    found = {package: importlib.metadata.version(package) for package in packages}
+    return {"python": platform.python_version(), **found}
 
 
 @functools.cache
