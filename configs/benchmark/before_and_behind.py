@@ -5,7 +5,7 @@ With model, batches and steps of `scattering_linear.py`, beside DP-SGD with thre
     dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/before-mnist-1
     python -m experiments record runs/before-mnist-1 \
-      --output docs/before-and-behind/linear-mnist.jsonl
+      --output experiments/results/before-and-behind/linear-mnist.jsonl
 
 Rates of what has none in `scattering_linear.py` are the best of five, factors of four apart, that
 one trial each on the held-out part tried before, that of entries the sides'. At ε = 3 and 8 without

@@ -2,7 +2,8 @@ r"""Data that come in a fixed order, or once: no batch is drawn, and nothing amp
 
     dpoptax compare "configs/benchmark/in_order.py:mnist/*" --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/mnist-1-46
-    python -m experiments record runs/mnist-1-46 --output docs/on-images/in-order-mnist.jsonl
+    python -m experiments record runs/mnist-1-46 \
+      --output experiments/results/on-images/in-order-mnist.jsonl
 
 A linear model on scattering features, C = 0.1 and B = 1024 as in `scattering_linear.py`. 46 steps
 are one pass over the four fifths of MNIST that trials train on (39 of CIFAR-10), so that no example

@@ -2,7 +2,8 @@ r"""DP-PMLF on its paper's own network, data and hyper-parameters, beside DP-SGD
 
     dpoptax compare configs/benchmark/pmlf_cnn.py --epsilon 1 --seeds 1 --factors 1 \
       --data-dir DIR --workdir runs/pmlf-cnn
-    python -m experiments record runs/pmlf-cnn --output docs/on-images/pmlf-cnn-mnist.jsonl
+    python -m experiments record runs/pmlf-cnn \
+      --output experiments/results/on-images/pmlf-cnn-mnist.jsonl
 
 The 5-layer CNN on MNIST, 1,500 steps of 1,000, C = 1, η = 0.5, δ = 1/N, of
 `configs/papers/pmlf/table_1_3.py`, which has the places in the paper and what it does not state.

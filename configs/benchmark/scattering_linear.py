@@ -2,7 +2,8 @@ r"""The methods on one recipe: a linear model on scattering features. Names are 
 
     dpoptax compare "configs/benchmark/scattering_linear.py:mnist/*" --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/mnist-1-120
-    python -m experiments record runs/mnist-1-120 --output docs/on-images/linear-mnist.jsonl
+    python -m experiments record runs/mnist-1-120 \
+      --output experiments/results/on-images/linear-mnist.jsonl
 
 Each method has its paper's hyper-parameters, DiSK also the one-gradient form at κ = 0.3, and a rate
 that `--factors` multiplies: those of SGD, a tenth where momentum adds up ten gradients, and Adam's.
@@ -17,7 +18,8 @@ On another kind of features, with factors 0.125 0.25 0.5 1 2 4, and Adam's 0.015
     dpoptax compare "configs/benchmark/scattering_linear.py:cifar10/*" --set features=dictionary \
       --epsilon 3 --factors 0.125 0.25 0.5 1 2 4 --trial-seeds 1 --data-dir DIR \
       --workdir runs/dictionary-3
-    python -m experiments record runs/dictionary-3 --output docs/on-images/dictionary-cifar10.jsonl
+    python -m experiments record runs/dictionary-3 \
+      --output experiments/results/on-images/dictionary-cifar10.jsonl
 """
 
 import dataclasses

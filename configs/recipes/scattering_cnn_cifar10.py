@@ -3,7 +3,8 @@
 The authors report 69.3 % at ε = 3, δ = 1e-5, with features normalised by noisy
 statistics of the data set, a part of its ε; here each example's are normalised by themselves, in
 the colours and groups of scattering_linear_cifar10, and the images are of JPEG: 67.01 ± 0.28 % at
-ε = 3, δ = 1e-5, five seeds, half an hour each on two CPU cores (docs/on-images.md). A linear
+ε = 3, δ = 1e-5, five seeds, half an hour each on two CPU cores (experiments/results/on-images.md).
+A linear
 model on a dictionary of patches has 70.75 % in minutes (dictionary_linear_cifar10.py).
 """
 

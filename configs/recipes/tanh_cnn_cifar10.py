@@ -2,7 +2,7 @@
 
 The authors report 66.2 % at ε = 7.53, δ = 1e-5; Tramèr and Boneh (2021) 59.2 % at ε = 3 for
 the same network, with the settings that are here: 59.85 % on the images of JPEG, one seed, 80
-minutes on two CPU cores (docs/on-images.md).
+minutes on two CPU cores (experiments/results/on-images.md).
 """
 
 from experiments.config import ExperimentConfig

@@ -13,7 +13,7 @@ sums. An example is then scaled by
 a function of this example only. It follows that ‖f G‖ ≤ C/(1 + τ) for every geometry with t ·
 factor(t) ≤ C, and that f S ≤ M C/(1 + τ). The latter bounds the rounding of the sum. One example
 changes this rounding by at most τ C/(1 + τ) (`dpoptax._clip.block_sums`), so it moves the sum by at
-most C in total. `docs/bound.md` has the proof.
+most C in total. `docs/developers/bound.md` has the proof.
 
 No branch reads the batch: the treatment of one example never depends on another.
 
@@ -40,7 +40,7 @@ from dpoptax._clip.compiler_checks import check_settings, keeps_order
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# M for many terms. Training does not reach it: docs/bound.md has measurements.
+# M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
