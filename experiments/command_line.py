@@ -1,4 +1,4 @@
-"""The command line of the experiments: `python -m experiments COMMAND`."""
+"""Implements the command line of the experiments, `python -m experiments COMMAND`."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ class FetchArguments:
 
     Attributes:
         names: Names of data sets.
-        data_dir: Folder for the files. It is made if missing.
+        data_dir: Folder for the files. A missing folder is created.
     """
 
     names: tyro.conf.Positional[tuple[str, ...]]
@@ -132,8 +132,8 @@ class ImageBenchmarkArguments:
     """Options of `image-benchmark`.
 
     Attributes:
-        folder: Folder with the files that `record` writes. The figures go there.
-        output: The Markdown file. By default it lies next to the folder and has its name.
+        folder: Folder with the files that `record` writes. The figures are also written there.
+        output: The Markdown file. By default it is next to the folder and has its name.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -141,7 +141,7 @@ class ImageBenchmarkArguments:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs an experiment; returns the exit code, 2 for anything that the user can mend."""
+    """Runs an experiment; returns the exit code, which is 2 for errors of the user."""
     return run_command(_PROGRAM, _dispatch, arguments)
 
 

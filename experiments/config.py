@@ -1,4 +1,4 @@
-"""The config of an experiment: a training run on published data or from published weights.
+"""Defines the config of an experiment: published data, or published weights.
 
 Importing this module registers the data sets and the models of the experiments.
 """
@@ -36,7 +36,7 @@ _POSITIVE = Numbers(lambda x: 0 < x < math.inf, "a positive finite number")
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig(TrainConfig):
-    """A training run on published data, on features of images, or from published weights.
+    """Configures training on published data or from published weights.
 
     `dataset` also names mnist, fashion_mnist, cifar10, cifar100 and imagenet; sst2, qnli, mnli and
     qqp; e2e and dart. `model` also names the models of `experiments.models`.
@@ -44,20 +44,21 @@ class ExperimentConfig(TrainConfig):
 
     features: Features = field("none", Role.KEPT | Role.UNPRICED)
     """Features that replace images. none: the images. scattering: fixed means of wavelet moduli.
-    dictionary: responses to many patches that a random process drew. Both are functions of one
+    dictionary: responses to many patches drawn from a random process. Both are functions of one
     example, so they cost no privacy. They are computed once and kept on disk."""
     scattering_scale: int = field(2, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Binary logarithm of the pixels that a feature averages; the resolution falls by it."""
+    """Binary logarithm of the width of a feature's window in pixels. It also lowers the
+    resolution."""
     scattering_angles: int = field(8, Role.KEPT | Role.UNPRICED, _COUNT)
     """Number of directions of the wavelets."""
     feature_groups: int | None = field(27, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of groups of channels of scattering, each normalized over one example. None: features
-    are not normalized."""
+    """Number of groups of scattering channels, each normalized over one example. None: no
+    normalization."""
     feature_colors: Colors = field("given", Role.KEPT | Role.UNPRICED)
-    """Channels for scattering. given: the image's own. opponent: of red, green and blue the sum and
-    two differences, a fixed map of one pixel."""
+    """Channels for scattering. given: those of the image. opponent: the sum and two differences of
+    red, green and blue, a fixed map of one pixel."""
     dictionary_filters: int = field(200, Role.KEPT | Role.UNPRICED, _COUNT)
-    """Number of patches of the dictionary. Each also counts as its mirror image."""
+    """Number of patches in the dictionary. The mirror image of each is added."""
     dictionary_patch: int = field(5, Role.KEPT | Role.UNPRICED, _COUNT)
     """Height and width of a patch of the dictionary, in pixels."""
     dictionary_grid: int = field(3, Role.KEPT | Role.UNPRICED, _COUNT)
@@ -66,14 +67,15 @@ class ExperimentConfig(TrainConfig):
     """Folder of a published model, with config.json, model.safetensors and, for texts, the files of
     the tokenizer. Training starts from its weights."""
     sequence_length: int = field(128, Role.KEPT, _LENGTH)
-    """Number of tokens of an example. Longer texts are cut, shorter ones are padded."""
+    """Number of tokens per example. Longer texts are cut, and shorter ones are padded."""
     lora_rank: int | None = field(None, Role.KEPT, _COUNT)
     """Rank of the trained correction to each projection of a published model. All other weights
     except the classification head are frozen. None: all weights are trained."""
     lora_alpha: float = field(16.0, Role.KEPT, _POSITIVE)
     """The correction is multiplied by lora_alpha / lora_rank."""
     lora_projections: tuple[str, ...] = field((), Role.KEPT)
-    """Names of the corrected projections. Without names: query and value, or GPT-2's joint one."""
+    """Names of the corrected projections. Without names: query and value, or GPT-2's joint
+    projection."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,14 +86,14 @@ class ExperimentConfig(TrainConfig):
             )
 
     def data(self, *, progress: bool = False) -> PublishedSpec:
-        """Specifies the data of the run, with its tokenizer and its features."""
+        """Returns the specification of the data, with its tokenizer and its features."""
         return PublishedSpec(self.dataset, self.data_dir, progress, self.tokens, self.feature_map)
 
     def build_model(self, num_classes: int) -> nn.Module:
-        """Builds the model that `model` names, a published one with LoRA if `lora_rank` is given.
+        """Builds the model that `model` names, with LoRA if `lora_rank` is given.
 
         Raises:
-            ConfigError: A model that does not fit the data or the checkpoint.
+            ConfigError: The model does not fit the data or the checkpoint.
         """
         known = PUBLISHED.get(self.dataset)
         check_kind(self.model, self.dataset, "images" if known is None else known.kind)
@@ -111,10 +113,10 @@ class ExperimentConfig(TrainConfig):
         return super().build_model(num_classes)
 
     def initial_variables(self, model: nn.Module, inputs: jax.Array, key: jax.Array) -> Variables:
-        """Returns initial values, replaced by the published ones of `pretrained`.
+        """Returns the initial variables, with the published weights of `pretrained`.
 
         Raises:
-            ConfigError: A published model without a checkpoint, or one of another model.
+            ConfigError: A published model has no checkpoint, or the checkpoint of another model.
         """
         if self.pretrained is None and self.model in PUBLISHED_MODELS:
             raise ConfigError(
@@ -128,12 +130,12 @@ class ExperimentConfig(TrainConfig):
 
     @property
     def tokens(self) -> Tokens:
-        """How the texts of a data set become arrays."""
+        """Returns the settings that turn texts into arrays."""
         return Tokens(self.pretrained, self.sequence_length)
 
     @property
     def feature_map(self) -> FeatureMap | None:
-        """The map that replaces the images of a data set; None for no map."""
+        """Returns the map that replaces images by features, or None."""
         if self.features == "none":
             return None
         if self.features == "dictionary":
@@ -147,10 +149,10 @@ class ExperimentConfig(TrainConfig):
 
 
 def load_experiments(path: str | Path) -> dict[str, ExperimentConfig]:
-    """Reads the configs of a file, which have to be of experiments; see `load_configs`.
+    """Reads the experiment configs of a file; see `load_configs`.
 
     Raises:
-        ConfigError: As there, or a config of another class.
+        ConfigError: As for `load_configs`, or a config has another class.
     """
     configs = load_configs(path)
     found = {n: config for n, config in configs.items() if isinstance(config, ExperimentConfig)}

@@ -1,4 +1,4 @@
-"""Methods of `dpoptax.contrib` for configs, and DiSK on augmented examples."""
+"""Configures methods of `dpoptax.contrib`, and DiSK on augmented examples."""
 
 import dataclasses
 from typing import Any, ClassVar, Literal
@@ -26,30 +26,30 @@ class InnerOuter(Method):
     """Outer momentum, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Its gradient points and its momentum."""
+        """Returns its gradient points and its momentum."""
         del stddev
         return dpoptax.contrib.inner_outer(self.length, self.beta, self.momentum)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveFir(Method):
-    """DOPPLER's finite filter, its coefficients estimated from the released gradients."""
+    """DOPPLER's FIR filter with coefficients estimated from the released gradients."""
 
     name: ClassVar[str] = "Adaptive FIR"
 
     length: int = 4
     """Number of coefficients, at least 2."""
     decay: float = 0.95
-    """Of the running means that estimate the gradients' correlation, in [0, 1)."""
+    """Decay of the running means that estimate the gradients' correlation, in [0, 1)."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The filter, told the noise."""
+        """Returns the filter, which uses the noise's standard deviation."""
         return dpoptax.contrib.adaptive_fir(self.length, stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)
 class HypersphericalClip(Method):
-    """GeoDP with a proof: each example's magnitude and angles are bounded, then noised."""
+    """GeoDP with a proof: noise on the bounded magnitude and angles of each example."""
 
     name: ClassVar[str] = "Hyperspherical"
 
@@ -59,7 +59,7 @@ class HypersphericalClip(Method):
     """Share of the magnitude in the bounded vector, in (0, 1)."""
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip:
-        """The geometry, whatever clip the config names."""
+        """Returns the geometry, whichever clip the config names."""
         return dpoptax.contrib.hyperspherical_clip(
             l2_clip_norm, angle_norm=self.angle_norm, magnitude_weight=self.magnitude_weight
         )
@@ -67,54 +67,54 @@ class HypersphericalClip(Method):
 
 @dataclasses.dataclass(frozen=True)
 class AugmentedDisk(Augmented, Disk):
-    """DiSK on gradients that are means over copies, the same ones at both of its points."""
+    """DiSK on gradients that are means over copies, the same copies at both points."""
 
     name: ClassVar[str] = "DiSK, augmented"
 
 
 @dataclasses.dataclass(frozen=True)
 class SingularValues(Method):
-    """Singular values of each kernel's gradient, shrunk by the noise (Gavish and Donoho, 2017)."""
+    """Noise-shrunk singular values of kernels' gradients (Gavish and Donoho, 2017)."""
 
     name: ClassVar[str] = "Singular values"
 
     decay: float = field(0.0, Role.UNPRICED)
-    """Of the running mean that is shrunk, in [0, 1); 0 shrinks each release by itself."""
+    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The shrinkage, told the noise."""
+        """Returns the shrinkage, which uses the noise's standard deviation."""
         return dpoptax.contrib.singular_value_shrinkage(stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)
 class JamesStein(Method):
-    """Each layer's gradient, shrunk by the share of its power that is noise."""
+    """Gradients of each layer, shrunk by the share of noise in their power."""
 
     name: ClassVar[str] = "James-Stein"
 
     decay: float = field(0.0, Role.UNPRICED)
-    """Of the running mean that is shrunk, in [0, 1); 0 shrinks each release by itself."""
+    """Decay of the running mean that is shrunk, in [0, 1); 0 shrinks each release separately."""
     per_leaf: bool = True
-    """Whether every array of parameters has a factor of its own."""
+    """Whether every array of parameters has a separate factor."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The shrinkage, told the noise."""
+        """Returns the shrinkage, which uses the noise's standard deviation."""
         return dpoptax.contrib.james_stein(stddev, decay=self.decay, per_leaf=self.per_leaf)
 
 
 @dataclasses.dataclass(frozen=True)
 class Muon(Method):
-    """Momentum of kernels, orthogonalized; Adam for the other parameters (DP-Muon, 2026)."""
+    """Orthogonalized momentum of kernels; Adam for other parameters (DP-Muon, 2026)."""
 
     name: ClassVar[str] = "Muon"
 
     decay: float = field(0.95, Role.UNPRICED)
-    """Of the kernels' momentum, in [0, 1)."""
+    """Decay of the kernels' momentum, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Optax's Muon, whatever optimizer the config names."""
+        """Returns Optax's Muon, whichever optimizer the config names."""
         del stddev
-        # A learning rate of −1 takes back the sign: the trainer's own follows.
+        # A learning rate of −1 cancels the sign, because the trainer's learning rate follows.
         return optax.contrib.muon(
             -1.0, beta=self.decay, muon_weight_dimension_numbers=_kernel_dimensions
         )
@@ -122,54 +122,54 @@ class Muon(Method):
 
 @dataclasses.dataclass(frozen=True)
 class ShrunkMuon(Muon):
-    """Muon that orthogonalizes what is above the noise; DP-AdamBC for the other parameters."""
+    """Muon on the part of gradients above the noise; DP-AdamBC for other parameters."""
 
     name: ClassVar[str] = "Shrunk Muon"
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """The library's Muon, told the noise, whatever optimizer the config names."""
+        """Returns dpoptax's Muon for this noise, whichever optimizer the config names."""
         return dpoptax.contrib.scale_by_shrunk_muon(stddev, decay=self.decay)
 
 
 @dataclasses.dataclass(frozen=True)
 class SignSGD(Method):
-    """The sign of the noisy gradient, or of its momentum, in every coordinate (DP-SignSGD)."""
+    """The sign of each coordinate of the noisy gradient or its momentum (DP-SignSGD)."""
 
     name: ClassVar[str] = "DP-SignSGD"
 
     decay: float = field(0.0, Role.UNPRICED)
-    """Of the momentum whose sign is taken, in [0, 1)."""
+    """Decay of the momentum before the sign, in [0, 1)."""
 
     def direction(self, stddev: float) -> optax.GradientTransformation:
-        """Momentum and sign, whatever optimizer the config names."""
+        """Returns momentum and sign, whichever optimizer the config names."""
         del stddev
         return optax.chain(optax.ema(self.decay), optax.scale_by_sign())
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaleThenPrivatize(Method):
-    """Gradients over the root of the second moment of earlier releases (Ganesh et al., 2025).
+    """Gradients scaled by second moments of earlier releases (Ganesh et al., 2025).
 
-    Scales of the noise, and an optimizer that the config names behind it, such as Adam.
+    The noise is scaled back. The config names the optimizer that follows, such as Adam.
     """
 
     name: ClassVar[str] = "Scale then privatize"
 
     each: Literal["entry", "side", "leaf"] = "side"
-    """What has a scale of its own: each entry, each row and column of a kernel, or each array."""
+    """Unit with a separate scale: each entry, each row and column of a kernel, or each array."""
     b2: float = 0.99
     """Decay of the second moment, in [0, 1)."""
     eps: float = 0.1
     """Floor of the root of the second moment, relative to its size over all parameters."""
     power: float = 0.5
-    """Of the second moment that gradients are divided by, in (0, 1]."""
+    """Power of the second moment that gradients are divided by, in (0, 1]."""
     every: int = 1
     """Number of steps after which the scales change."""
     noise_corrected: bool = False
-    """Whether the noise's known variance is taken off the second moment."""
+    """Whether to subtract the known variance of the noise from the second moment."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """The scales, which releases pass through."""
+        """Returns the scales, which releases pass through."""
         return dpoptax.contrib.scale_then_privatize(
             each=self.each,
             b2=self.b2,
@@ -181,7 +181,7 @@ class ScaleThenPrivatize(Method):
 
 
 def _kernel_dimensions(params: Any) -> Any:
-    """A kernel's last axis is its outputs; what has one axis or none is Adam's."""
+    """Returns the output axis of kernels, which is the last; Adam trains other arrays."""
 
     def dimensions(p: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
         if p.ndim < 2:

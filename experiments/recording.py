@@ -1,6 +1,6 @@
-"""Records random coordinates of the released and of the filtered gradient at every step of a run.
+"""Records random coordinates of released and filtered gradients in every step.
 
-The record is part of the optimizer's state, behind the noise, so it holds released values only. It
+The record is part of the optimizer's state after the noise, so it holds released values only and
 costs no privacy.
 """
 
@@ -28,7 +28,7 @@ from dpoptax.training.run.resolved import resolve
 from experiments.methods import ScaleThenPrivatize
 
 _SEED = 20
-"""Seed of the choice of coordinates, the same for all runs, so that runs of one model compare."""
+"""Seed of the coordinates, the same for all runs, so that runs of a model are comparable."""
 
 
 @jax.tree_util.register_dataclass
@@ -52,7 +52,7 @@ def recorder(stage: str, steps: int, coordinates: int) -> optax.GradientTransfor
 
     Args:
         stage: Name of the recorded stage.
-        steps: Number of steps that there is room for; later ones are not recorded.
+        steps: Maximum number of recorded steps. Later steps are not recorded.
         coordinates: Number of coordinates, or all of them if there are fewer.
     """
 
@@ -85,7 +85,7 @@ def choose(sizes: list[int], coordinates: int) -> list[np.ndarray]:
 
 
 def recorded(opt_state: Any) -> dict[str, np.ndarray]:
-    """Returns the values in an optimizer's state by stage, (recorded steps, coordinates)."""
+    """Returns the recorded values by stage, (recorded steps, coordinates)."""
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda leaf: isinstance(leaf, RecorderState))
     states = [leaf for leaf in leaves if isinstance(leaf, RecorderState)]
     return {state.stage: np.asarray(state.values)[: int(state.count)] for state in states}
@@ -93,13 +93,13 @@ def recorded(opt_state: Any) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordingChain(TrainingChain):
-    """A chain that records what is in front of its filter and behind it."""
+    """A chain that records the input and the output of its filter."""
 
     coordinates: int = 0
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
-        """Noise and filter, with a recorder behind each."""
+        """Returns noise and filter, with a recorder after each."""
         steps = self.config.steps
         return optax.chain(
             noise_stage(self),
@@ -124,7 +124,7 @@ class Recording(NamedTuple):
     params: Any
 
     def write(self, folder: Path) -> None:
-        """Writes recording.npz, which `dpoptax.filters.spectrum.load` reads, and spectrum.png."""
+        """Writes recording.npz, for `dpoptax.filters.spectrum.load`, and spectrum.png."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "recording.npz"
         np.savez_compressed(path, allow_pickle=False, stddev=np.float64(self.stddev), **self.values)
@@ -136,15 +136,15 @@ class Recording(NamedTuple):
 def record_run(
     config: TrainConfig, dataset: Dataset, coordinates: int, *, progress: bool = False
 ) -> Recording:
-    """Trains a config and records what it releases.
+    """Trains a config and records its released gradients.
 
     Raises:
-        ConfigError: A config without noise, which releases nothing.
+        ConfigError: The config has no noise, so it releases nothing.
     """
     method = config.method
     if not method.private or config.noise_multiplier == 0:
         raise ConfigError(
-            "only released gradients are recorded, and without noise none is released; give a "
+            "only released gradients are recorded, and a run without noise releases none; give a "
             "private method with noise"
         )
     plan = make_plan(config, dataset.units(config.unit))

@@ -1,4 +1,4 @@
-"""Published data sets: readers, downloads, and features of their images."""
+"""Reads and downloads published data sets, and computes features of their images."""
 
 from experiments.data import imagenet as imagenet  # these register their data sets
 from experiments.data import images as images

@@ -1,8 +1,9 @@
-"""Features of images by a dictionary of patches that a random process drew, and no data.
+"""Computes image features from a dictionary of random patches, without data.
 
-Source: the pipeline of Coates and Ng (2011), with whitened patches drawn at random for a dictionary
-and both halves of a soft threshold; of images of dead leaves (Lee, Mumford and Huang, 2001), from
-which Baradad et al. (2021) and Tang et al. (2023, DP-RandP) learn representations without data.
+Source: the pipeline of Coates and Ng (2011), with a dictionary of random whitened patches and both
+halves of a soft threshold. The patches come from dead-leaves images (Lee, Mumford and Huang, 2001).
+Baradad et al. (2021) and Tang et al. (2023, DP-RandP) learn representations from these without
+data.
 """
 
 import dataclasses
@@ -18,51 +19,53 @@ from dpoptax.training.errors import ConfigError
 from experiments.data.features import OPPONENT, in_chunks
 
 _IMAGES = 2000
-"""Images that the process draws, for the dictionary and for what is whitened by."""
+"""Number of random images, for the dictionary and the whitening."""
 
 _SHAPES = 250
-"""Shapes that lie on each other in one of them."""
+"""Number of shapes in each image."""
 
 _PATCHES = 50_000
-"""Patches, out of all these images, whose mean and covariance whiten patches."""
+"""Number of patches from all images. Their mean and covariance whiten patches."""
 
 _CONTRAST = 0.0025
-"""Added to a patch's variance: noise of a format that has 256 values."""
+"""Added to the variance of a patch: noise of a format with 256 values."""
 
 _RIDGE = 0.1
-"""Added to variances of patches of variance 1 before patches are whitened."""
+"""Added to the variances of patches, which are about 1, before whitening."""
 
 _THRESHOLD = 0.5
-"""What a response to a filter has to exceed."""
+"""Threshold α of the responses to filters."""
 
 _FLOOR = 1e-3
-"""Added to variances of features before these are whitened, relative to the largest."""
+"""Added to the variances of features before whitening, relative to the largest."""
 
 _TOGETHER = 16
-"""Images whose patches are held at once: what they need stays near the processor."""
+"""Images whose patches are held at once, few enough to stay in the processor's cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dictionary:
-    """How much of each patch of a dictionary there is in parts of an image.
+    """Responses of an image's cells to a dictionary of patches.
 
         z(u) = D V (p̂(u) − m),     p̂ = (p − mean p) / √(var p + ε)
         f±(i) = mean over u in cell i of max(±z(u) − α, 0)
-        y(i) = W (f(i) − μ),       and all of an example's y are scaled to the mean square 1
+        y(i) = W (f(i) − μ),       and all y of an example are scaled to mean square 1
 
-    p(u) are the patches of an image, i the cells of a `grid` × `grid` over their places, V whitens
-    patches and W the channels of features (ZCA, regularised). The rows of D are `filters` whitened
-    patches and their mirror images, of length 1, and f is the mean of the features of the image and
-    of its mirror image, so that an image and its mirror image have the same: what faces left
-    faces right as well, as in photographs, not in letters.
+    p(u) are the patches of an image, and i are the cells of a `grid` × `grid` partition of their
+    positions. V whitens patches and W whitens the channels of features (regularized ZCA). The rows
+    of D are `filters` whitened patches and their mirror images, of length 1.
 
-    D, m, V, μ and W are of images of dead leaves: discs and rectangles of random places, colours
-    and sizes r with density ∝ r^-3, the nearer before the farther. A seed that is part of this code
-    draws them.
+    f is the mean of the features of the image and of its mirror image, so that both have the same
+    features. This suits photographs, where objects face left or right, but not letters.
 
-    Privacy: a function of one example, of parameters that no data had a part in. What is trained
-    on features of examples costs what it would cost on the examples. (The defaults, a handful of
-    round numbers, were chosen on held-out training examples of CIFAR-10, which no ε here counts.)
+    D, m, V, μ and W are computed from dead-leaves images. These show discs and rectangles of random
+    positions, colors and sizes r with density ∝ r^-3, where near shapes cover far ones. The seed is
+    part of this code.
+
+    Privacy: a function of one example, with parameters that do not depend on data. Training on the
+    features has the same privacy cost as training on the examples. The defaults are a handful of
+    round numbers. They were chosen on held-out training examples of CIFAR-10, which no ε here
+    covers.
 
     Attributes:
         filters: Number of patches, without their mirror images.
@@ -81,11 +84,11 @@ class Dictionary:
     grid: int = 3
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the features of images (height, width, channels).
+        """Returns the shape of the features of images (height, width, channels).
 
         Raises:
-            ConfigError: No image of one or three channels, one too small for patch and grid, or
-                more filters than patches are drawn.
+            ConfigError: The examples are not images of one or three channels, the images are too
+                small for patch and grid, or there are more filters than patches.
         """
         if len(shape) != 3 or shape[-1] not in (1, 3):
             raise ConfigError(
@@ -105,9 +108,10 @@ class Dictionary:
         return self.grid, self.grid, 2 * self.filters
 
     def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
-        """The compiled map from images (N, *shape) to features (N, *self.shape(shape)), float32.
+        """Returns the compiled map from images to features, float32.
 
-        It takes some seconds to make, for which the images of the process are drawn.
+        The shapes are (N, *shape) and (N, *self.shape(shape)). This takes some seconds, because it
+        draws the random images.
         """
         self.shape(shape)
         images = dead_leaves(_IMAGES, shape)
@@ -125,7 +129,7 @@ class Dictionary:
         return jax.jit(run)
 
     def _pooled(self, images: np.ndarray) -> Callable[[jax.Array], jax.Array]:
-        """From images to f, with patches of `images` for a dictionary."""
+        """Returns the map from images to f, with a dictionary of patches of `images`."""
         sides = [size - self.patch + 1 for size in images.shape[1:3]]
         cells = [jnp.asarray(_cells(side, self.grid), jnp.float32) for side in sides]
         filters, offset = self._dictionary(images)
@@ -151,7 +155,7 @@ class Dictionary:
         return jax.jit(run)
 
     def _dictionary(self, images: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        """(D V)ᵀ, which patches (…, patch² channels) are multiplied by, and D V m."""
+        """Returns (D V)ᵀ, a matrix for patches (…, patch² channels), and D V m."""
         draw, size = np.random.default_rng([1, *images.shape[1:]]), self.patch
         which = draw.integers(len(images), size=_PATCHES)
         down, right = (
@@ -159,7 +163,7 @@ class Dictionary:
         )
         rows, columns = np.arange(size)[:, None], np.arange(size)
         patches = images[which[:, None, None], down + rows, right + columns]
-        # With the mirror images the covariance has their symmetry, and so have whitened patches.
+        # Adding mirror images makes the covariance symmetric under mirroring, and so the whitening.
         both = np.concatenate([patches, patches[:, :, ::-1]]).reshape(2 * _PATCHES, -1)
         both = _contrast(both.astype(np.float64), np)
         mean, whitening = _whitening(both, _RIDGE)
@@ -171,15 +175,16 @@ class Dictionary:
 
 
 def dead_leaves(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Images (count, *shape) of random shapes that lie on each other, float32.
+    """Returns images (count, *shape) of random overlapping shapes, float32.
 
-    Discs and rectangles, stretched and turned at random; radii from 3/4 of a pixel to 20, with
-    density ∝ r^-3, without which most would be the largest. Colours vary as those of photographs
-    roughly do, in intensity most, around a colour of the image, with a gradient of intensity over
-    each shape. Values are those of data sets: from 0 to 1 if grey, -2 to 2 if of three colours.
+    The shapes are discs and rectangles, stretched and rotated at random. Their radii range from 3/4
+    of a pixel to 20 pixels with density ∝ r^-3; a density without this decay would give large
+    shapes only. Colors vary around a color of the image, mostly in intensity, roughly as in
+    photographs. Each shape has a gradient of intensity. The values are in the range of the data
+    sets: 0 to 1 for gray images, -2 to 2 for three colors.
     """
     height, width, channels = shape
-    smallest, largest = 1.5, 40.0  # of half pixels, which four of a pixel's values are the mean of
+    smallest, largest = 1.5, 40.0  # in half pixels; a pixel is the mean of four values
     down, right = jnp.mgrid[: 2 * height, : 2 * width].astype(np.float32)
 
     def paint(shapes: dict[str, jax.Array]) -> jax.Array:
@@ -194,7 +199,7 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> np.ndarray:
         rectangle = shapes["rectangle"][:, None, None]
         square = jnp.maximum(jnp.abs(along), jnp.abs(across))
         inside = jnp.where(rectangle, square, jnp.sqrt(along**2 + across**2)) < radius
-        # The last has all that no other covers; `argmax` is several times as slow.
+        # The last shape gets all pixels that no other covers. `argmax` is several times as slow.
         order = jnp.arange(_SHAPES, dtype=jnp.int32)[:, None, None]
         first = jnp.min(jnp.where(inside, order, _SHAPES - 1), axis=0)
         slope = shapes["slope"][first]
@@ -229,7 +234,7 @@ def dead_leaves(count: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _contrast(patches: Any, numpy: Any) -> Any:
-    """Patches along the last axis with mean 0, and variance 1 but for what is added to it."""
+    """Normalizes patches along the last axis to mean 0 and variance about 1."""
     centered = patches - patches.mean(-1, keepdims=True)
     return centered / numpy.sqrt((centered**2).mean(-1, keepdims=True) + _CONTRAST)
 
@@ -237,7 +242,7 @@ def _contrast(patches: Any, numpy: Any) -> Any:
 def _whitening(
     values: np.ndarray, ridge: float, *, relative: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of rows and (covariance + ridge)^-1/2, symmetric; float32 for float64."""
+    """Returns the mean of the rows and the symmetric (covariance + ridge)^-1/2."""
     variances, directions = np.linalg.eigh(np.cov(values.T))
     added = ridge * variances[-1] if relative else ridge
     root = directions / np.sqrt(np.maximum(variances, 0) + added) @ directions.T
@@ -245,7 +250,7 @@ def _whitening(
 
 
 def _cells(side: int, grid: int) -> np.ndarray:
-    """(grid, side): the part of each of `grid` equal cells that each of `side` places has."""
+    """Returns weights (grid, side) that average `side` positions over `grid` cells."""
     starts, ends = (
         np.arange(grid)[:, None] * side / grid,
         np.arange(1, grid + 1)[:, None] * side / grid,

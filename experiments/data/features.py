@@ -1,4 +1,4 @@
-"""Features of a data set's images: computed once, kept on disk for this user, read by rows."""
+"""Computes image features of a data set once and caches them on disk."""
 
 import contextlib
 import functools
@@ -20,38 +20,38 @@ from dpoptax.training.data import streaming
 from dpoptax.training.errors import ConfigError
 
 LARGEST = 12 * 2**30
-"""Bytes of features that stay in the folder; beyond, what was used longest ago goes."""
+"""Maximum bytes of features in the cache folder. The least recently used are deleted."""
 
 IN_MEMORY = 2**28
-"""Bytes up to which a split's features are held in memory like other examples."""
+"""Maximum bytes of a split's features that are held in memory like other examples."""
 
 _AT_ONCE = 256
-"""Images between two signs of progress."""
+"""Images per update of the progress bar."""
 
 OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-"""Intensity, red against blue, and both against green: an orthonormal map of one pixel."""
+"""Orthonormal map of one pixel: intensity, red minus blue, and both minus green."""
 
 
 class FeatureMap(Protocol):
-    """A function of one image, fixed by its attributes: hashable, and equal where these are."""
+    """A function of one image, fixed by its attributes; hashable and comparable."""
 
     @property
     def name(self) -> str:
-        """A config's `features`."""
+        """The value of a config's `features`."""
 
     def __hash__(self) -> int: ...
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the features of images of a shape; a `ConfigError` where there are none."""
+        """Returns the shape of the features of an image, or raises a `ConfigError`."""
 
     def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
-        """The compiled map from images (N, *shape) to features (N, *self.shape(shape))."""
+        """Returns the compiled map from images (N, *shape) to (N, *self.shape(shape))."""
 
 
 def example_of(
     wanted: FeatureMap, example: dict[str, jax.ShapeDtypeStruct]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of an example with features, from those with an image as its `inputs`.
+    """Returns shapes and types of an example whose `inputs` are features.
 
     Raises:
         ConfigError: As for `FeatureMap.shape`.
@@ -63,7 +63,7 @@ def example_of(
 def in_chunks(
     together: Callable[[jax.Array], jax.Array], values: jax.Array, size: int
 ) -> jax.Array:
-    """`together`, of (size, …), applied to `values`, (N, …), by chunks; zeros fill the last."""
+    """Applies `together`, (size, …), to `values`, (N, …), in chunks padded with zeros."""
     missing = [(0, -len(values) % size)] + [(0, 0)] * (values.ndim - 1)
     found = jax.lax.map(together, jnp.pad(values, missing).reshape(-1, size, *values.shape[1:]))
     return found.reshape(-1, *found.shape[2:])[: len(values)]
@@ -72,23 +72,23 @@ def in_chunks(
 def featured(
     source: streaming.Source, wanted: FeatureMap, *, name: str, progress: bool = False
 ) -> streaming.Source:
-    """The records with features in the place of their images, in float16.
+    """Replaces the images of the records with features, in float16.
 
-    They are computed one image at a time and kept in the user's cache folder, under a name made of
-    the images, the parameters and the code that computed them. There they are as private as the
-    images: the folder is for its owner alone. Few are held in memory, many read when they are
-    needed.
+    Features are computed one image at a time and kept in the user's cache folder. Their file name
+    depends on the images, the parameters and the code. Only the user can read the folder, since the
+    features are as private as the images. Small data sets are held in memory; large ones are read
+    when needed.
 
     Args:
-        source: Arrays by name, of which "inputs" are images (N, height, width, channels).
-        wanted: The transform.
-        name: Of the data set, for messages.
-        progress: Whether to show a progress bar where they have to be computed.
+        source: Arrays by name. "inputs" are images (N, height, width, channels).
+        wanted: The map from images to features.
+        name: Name of the data set, for messages.
+        progress: Whether to show a progress bar while features are computed.
 
     Raises:
-        ConfigError: Records that are no images in arrays, or that the transform refuses.
+        ConfigError: The records are not images in arrays, or `wanted` rejects them.
     """
-    from dpoptax.training.bars import Bar  # with an extra that importing this module does without
+    from dpoptax.training.bars import Bar  # needs an extra, which this module does not
 
     if not isinstance(source, Mapping):
         raise ConfigError(
@@ -109,17 +109,17 @@ def featured(
 
 
 def resident(shape: tuple[int, ...]) -> bool:
-    """Whether features of this shape, that of a split, are held in memory."""
+    """Returns whether the features of a split, of this shape, are held in memory."""
     return 2 * int(np.prod(shape)) <= IN_MEMORY
 
 
 def _computed(
     path: Path, shape: tuple[int, ...], images: np.ndarray, wanted: FeatureMap, bar: Any
 ) -> np.ndarray:
-    """The features from the file that is written here, or from memory where none can be."""
+    """Returns features from a new file, or from memory if the file cannot be written."""
     try:
         cache_folder.prepare(path.parent)
-        # Written, and not through a memory map: there a full disk ends the process.
+        # Write the file instead of a memory map, where a full disk would end the process.
         handle, partial = tempfile.mkstemp("-partial.npy", dir=path.parent)
         try:
             with open(handle, "wb") as file:
@@ -151,7 +151,7 @@ def _computed(
 
 
 def _parts(images: np.ndarray, wanted: FeatureMap) -> Iterator[np.ndarray]:
-    """The features of all images in order, as float16."""
+    """Yields the features of all images in order, as float16."""
     rounded = _rounded(wanted, images.shape[1:])
     for start in range(0, len(images), _AT_ONCE):
         part = np.asarray(images[start : start + _AT_ONCE])
@@ -161,27 +161,27 @@ def _parts(images: np.ndarray, wanted: FeatureMap) -> Iterator[np.ndarray]:
 
 @functools.lru_cache(maxsize=4)
 def _rounded(wanted: FeatureMap, shape: tuple[int, ...]) -> Callable[[np.ndarray], jax.Array]:
-    """The transform to float16; of too large a value it is the largest that there is."""
+    """Returns the transform to float16, which clips values that are too large."""
     transform, largest = wanted.transform(shape), float(np.finfo(np.float16).max)
     return jax.jit(lambda part: jnp.clip(transform(part), -largest, largest).astype(np.float16))
 
 
 def _kept(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """What an earlier start left in the file; None where it left nothing whole."""
+    """Returns the features in a complete file of an earlier run, or None."""
     try:
-        cache_folder.prepare(path.parent)  # what others may have put there is not read
+        cache_folder.prepare(path.parent)  # rejects files of other users
         features: np.ndarray = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
     if features.shape != shape or features.dtype != np.float16:
         return None
     with contextlib.suppress(OSError):
-        path.touch()  # the last use counts
+        path.touch()  # the folder keeps files by last use
     return features
 
 
 def _identity(images: np.ndarray, wanted: FeatureMap) -> str:
-    """A name for the features of these images by this transform, this code and this backend."""
+    """Returns a name for the features of these images by this map, code and backend."""
     digest = hashlib.sha256()
     for module in (__name__, type(wanted).__module__):
         digest.update(Path(str(sys.modules[module].__file__)).read_bytes())

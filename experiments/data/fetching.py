@@ -1,8 +1,8 @@
-"""Fetching the published files of a data set into a directory, where its reader then finds them.
+"""Fetches the published files of a data set into the directory of its reader.
 
-The checksums are those with which TensorFlow Datasets (MNIST, MNLI, QNLI, SST-2) and the data set
-library of Hugging Face (all of them) publish these addresses. Nothing is fetched unless `fetch` is
-called, and a file whose bytes differ from the published ones is never kept.
+TensorFlow Datasets (MNIST, MNLI, QNLI, SST-2) and the data set library of Hugging Face (all data
+sets) publish these addresses with these checksums. Only `fetch` downloads anything, and it never
+keeps a file whose bytes differ from the published ones.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ class RemoteFile:
     """One published file.
 
     Attributes:
-        path: Where the reader looks for it, within the data directory.
-        url: Where it is published.
-        checksum: Of its bytes, as ALGORITHM:HEXADECIMAL.
+        path: Path within the data directory where the reader looks for it.
+        url: Address of the file.
+        checksum: Checksum of its bytes, as ALGORITHM:HEXADECIMAL.
     """
 
     path: str
@@ -41,7 +41,7 @@ def _archive(base: str, name: str, checksum: str) -> tuple[RemoteFile, ...]:
 
 
 def _idx(base: str, folder: str, *checksums: str) -> tuple[RemoteFile, ...]:
-    """The four files of MNIST, and of what is published like it."""
+    """Returns the four files of MNIST, or of a data set published in the same form."""
     splits = ("train", "t10k")
     kinds = ("images-idx3", "labels-idx1")
     names = [f"{split}-{kind}-ubyte.gz" for split in splits for kind in kinds]
@@ -119,27 +119,27 @@ SOURCES: dict[str, tuple[RemoteFile, ...]] = {
         "dart/",
     ),
 }
-"""What `fetch` can get, by the name of the data set; ImageNet asks for an account."""
+"""Files that `fetch` can download, by data set. ImageNet is missing: it needs an account."""
 
 
 def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> list[Path]:
-    """Puts the published files of a data set into `data_dir`, if its reader lacks one there.
+    """Downloads the published files of a data set into `data_dir`, if any are missing.
 
-    A file comes under its name when it is whole and its checksum is right, and not before; a file
-    that is there already is never replaced.
+    A file gets its name only after it is complete and its checksum is verified. Existing files are
+    never replaced.
 
     Args:
-        name: Of the data set.
-        data_dir: Directory for the files; made if missing.
+        name: Name of the data set.
+        data_dir: Directory for the files. A missing directory is created.
         progress: Whether to show a progress bar for each file.
 
     Returns:
-        The files that were fetched; none where the reader finds all that it needs.
+        The downloaded files. The list is empty if the reader finds all files.
 
     Raises:
-        ConfigError: No directory, pooch is not installed, a data set that has to be fetched by
-            hand, no network, or bytes that are not the published ones. The message names the file,
-            its address and the folder that it belongs into.
+        ConfigError: `data_dir` is missing, pooch is not installed, the data set must be fetched by
+            hand, the network fails, or the bytes differ from the published ones. The message gives
+            the file, its address and its folder.
     """
     if name not in PUBLISHED:
         raise unknown_name("data set", name, PUBLISHED)
@@ -177,7 +177,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
                     )
                 continue
             pooch.retrieve(file.url, file.checksum, path.name, path.parent, downloader=downloader)
-        except OSError as error:  # of the network, and of the disk
+        except OSError as error:  # errors of the network or the disk
             raise ConfigError(
                 f"{path.name} could not be fetched for dataset={name!r} "
                 f"({type(error).__name__}: {error}); put by hand {_by_hand([file], data_dir)}"
@@ -186,7 +186,7 @@ def fetch(name: str, data_dir: str | Path | None, *, progress: bool = True) -> l
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"{file.url} has sent something else than the published {path.name}, and nothing "
+                f"{file.url} did not send the published {path.name}, and nothing "
                 f"of it was kept ({error}); put by hand {_by_hand([file], data_dir)}"
             ) from error
         fetched.append(path)

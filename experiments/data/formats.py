@@ -1,7 +1,7 @@
-"""Readers of archives, and of the formats of images: IDX, and CIFAR's two.
+"""Reads archives and image formats: IDX, and the two formats of CIFAR.
 
-Every reader takes the bytes of one file and its path, for messages. A file that is not what its
-name says is a `ConfigError` that names it.
+Every reader takes the bytes of one file, and its path for messages. A file with unexpected content
+raises a `ConfigError` that names it.
 """
 
 import gzip
@@ -20,20 +20,20 @@ import numpy as np
 from dpoptax.training.errors import ConfigError
 
 CIFAR_SHAPE = (32, 32, 3)
-"""Height, width and channels of every image of CIFAR."""
+"""Height, width and channels of every CIFAR image."""
 
 
 def find(data_dir: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
-    """The first of `names` that exists in `data_dir` or one of its `folders`, folders first."""
+    """Returns the first of `names` in one of `folders` or `data_dir`, folders first."""
     candidates = (data_dir / folder / name for folder in (*folders, "") for name in names)
     return next((path for path in candidates if path.exists()), None)
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of `path`, uncompressed where its name ends in .gz.
+    """Returns the content of `path`, uncompressed if its name ends in .gz.
 
     Raises:
-        ConfigError: A damaged archive.
+        ConfigError: The archive is damaged.
     """
     content = path.read_bytes()
     if path.suffix != ".gz":
@@ -45,13 +45,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The uint8 array of an IDX file, gzipped or not.
+    """Returns the uint8 array of an IDX file, gzipped or not.
 
     The format: two zero bytes, the type 0x08 (unsigned byte), the number of dimensions, each size
-    as a big-endian 32-bit number, then the values, the last index fastest.
+    as a big-endian 32-bit number, then the values, with the last index fastest.
 
     Raises:
-        ConfigError: Another type or number of dimensions, or fewer or more values than announced.
+        ConfigError: The type or number of dimensions is wrong, or the number of values differs from
+            the announced one.
     """
     content = read_bytes(path)
     if len(content) < 4 + 4 * dimensions or content[:4] != bytes((0, 0, 8, dimensions)):
@@ -64,28 +65,28 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one pickled batch of CIFAR's "python version".
+    """Returns images and labels of one pickled batch of CIFAR's "python version".
 
-    Pickles can run code. Only what such a batch is made of is loaded: containers, numbers, text and
-    uint8 arrays.
+    Pickles can run code. This reader loads the contents of such a batch only: containers, numbers,
+    text and uint8 arrays.
 
     Args:
-        content: The bytes of the batch.
-        path: The file they are from.
-        label: Key of the labels: "labels" (CIFAR-10), or "fine_labels" (CIFAR-100).
+        content: Bytes of the batch.
+        path: File of the batch, for messages.
+        label: Key of the labels: "labels" (CIFAR-10) or "fine_labels" (CIFAR-100).
 
     Returns:
         Images (N, 32, 32, 3) of uint8, and labels (N,).
 
     Raises:
-        ConfigError: Anything else in the file.
+        ConfigError: The file has other contents.
     """
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         images, labels = np.asarray(batch[b"data"]), np.asarray(batch[label.encode()])
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # a damaged pickle can raise any error
         reason = f"{type(error).__name__}: {error}"
-        raise damaged(path, f"it is no pickled batch of CIFAR ({reason})") from error
+        raise damaged(path, f"it is not a pickled batch of CIFAR ({reason})") from error
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != math.prod(CIFAR_SHAPE):
         raise damaged(path, f"its data has shape {images.shape} and type {images.dtype}")
     return _cifar_images(images, labels, path)
@@ -94,30 +95,31 @@ def read_cifar_python(content: bytes, path: Path, label: str) -> tuple[np.ndarra
 def read_cifar_binary(
     content: bytes, path: Path, label_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file of CIFAR's "binary version".
+    """Returns images and labels of one file of CIFAR's "binary version".
 
-    Each record is `label_bytes` labels, the last of which is the class (CIFAR-10 has one, CIFAR-100
-    the coarse and the fine one), then the 3072 bytes of the image.
+    Each record has `label_bytes` labels, then the 3072 bytes of the image. The last label is the
+    class. CIFAR-10 has one label, and CIFAR-100 has a coarse and a fine one.
 
     Raises:
-        ConfigError: A length that is no whole number of records.
+        ConfigError: The length is not a multiple of the record length.
     """
     record = label_bytes + math.prod(CIFAR_SHAPE)
     if not content or len(content) % record:
         raise damaged(
-            path, f"its {len(content)} bytes are no whole number of {record}-byte records"
+            path, f"its {len(content)} bytes are not a whole number of {record}-byte records"
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _cifar_images(rows[:, label_bytes:], rows[:, label_bytes - 1], path)
 
 
 def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
-    """The files called `names` in a folder, or in a .tar.gz or .zip archive in any folder of it.
+    """Yields the files called `names` of a folder, or of a .tar.gz or .zip archive.
 
-    Of two files of one name the one in fewer folders is taken.
+    An archive may hold them in any folder. If two files have the same name, the one in fewer
+    folders is taken.
 
     Raises:
-        ConfigError: One is missing, or the archive is damaged.
+        ConfigError: A file is missing, or the archive is damaged.
     """
     if path.is_dir():
         for name in names:
@@ -131,7 +133,7 @@ def members(path: Path, names: Sequence[str]) -> Iterator[bytes]:
         raise damaged(path, f"{error.args[0]} is missing in it") from error
     except (
         *(tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile),
-        *(zipfile.BadZipFile, NotImplementedError),  # the latter: a compression without reader
+        *(zipfile.BadZipFile, NotImplementedError),  # the latter for an unsupported compression
     ) as error:
         raise damaged(path, f"it is no whole archive ({error})") from error
 
@@ -158,7 +160,7 @@ def _by_name(paths: Iterable[str]) -> dict[str, str]:
 def _cifar_images(
     rows: np.ndarray, labels: np.ndarray, path: Path
 ) -> tuple[np.ndarray, np.ndarray]:
-    """From rows of red, green and blue planes to images with the channels last."""
+    """Converts rows of red, green and blue planes to images with the channels last."""
     if len(rows) != len(labels):
         raise damaged(path, f"it has {len(rows)} images and {len(labels)} labels")
     height, width, channels = CIFAR_SHAPE
@@ -166,16 +168,16 @@ def _cifar_images(
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Loads builtin containers and uint8 arrays, and refuses everything else."""
+    """Loads builtin containers and uint8 arrays, and rejects everything else."""
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        """What a batch may name, under the module names of old and new NumPy and Python."""
+        """Returns an allowed object; NumPy and Python have old and new module names."""
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return lambda *_: np.empty(0, np.uint8)
         if (module, name) == ("numpy", "ndarray"):
             return np.ndarray
         if (module, name) == ("numpy", "dtype"):
-            # Old pickles give the flags as numbers, which NumPy has begun to warn of.
+            # Old pickles store the flags as numbers, and recent NumPy warns about that.
             return lambda code, *_: np.dtype(code if isinstance(code, str) else code.decode())
         if (module, name) == ("_codecs", "encode"):  # bytes, as Python 3 writes them for Python 2
             return lambda text, _: text.encode("latin1")
@@ -183,16 +185,16 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def damaged(path: Path, reason: str) -> ConfigError:
-    """The error for a file that is there and is not what it should be."""
+    """Returns the error for an existing file with unexpected content."""
     return ConfigError(f"{path} cannot be read: {reason}; fetch it again from the data's own page")
 
 
 class MissingFilesError(ConfigError):
-    """Files of a data set are not there."""
+    """Raised when files of a data set are missing."""
 
 
 def missing(dataset: str, data_dir: Path, files: str, remedy: str = "") -> MissingFilesError:
-    """Returns the error for files that are not there."""
+    """Returns the error for missing files."""
     remedy = remedy or f"or run python -m experiments fetch {dataset} --data-dir {data_dir}"
     return MissingFilesError(
         f"dataset={dataset!r} needs {files}, which is not in data_dir={str(data_dir)!r}; give "

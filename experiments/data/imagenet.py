@@ -12,7 +12,7 @@ def load_imagenet(data_dir: Path) -> Dataset:
     """Reads ImageNet, or any images in class folders under train/ and val/.
 
     Raises:
-        ConfigError: A folder missing or without images, or a class that train/ does not have.
+        ConfigError: A folder is missing or has no images, or val/ has a class that train/ lacks.
     """
     return load_folders(*find_imagenet(data_dir), "imagenet")
 

@@ -1,7 +1,7 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from the files in which they are published.
+"""Reads MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from their published files.
 
-Grey values go to [0, 1], colours to [-2, 2]. Both maps are constants of the format: no statistic of
-the private data enters, so nothing has to be paid for it.
+Gray values are mapped to [0, 1], and colors to [-2, 2]. Both maps are constants of the format. They
+use no statistic of the private data, so they cost no privacy.
 """
 
 import functools
@@ -18,15 +18,15 @@ from experiments.data.published_data import PublishedDataset, register
 
 
 def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
-    """A data set of four IDX files, images (28, 28, 1), each plain or gzipped.
+    """Reads a data set of four IDX files, plain or gzipped, with images (28, 28, 1).
 
     Args:
-        data_dir: Holds the files, or one of `folders` that does.
-        name: The name it is registered under.
-        folders: Where else the files may lie, first choice first.
+        data_dir: Folder of the files, or of one of `folders`.
+        name: Name under which the data set is registered.
+        folders: Other folders that may hold the files, in order of preference.
 
     Raises:
-        ConfigError: A file missing or damaged.
+        ConfigError: A file is missing or damaged.
     """
     splits = []
     for split, files in find_mnist(data_dir, name, folders).items():
@@ -39,7 +39,7 @@ def load_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> Dataset:
 
 
 def find_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> dict[str, tuple[Path, Path]]:
-    """The files of images and labels of each split; see `load_mnist`."""
+    """Returns the files of images and labels of each split; see `load_mnist`."""
     return {
         split: (
             _idx(data_dir, folders, f"{split}-images", 3, name),
@@ -50,12 +50,12 @@ def find_mnist(data_dir: Path, name: str, folders: Sequence[str]) -> dict[str, t
 
 
 def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
-    """CIFAR-10 or CIFAR-100, images (32, 32, 3), of either version, as archive or unpacked.
+    """Reads CIFAR-10 or CIFAR-100, of either version, as an archive or unpacked.
 
-    CIFAR-100 has its fine labels.
+    The images are (32, 32, 3). CIFAR-100 has its fine labels.
 
     Raises:
-        ConfigError: No version in the directory, a file missing or damaged.
+        ConfigError: The directory has neither version, or a file is missing or damaged.
     """
     name, ten = f"cifar{num_classes}", num_classes == 10
     source = find_cifar(data_dir, num_classes)
@@ -79,7 +79,7 @@ def load_cifar(data_dir: Path, num_classes: int) -> Dataset:
 
 
 def find_cifar(data_dir: Path, num_classes: int) -> Path:
-    """The folder or archive; see `load_cifar`."""
+    """Returns the folder or archive; see `load_cifar`."""
     ten = num_classes == 10
     stem, unpacked = ("cifar-10", "cifar-10-batches") if ten else ("cifar-100", "cifar-100")
     sources = (
@@ -96,7 +96,7 @@ def find_cifar(data_dir: Path, num_classes: int) -> Path:
 
 
 def _idx(data_dir: Path, folders: Sequence[str], stem: str, dimensions: int, name: str) -> Path:
-    # Unpacked copies have a dot in place of the last hyphen here and there.
+    # Some unpacked copies have a dot instead of the last hyphen in their names.
     plain = (f"{stem}-idx{dimensions}-ubyte", f"{stem}.idx{dimensions}-ubyte")
     path = formats.find(data_dir, folders, [*plain, *(f"{file}.gz" for file in plain)])
     if path is None:

@@ -1,4 +1,4 @@
-"""The registry of published data sets, and how a config specifies one of them."""
+"""Registers published data sets and specifies the data of a config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,16 +22,16 @@ from experiments.data.features import FeatureMap, example_of, featured
 from experiments.data.tokens import Tokens
 
 Kind = Literal["images", "sentences", "generation"]
-"""An image and its class, a row of tokens and its class, or a row of tokens with labels for each:
-the token to come, or `NO_LABEL`."""
+"""An image and its class; a row of tokens and its class; or a row of tokens with a label for each,
+the next token or `NO_LABEL`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TextDataset(Dataset):
-    """A data set for the generation of text.
+    """A data set for text generation.
 
     Attributes:
-        texts: Each source of the test split with all of its references.
+        texts: Each source of the test split, with all of its references.
     """
 
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -82,7 +82,7 @@ PUBLISHED: dict[str, PublishedDataset] = {}
 
 
 def register(name: str, dataset: PublishedDataset) -> None:
-    """Adds a data set. One of images is also available to configs without fields of their own."""
+    """Adds a data set. Plain configs can also use it if it has images."""
     PUBLISHED[name] = dataset
     if dataset.kind == "images":
         register_file_dataset(name, dataset.load, dataset.shapes())
@@ -90,10 +90,10 @@ def register(name: str, dataset: PublishedDataset) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PublishedSpec(DatasetSpec):
-    """Specifies a published data set, or another one whose images become features.
+    """Specifies a published data set, or another one with features instead of images.
 
     Attributes:
-        tokens: How its texts become arrays.
+        tokens: Settings that turn its texts into arrays.
         features: Map that replaces its images. None: the images themselves.
     """
 
@@ -102,14 +102,14 @@ class PublishedSpec(DatasetSpec):
 
     @property
     def title(self) -> str:
-        """Text for plans."""
+        """Returns a description for plans."""
         return self.name if self.features is None else f"{self.features.name} of {self.name}"
 
     def load(self) -> Dataset:
         """Reads the data set and computes its features.
 
         Raises:
-            ConfigError: As for `DatasetSpec.load`, or examples that have no such features.
+            ConfigError: As for `DatasetSpec.load`, or the examples have no such features.
         """
         dataset = super().load()
         if self.features is None:
@@ -127,7 +127,7 @@ class PublishedSpec(DatasetSpec):
         return FeatureDataset(**fields)
 
     def shapes(self, unit: Unit) -> Shapes:
-        """Returns sizes and types as `DatasetSpec.shapes` does. It computes no features."""
+        """Returns sizes and types like `DatasetSpec.shapes`, without computing features."""
         if self.features is None:
             return super().shapes(unit)
         self._check_images(self.features)
@@ -141,7 +141,7 @@ class PublishedSpec(DatasetSpec):
         return super().known_shapes()
 
     def read(self) -> Dataset:
-        """Reads the data set, texts by the tokenizer."""
+        """Reads the data set, with texts encoded by the tokenizer."""
         if self._kind == "images":
             return super().read()
         return PUBLISHED[self.name].load(self.directory(), self.tokens)

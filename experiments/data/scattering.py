@@ -1,8 +1,8 @@
-"""Wavelet scattering of images: fixed features that nothing is learnt for, of one image at a time.
+"""Computes wavelet scattering of images: fixed features of one image at a time.
 
-Source: Bruna and Mallat (2013), with the filters, the reflected border and the order of
-coefficients of Andreux et al. (2020, Kymatio); behind it the normalisation of one example's groups
-of Tramèr and Boneh (2021), who train linear models on them.
+Source: Bruna and Mallat (2013). The filters, the reflected border and the order of coefficients are
+those of Andreux et al. (2020, Kymatio). The following normalization of groups within one example is
+that of Tramèr and Boneh (2021), who train linear models on these features.
 """
 
 import dataclasses
@@ -18,35 +18,35 @@ from dpoptax.training.errors import ConfigError
 from experiments.data.features import OPPONENT, in_chunks
 
 Colors = Literal["given", "opponent"]
-"""The channels that are transformed: those of the image, or three sums of them."""
+"""Channels that are transformed: those of the image, or three combinations of them."""
 
 _TOGETHER = 32
-"""Grey images that are transformed at once: what they need stays near the processor."""
+"""Gray images per chunk, few enough to stay in the processor's cache."""
 
 _EPSILON = 1e-5
-"""Added to variances, as in all group normalisation."""
+"""Added to variances, as in all group normalization."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scattering:
-    """Means of an image's wavelet moduli, and of those moduli's, at 1/2^J of its resolution.
+    """Means of first- and second-order wavelet moduli at 1/2^J of the resolution.
 
         S x = (x ∗ φ, |x ∗ ψ_λ| ∗ φ, ||x ∗ ψ_λ| ∗ ψ_μ| ∗ φ),   λ = (j, θ), μ = (j′, θ′), j < j′ < J
 
-    ψ_(j,θ) is a Morlet wavelet of scale 2^j along one of L angles, φ a Gaussian of scale 2^J; each
-    channel of an image gives 1 + J L + L² J (J − 1)/2 channels, all of a colour together. Then
-    each of `groups` groups of channels has mean 0 and variance 1, over this one example.
+    ψ_(j,θ) is a Morlet wavelet of scale 2^j along one of L angles, and φ is a Gaussian of scale
+    2^J. Each channel of an image gives 1 + J L + L² J (J − 1)/2 successive channels. Each of
+    `groups` groups of channels is then normalized to mean 0 and variance 1 over this example.
 
-    Privacy: a function of one example without parameters or statistics of others. What is trained
-    on features of examples costs what it would cost on the examples.
+    Privacy: a function of one example, without parameters and without statistics of others.
+    Training on the features has the same privacy cost as training on the examples.
 
     Attributes:
         scale: J.
         angles: L.
-        groups: Number of groups of successive channels; None: no normalisation.
-        colors: "opponent" takes (R + G + B)/√3, (R − B)/√2 and (R − 2G + B)/√6 of each pixel in
-            place of R, G and B (Ohta, Kanade and Sakai, 1980). Red, green and blue are nearly the
-            same image; with groups of their own the differences of colour count as much as it.
+        groups: Number of groups of successive channels. None: no normalization.
+        colors: "opponent" replaces R, G and B of each pixel by (R + G + B)/√3, (R − B)/√2 and (R −
+            2G + B)/√6 (Ohta, Kanade and Sakai, 1980). Red, green and blue are nearly the same
+            image. With a separate normalization, color differences count as much as intensity.
 
     Example:
         >>> Scattering().shape((28, 28, 1))
@@ -61,13 +61,14 @@ class Scattering:
     colors: Colors = "given"
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the features of images (height, width, channels).
+        """Returns the shape of the features of images (height, width, channels).
 
-        Sizes that 2^J does not divide are reflected up to the next one that it does.
+        Sizes that 2^J does not divide are extended by reflection to the next multiple.
 
         Raises:
-            ConfigError: No image, one too small for its reflected border, opponent colours of one
-                that has not three, or groups that do not divide the channels.
+            ConfigError: The examples are not images, an image is too small for its reflected
+                border, opponent colors are asked for without three channels, or the groups do not
+                divide the channels.
         """
         if len(shape) != 3:
             raise ConfigError(
@@ -97,11 +98,11 @@ class Scattering:
         return height, width, channels
 
     def _border(self, size: int) -> tuple[int, int]:
-        """Pixels that are reflected before and behind `size` of them."""
+        """Returns the number of reflected pixels before and after `size` pixels."""
         return 2**self.scale, 2**self.scale + -size % 2**self.scale
 
     def transform(self, shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
-        """The compiled map from images (N, *shape) to features (N, *self.shape(shape)), float32."""
+        """Returns the compiled map from images (N, *shape) to features, float32."""
         out = self.shape(shape)
         height, width, colours = shape
         border = ((0, 0), self._border(height), self._border(width))
@@ -132,7 +133,7 @@ def _normalised(features: jax.Array, groups: int) -> jax.Array:
 
 
 def _cascade(scales: int, angles: int, padded: tuple[int, int]) -> Callable[[jax.Array], jax.Array]:
-    """From (B, *padded) to the coefficients (B, channels, height, width) without the border."""
+    """Returns the map from (B, *padded) to coefficients (B, channels, height, width)."""
     spectra = [
         np.stack([morlet(padded, j, t, angles) for t in range(angles)]) for j in range(scales)
     ]
@@ -149,7 +150,8 @@ def _cascade(scales: int, angles: int, padded: tuple[int, int]) -> Callable[[jax
         return means.reshape(len(moduli), -1, *out)
 
     def moduli(spectrum: jax.Array, scale: int, resolution: int) -> jax.Array:
-        # Wavelets of scale 2^j leave nothing that 1/2^j of the pixels would not show.
+        # The product with a wavelet of scale 2^j has no frequencies that 1/2^j of the pixels cannot
+        # hold.
         wavelets = jnp.asarray(coarser(spectra[scale], resolution), jnp.float32)
         product = spectrum[..., None, :, :] * wavelets
         return jnp.abs(jnp.fft.ifft2(_every(product, 2 ** (scale - resolution))))
@@ -165,7 +167,7 @@ def _cascade(scales: int, angles: int, padded: tuple[int, int]) -> Callable[[jax
                 average(moduli(again, second, first), second).reshape(len(images), angles, -1, *out)
                 for second in range(first + 1, scales)
             ]
-            if twice:  # for each wavelet all that follow it
+            if twice:  # every wavelet with all later ones
                 joined = jnp.concatenate(twice, axis=2)
                 orders[2].append(joined.reshape(len(images), -1, *out))
         return jnp.concatenate([part for order in orders for part in order], axis=1)
@@ -174,12 +176,13 @@ def _cascade(scales: int, angles: int, padded: tuple[int, int]) -> Callable[[jax
 
 
 def morlet(size: tuple[int, int], scale: int, angle: int, angles: int) -> np.ndarray:
-    """The transform of ψ_(j,θ), which is real, over the frequencies of images of `size`.
+    """Returns the real Fourier transform of ψ_(j,θ) for images of `size`.
 
         ψ(u) = g(u) (e^{i ξ·u} − c),   Σ ψ = 0,   |ξ| = 3π/2^{j+2}
 
-    g is a Gaussian of 0.8 · 2^j along ξ and of L/4 times as much across, so that the angles cover
-    all directions; g and ψ are those of the plane, wrapped around `size`.
+    g is a Gaussian with standard deviation 0.8 · 2^j along ξ and L/4 times as much across. With
+    this width the angles cover all directions. g and ψ are defined on the plane and wrapped around
+    `size`.
     """
     direction = (int(angles - angles / 2 - 1) - angle) * math.pi / angles
     shape: dict[str, Any] = {"stddev": 0.8 * 2**scale, "direction": direction, "slant": 4 / angles}
@@ -189,12 +192,12 @@ def morlet(size: tuple[int, int], scale: int, angle: int, angles: int) -> np.nda
 
 
 def gaussian(size: tuple[int, int], scales: int) -> np.ndarray:
-    """The transform of φ, a Gaussian of 0.4 · 2^J, over the frequencies of images of `size`."""
+    """Returns the transform of φ, a Gaussian of 0.4 · 2^J, for images of `size`."""
     return np.fft.fft2(_gabor(size, 0.4 * 2**scales, 0.0, 0.0, 1.0)).real
 
 
 def coarser(spectrum: np.ndarray, halvings: int) -> np.ndarray:
-    """The transform on 1/2^`halvings` of the pixels, what they cannot show left out."""
+    """Returns the transform of a low-passed image with 1/2^`halvings` of the pixels."""
     for axis in (-2, -1):
         size = spectrum.shape[axis] >> halvings
         beyond = np.s_[size // 2 : spectrum.shape[axis] - (size + 1) // 2]
@@ -205,7 +208,7 @@ def coarser(spectrum: np.ndarray, halvings: int) -> np.ndarray:
 def _gabor(
     size: tuple[int, int], stddev: float, direction: float, frequency: float, slant: float
 ) -> np.ndarray:
-    """A wave of length 2π/`frequency` under a Gaussian of integral 1, `size` pixels, wrapped."""
+    """Returns a wave of length 2π/`frequency` in a Gaussian of integral 1, wrapped."""
     height, width = size
     down = np.arange(-2 * height, 3 * height)[:, None]
     right = np.arange(-2 * width, 3 * width)[None, :]
@@ -217,7 +220,7 @@ def _gabor(
 
 
 def _every(spectrum: jax.Array, step: int) -> jax.Array:
-    """The transform of every `step`-th row and column of what has this one."""
+    """Returns the transform of every `step`-th row and column of the signal."""
     if step == 1:
         return spectrum
     *leading, height, width = spectrum.shape
@@ -226,10 +229,10 @@ def _every(spectrum: jax.Array, step: int) -> jax.Array:
 
 
 def _averages(size: tuple[int, int], scales: int, resolution: int) -> tuple[np.ndarray, ...]:
-    """The matrices that average rows and columns by φ at every 2^J-th pixel within the border."""
+    """Returns matrices that average rows and columns by φ at every 2^J-th pixel."""
     spectrum = coarser(gaussian(size, scales), resolution)
     matrices = []
-    for frequencies in (spectrum[:, 0], spectrum[0]):  # φ is a product of one along each axis
+    for frequencies in (spectrum[:, 0], spectrum[0]):  # φ is a product of one factor per axis
         kernel = np.fft.ifft(frequencies / math.sqrt(spectrum[0, 0])).real
         matrix = np.stack([np.roll(kernel, shift) for shift in range(len(kernel))], axis=1)
         matrices.append(matrix[:: 2 ** (scales - resolution)][1:-1])

@@ -1,6 +1,6 @@
-"""GLUE's sentence classification, E2E and DART from the files in which they are published.
+"""Reads GLUE's sentence classification, E2E and DART from their published files.
 
-GLUE's labelled split for evaluation is dev.tsv: the labels of its test split are not public.
+The evaluation split of GLUE is dev.tsv, because the labels of its test split are not public.
 """
 
 import csv
@@ -27,13 +27,14 @@ class GlueTask:
     """The layout of one task's files.
 
     Attributes:
-        folder: Where GLUE's archives have them.
-        archive: Name of the task's own archive.
-        columns: Header of the one or two columns of text, and of the label.
-        labels: The label's values in the order of their numbers.
+        folder: Folder of the task in GLUE's archives.
+        archive: Name of the task's archive.
+        columns: Headers of the one or two columns of text, and of the label.
+        labels: Values of the label, in the order of their numbers.
         train_size: Number of training examples.
-        dev: Name of the file for evaluation.
-        broken_rows: Whether rows of another number of columns are known, and left out by all.
+        dev: Name of the evaluation file.
+        broken_rows: Whether the file is known to have rows with a wrong number of columns, which
+            are commonly left out.
     """
 
     folder: str
@@ -68,22 +69,22 @@ GLUE = {
 
 
 def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
-    """A GLUE task from its TSV files: one header line, then a line for each example, no quoting.
+    """Reads a GLUE task from TSV files with a header line and one example per line.
 
-    MNLI is evaluated on the matched genres. QQP's few broken rows are left out, as is usual. Where
-    the training file has a column "user" too, which none that is published has, it says whose each
-    example is.
+    MNLI is evaluated on the matched genres. The few broken rows of QQP are left out, as is usual.
+    If the training file has a column "user", it gives the owner of each example. No published file
+    has such a column.
 
     Args:
-        data_dir: Holds the task's files, its folder, or its archive.
-        tokens: How the texts become arrays.
-        name: The name it is registered under.
+        data_dir: Folder of the task's files, of its folder, or of its archive.
+        tokens: Settings that turn texts into arrays.
+        name: Name under which the task is registered.
 
     Raises:
-        ConfigError: A file missing or damaged, or no tokenizer.
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
     """
     task, paths = GLUE[name], find_glue(data_dir, name=name)
-    tokens.tokenizer()  # raises where there is none, before files are read
+    tokens.tokenizer()  # raises before files are read if the tokenizer is missing
     splits, owners = [], []
     for path in paths:
         *texts, labels, users = zip(*_read_tsv(path, task), strict=True)
@@ -94,14 +95,14 @@ def load_glue(data_dir: Path, tokens: Tokens, *, name: str) -> Dataset:
 
 
 def find_glue(data_dir: Path, *, name: str) -> list[Path]:
-    """The files of a task, those for training first; see `load_glue`."""
+    """Returns the files of a task, training first; see `load_glue`."""
     task = GLUE[name]
     return _files(data_dir, (task.folder,), ("train.tsv", task.dev), name, task.archive)
 
 
 def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
-    """Of each row its texts, the number of its label, and its user or None."""
-    # Split by hand: quotes are text, and so are the line separators of Unicode.
+    """Yields the texts, the number of the label, and the user or None of each row."""
+    # The csv module is not used: quotes and Unicode line separators are part of the text.
     header, *lines = _text(path).removesuffix("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     absent = [column for column in task.columns if column not in names]
@@ -126,19 +127,19 @@ def _read_tsv(path: Path, task: GlueTask) -> Iterator[tuple[Any, ...]]:
 
 
 def load_e2e(data_dir: Path, tokens: Tokens) -> Dataset:
-    """The E2E challenge from its CSV files with columns mr and ref: restaurants to sentences.
+    """Reads the E2E challenge from CSV files with columns mr and ref.
 
-    A meaning representation `name[Aromi], food[Italian]` is written `name : Aromi | food :
-    Italian`, the usual form for GPT-2.
+    The task is to write a sentence about a restaurant. A meaning representation `name[Aromi],
+    food[Italian]` is written `name : Aromi | food : Italian`, the usual form for GPT-2.
 
     Raises:
-        ConfigError: A file missing or damaged, or no tokenizer.
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
     """
     return _generation("e2e", find_e2e(data_dir), _read_e2e, tokens)
 
 
 def find_e2e(data_dir: Path) -> list[Path]:
-    """The files, those for training first; see `load_e2e`."""
+    """Returns the files, training first; see `load_e2e`."""
     names = ("trainset.csv", "devset.csv")
     return _files(data_dir, ("e2e", "e2e-dataset"), names, "e2e", "e2e-dataset.zip")
 
@@ -158,19 +159,19 @@ def _read_e2e(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def load_dart(data_dir: Path, tokens: Tokens) -> Dataset:
-    """DART from its JSON files: triples of subject, relation and object to sentences.
+    """Reads DART from its JSON files, which map triples to sentences.
 
-    Every annotation of a set of triples is an example. A set is written `subject : relation :
-    object | ...`, the usual form for GPT-2.
+    Every annotation of a set of (subject, relation, object) triples is an example. A set is written
+    `subject : relation : object | ...`, the usual form for GPT-2.
 
     Raises:
-        ConfigError: A file missing or damaged, or no tokenizer.
+        ConfigError: A file is missing or damaged, or the tokenizer is missing.
     """
     return _generation("dart", find_dart(data_dir), _read_dart, tokens)
 
 
 def find_dart(data_dir: Path) -> list[Path]:
-    """The files, those for training first; see `load_dart`."""
+    """Returns the files, training first; see `load_dart`."""
     names = [f"dart-v1.1.1-full-{split}.json" for split in ("train", "dev")]
     return _files(data_dir, ("dart", "dart/data/v1.1.1", "data/v1.1.1"), names, "dart")
 
@@ -187,7 +188,7 @@ def _read_dart(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Dataset:
-    tokens.tokenizer()  # raises where there is none, before files are read
+    tokens.tokenizer()  # raises before files are read if the tokenizer is missing
     splits: list[Split] = []
     for path in paths:
         pairs = list(read(path))
@@ -197,7 +198,7 @@ def _generation(name: str, paths: list[Path], read: Any, tokens: Tokens) -> Data
         inputs, labels = tokens.continuations(sources, targets)
         splits.append({"inputs": inputs, "labels": labels})
     references: dict[str, list[str]] = {}
-    for source, target in pairs:  # of the last file, the test split
+    for source, target in pairs:  # pairs of the last file, the test split
         references.setdefault(source, []).append(target)
     texts = tuple((source, tuple(targets)) for source, targets in references.items())
     return TextDataset(name, splits[0], splits[1], 0, texts=texts)
@@ -210,7 +211,7 @@ def _files(
     dataset: str,
     archive: str | None = None,
 ) -> list[Path]:
-    """The files, or ARCHIVE/NAME for those that only the archive can have."""
+    """Returns the files, or ARCHIVE/NAME for files that may be in the archive."""
     packed = find(data_dir, folders, [archive]) if archive else None
     paths = []
     for name in names:

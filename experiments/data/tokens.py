@@ -1,4 +1,4 @@
-"""Texts as rows of token numbers of one length, by the tokenizer that is published with a model."""
+"""Turns texts into rows of token numbers with the tokenizer of a published model."""
 
 import dataclasses
 import functools
@@ -16,28 +16,28 @@ _CHUNK = 8192  # texts that are encoded at once; an encoding takes much more mem
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """How texts become arrays: whose tokenizer, and how many tokens a row has.
+    """Settings that turn texts into arrays: a tokenizer and a row length.
 
     Text is never read as a special token: "</s>" within a sentence is four characters.
 
     Attributes:
-        folder: Of a published model, with tokenizer.json, or vocab.json and merges.txt.
-        length: Number of tokens of a row; longer texts are cut, shorter ones padded.
+        folder: Folder of a published model, with tokenizer.json, or vocab.json and merges.txt.
+        length: Number of tokens per row. Longer texts are cut, and shorter ones are padded.
     """
 
     folder: Path | None
     length: int
 
     def sentences(self, first: Sequence[str], second: Sequence[str] | None = None) -> np.ndarray:
-        """Rows <s> A </s>, or <s> A </s></s> B </s>, then <pad>, as RoBERTa was trained on.
+        """Returns rows <s> A </s> or <s> A </s></s> B </s> with <pad>, as in RoBERTa.
 
-        Of a pair that is too long the longer text is cut.
+        If a pair is too long, the longer text is cut.
 
         Returns:
             (len(first), length), int32.
 
         Raises:
-            ConfigError: No tokenizer, or one without these tokens.
+            ConfigError: The tokenizer is missing, or it lacks these tokens.
         """
         from tokenizers import processors
 
@@ -56,16 +56,16 @@ class Tokens:
     def continuations(
         self, sources: Sequence[str], targets: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows SOURCE <|endoftext|> TARGET <|endoftext|>, and of each position the token to come.
+        """Returns rows SOURCE <|endoftext|> TARGET <|endoftext|> and the next tokens.
 
-        Of a row that is too long the source is cut, down to half of the length, then the target.
+        If a row is too long, the source is cut to at least half of the length, then the target.
 
         Returns:
-            Inputs and labels, (len(sources), length), int32. The labels are NO_LABEL but where the
-            target or its end comes next.
+            Inputs and labels, (len(sources), length), int32. A label is the next token where that
+            belongs to the target or ends it, and NO_LABEL elsewhere.
 
         Raises:
-            ConfigError: No tokenizer, or one without an end of text.
+            ConfigError: The tokenizer is missing, or it has no end of text.
         """
         end = self.end
         inputs = np.full((len(sources), self.length), end, np.int32)
@@ -81,15 +81,15 @@ class Tokens:
         return inputs, labels
 
     def prompts(self, sources: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows SOURCE <|endoftext|> behind which a continuation starts, and their lengths.
+        """Returns rows SOURCE <|endoftext|>, which a decoder continues, and their lengths.
 
-        A source is cut to `length - 1` tokens; rows are as long as the longest of them.
+        A source is cut to `length - 1` tokens. Rows are as long as the longest of them.
 
         Returns:
             (len(sources), longest) and (len(sources),), int32.
 
         Raises:
-            ConfigError: No tokenizer, or one without an end of text.
+            ConfigError: The tokenizer is missing, or it has no end of text.
         """
         end = self.end
         whole = [[*ids[: self.length - 1], end] for ids in self._whole(sources)]
@@ -100,7 +100,7 @@ class Tokens:
         return rows, lengths
 
     def texts(self, rows: np.ndarray) -> list[str]:
-        """What rows of tokens say up to the first <|endoftext|>, without spaces around it."""
+        """Returns the stripped text of each row of tokens up to the first <|endoftext|>."""
         tokenizer, end, texts = self.tokenizer(), self.end, []
         for row in rows:
             ended = np.flatnonzero(row == end)
@@ -110,11 +110,11 @@ class Tokens:
 
     @property
     def end(self) -> int:
-        """The number of <|endoftext|>."""
+        """Returns the number of <|endoftext|>."""
         return self._special("<|endoftext|>")
 
     def tokenizer(self) -> Any:
-        """The tokenizer of the `tokenizers` library; a `ConfigError` where there is none."""
+        """Returns the tokenizer of the `tokenizers` library, or raises a `ConfigError`."""
         if self.folder is None:
             raise ConfigError(
                 "pretrained=None, and texts need the tokenizer of a model; give --pretrained, the "
@@ -123,7 +123,7 @@ class Tokens:
         return _load(self.folder)
 
     def _whole(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """The tokens of each text, none of them cut or added."""
+        """Yields the tokens of each text, without truncation or special tokens."""
         tokenizer = self.tokenizer()
         tokenizer.post_processor = None
         tokenizer.no_truncation()
@@ -167,7 +167,7 @@ def _load(folder: Path) -> Any:
             tokenizer.decoder = tokenizers.decoders.ByteLevel()
     except Exception as error:  # the library raises plain exceptions
         raise ConfigError(
-            f"{used} cannot be read: it is no tokenizer of the `tokenizers` library ({error}); "
+            f"{used} cannot be read: it is not a tokenizer of the `tokenizers` library ({error}); "
             "fetch it again from the model's own page"
         ) from error
     tokenizer.encode_special_tokens = True

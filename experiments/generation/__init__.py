@@ -1,1 +1,1 @@
-"""Generation of text by beam search, and its scores."""
+"""Generates texts by beam search and scores them."""

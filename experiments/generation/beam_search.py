@@ -1,4 +1,4 @@
-"""Beam search over what a decoder may say next, compiled, with one shape for all lengths."""
+"""Implements beam search for a decoder, compiled with one shape for all lengths."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,20 +7,20 @@ import jax
 import jax.numpy as jnp
 
 Step = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
-"""`step(tokens, past, count)`: of each beam the logits (beams, vocabulary) of what follows its
-token number `count`, from 0, given in `tokens` (beams,), and `past` with that token in it."""
+"""`step(tokens, past, count)` takes token number `count`, counted from 0, of each beam, (beams,).
+It returns the logits of the next tokens, (beams, vocabulary), and `past` including these tokens."""
 
 
 class _Search(NamedTuple):
-    """Where a search is after `taken` tokens; unused places of token rows hold the end."""
+    """The state of a search after `taken` tokens; token rows are padded with the end."""
 
     taken: jax.Array
     alive: jax.Array  # (beams, max_tokens), not ended
     sums: jax.Array  # (beams,), their log-probabilities
-    logits: jax.Array  # (beams, vocabulary), of what follows them
+    logits: jax.Array  # (beams, vocabulary), of their next tokens
     past: Any
     ended: jax.Array  # (beams, max_tokens)
-    scores: jax.Array  # (beams,), of the ended; -inf where there is none
+    scores: jax.Array  # (beams,), of `ended`; -inf for empty rows
     done: jax.Array
 
 
@@ -34,26 +34,29 @@ def beam_search(
     length_penalty: float,
     max_tokens: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The best continuation found, by score = log-probability / tokens**length_penalty.
+    """Returns the best continuation found and its score.
 
-    The end counts as a token. Each step takes the best 2·beams continuations of the beams: those
-    that end, and are among the best `beams` of them, are set apart, and the best `beams` others go
-    on. It is over when as many have ended as there are beams and none that goes on has a better
-    score so far, or after `max_tokens`, when what has not ended counts too. One beam is greedy.
+    The score is log-probability / tokens**length_penalty, and the end counts as a token.
+
+    Each step takes the best 2·beams continuations of the beams. Those that end and are among the
+    best `beams` are set aside, and the best `beams` others continue. The search stops when `beams`
+    continuations have ended and none of the others has a better score so far. After `max_tokens` it
+    also stops, and unfinished continuations count. One beam is greedy search.
 
     Args:
-        step: What follows; see `Step`.
-        logits: (vocabulary,) of the first token.
-        past: What `step` needs of the prompt, for one beam: each leaf gets a leading axis of beams.
-        end: The token that ends a text.
+        step: Computes the next logits; see `Step`.
+        logits: (vocabulary,), of the first token.
+        past: State of `step` after the prompt, for one beam. Each leaf gets a leading axis of
+            beams.
+        end: Token that ends a text.
         beams: Number of continuations that are followed.
-        length_penalty: 0 for the most probable; the larger, the longer.
-        max_tokens: Number of tokens after which a search is over.
+        length_penalty: 0 prefers the most probable text; larger values prefer longer texts.
+        max_tokens: Maximum number of tokens.
 
     Returns:
-        Tokens (max_tokens,), filled up with the end, and their score.
+        Tokens (max_tokens,), padded with the end, and their score.
 
-    Source: the search of the `transformers` library, with which Li et al. (2021) generate.
+    Source: the search of the `transformers` library, which Li et al. (2021) use.
     """
 
     def repeat(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Generates texts by a trained decoder for held-out sources, and scores them."""
+"""Generates texts for held-out sources with a trained decoder, and scores them."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from experiments.config import ExperimentConfig
 from experiments.data.published_data import TextDataset
 from experiments.generation.beam_search import beam_search
 
-_CHUNK = 16  # sources at a time, where the config has no microbatches
+_CHUNK = 16  # sources per batch if the config has no micro-batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def score_run(
         The scores in %.
 
     Raises:
-        ConfigError: No finished run, or as for `Generation`.
+        ConfigError: The run is not finished, or as for `Generation`.
     """
     path = workdir / "params.msgpack"
     if not path.is_file():
@@ -97,8 +97,8 @@ class Generation:
         dataset: A data set with the texts of its test split.
 
     Raises:
-        ConfigError: A data set without such texts, libraries that are not installed, or a model
-            with too few positions.
+        ConfigError: The data set has no such texts, a library is not installed, or the model has
+            too few positions.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class Generation:
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Returns scores in %, and each source with its text and its references."""
         texts: list[str] = []
-        # One device of each process, whatever the parameters are spread over.
+        # Use one device of each process, wherever the parameters are.
         whole = jax.device_get(Variables(params, frozen))
         variables = jax.device_put(whole, jax.local_devices()[0])
         total = len(self._sources)
         with Bar(total=total, desc="texts", unit="text", leave=None, disable=not progress) as bar:
             for start in range(0, total, self._chunk):
-                # The last chunk is filled up: one shape, compiled once.
+                # The last chunk is padded, so that one shape is compiled once.
                 chosen = np.minimum(np.arange(start, start + self._chunk), total - 1)
                 rows = self._generate(variables, self._prompts[chosen], self._lengths[chosen])
                 texts += self._tokens.texts(np.asarray(rows)[: total - start])
@@ -153,13 +153,13 @@ class Generation:
 def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Computes BLEU and ROUGE-L, in %, of texts with any number of references each.
 
-    BLEU is that of the corpus, by sacrebleu: n-grams up to 4, the tokens of mteval-v13a, without
-    case, as the E2E challenge counts it. ROUGE-L is the mean over texts of the largest F1 over
-    references, by rouge-score, without stemming; the challenge's own tool takes the largest
-    precision and recall apart and weights recall more, which gives other numbers.
+    BLEU is corpus BLEU by sacrebleu, with n-grams up to 4 and the tokens of mteval-v13a, ignoring
+    case, as in the E2E challenge. ROUGE-L is the mean over texts of the largest F1 over references,
+    by rouge-score without stemming. The challenge's tool maximizes precision and recall separately
+    and gives recall more weight, so its numbers differ.
 
     Raises:
-        ConfigError: A library that is not installed.
+        ConfigError: A library is not installed.
     """
     bleu, rouge = _libraries()
     longest = max(map(len, references))
@@ -178,7 +178,7 @@ def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> dict[st
 def _apply_from(
     model: nn.Module, variables: Variables, inputs: jax.Array, past: Any, position: Any
 ) -> tuple[jax.Array, Any]:
-    """Returns the logits of the tokens from number `position` on, and `past` with them."""
+    """Returns the logits of the tokens from `position` on, and the extended `past`."""
     frozen = {"frozen": variables.frozen} if variables.frozen else {}
     result: Any = model.apply({"params": variables.params, **frozen}, inputs, past, position)
     return result
@@ -194,7 +194,7 @@ def _empty_past(model: Any, room: int) -> Any:
 def _generator(
     model: nn.Module, beams: int, length_penalty: float, max_tokens: int, end: int
 ) -> Any:
-    """Compiles `generate(variables, prompts (N, P), lengths (N,))` to tokens (N, max_tokens)."""
+    """Returns the compiled `generate(variables, prompts (N, P), lengths (N,))`."""
 
     def generate(variables: Variables, prompts: jax.Array, lengths: jax.Array) -> Any:
         def one(prompt: jax.Array, length: jax.Array) -> jax.Array:

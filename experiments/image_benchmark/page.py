@@ -26,10 +26,10 @@ from experiments.image_benchmark.run_lines import Line, read
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
-    """Writes the page and its figures from the records (*.jsonl) of `folder`; returns its path.
+    """Writes the page and its figures from the records in `folder`; returns its path.
 
-    People write the summary and the list of omissions: the page includes `verdict.md` and `cut.md`
-    if the folder has them.
+    The records are the files *.jsonl. The summary and the list of omissions are written by hand:
+    the page includes `verdict.md` and `cut.md` if the folder has them.
 
     Raises:
         ConfigError: The folder has no records, or a line is not a record.
@@ -103,7 +103,7 @@ def _described(setting: Setting) -> str:
 
 
 def _counted(compared: Groups) -> str:
-    """Says how often each method is above and below DP-SGD and tuned momentum."""
+    """Counts how often each method is above and below DP-SGD and tuned momentum."""
     tally: dict[str, list[list[int]]] = {}
     for entries in compared.values():
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Records of comparisons as lines of JSON, one for each run, small enough for a repository."""
+"""Stores comparisons as lines of JSON, one per run, small enough for a repository."""
 
 import dataclasses
 import json
@@ -23,15 +23,15 @@ class Line:
     Attributes:
         name: Name of the config.
         method: Name of the method.
-        settings: Fields of the config that differ from the defaults, without those that are
-            attributes of the line or do not change the parameters.
+        settings: Fields of the config that differ from the defaults. Attributes of the line, and
+            fields that do not change the parameters, are left out.
         epsilon: Target of the comparison. None for a run without privacy.
         spent: ε of one run on the test split. None for trials, and if no ε is stated.
-        unproven: Whether no ε is stated because there is no proof.
-        delta: δ of both. None if there is none.
+        unproven: Whether the method has no proof, and therefore no ε.
+        delta: δ of `epsilon` and `spent`, or None.
         learning_rate: The learning rate.
         seed: The seed.
-        split: "held-out" for a trial that selects a rate, "test" for a run that is reported.
+        split: "held-out" for a trial that selects a learning rate, "test" for a reported run.
         accuracy: Accuracy on that split, in [0, 1].
         seconds: Seconds of its training. None for trials.
         versions: Versions of the packages.
@@ -62,7 +62,7 @@ _TYPES = {
 
 
 def comparison_lines(results: Mapping[str, Any]) -> list[Line]:
-    """Returns the lines of all runs of a comparison, from the content of its results.json."""
+    """Returns the lines of all runs in the results.json of a comparison."""
     found = []
     for method in results["methods"]:
         runs = method["runs"]
@@ -106,7 +106,7 @@ def _common(name: str, results: Mapping[str, Any], run: Mapping[str, Any]) -> di
     }
     if config["method"].get("class", "").startswith("experiments.methods."):
         settings["method"] = {n: v for n, v in config["method"].items() if n != "class"}
-    if run["unproven"]:  # its noise follows from this ε, as that of DP-SGD does
+    if run["unproven"]:  # its noise is that of DP-SGD at this ε
         settings.pop("noise_multiplier", None)
     return {
         "name": name,
@@ -134,7 +134,7 @@ def read(path: Path) -> list[Line]:
     """Reads the lines of a file.
 
     Raises:
-        ConfigError: A line that is not a record; the message has its number.
+        ConfigError: A line is not a record. The message gives its number.
     """
     found = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Models of the papers, and models that start from published weights."""
+"""Builds the papers' models, and models that start from published weights."""
 
 from dpoptax.training.models import VisionTransformer, register_model
 from experiments.models import large_networks, networks

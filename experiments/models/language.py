@@ -1,8 +1,8 @@
-"""A RoBERTa-style encoder and a GPT-2-style decoder, as published, with LoRA.
+"""Defines a RoBERTa-style encoder and a GPT-2-style decoder, with LoRA.
 
 Each maps one row of tokens to logits. With `lora`, the published weights are variables of the
-collection "frozen", which no gradient is taken of; the trained parameters are the corrections, and
-of the encoder the classification head. Dropout is left out.
+collection "frozen" and have no gradient. The corrections are trained, and for the encoder also the
+classification head. Dropout is left out.
 """
 
 from typing import Any
@@ -36,21 +36,22 @@ class _Embedding(Frozen):
 class RobertaClassifier(nn.Module):
     """RoBERTa with a classification head on its first token (Liu et al., 2019).
 
-    The defaults are those of roberta-base. Positions count from `padding + 1`, padding apart.
+    The defaults are those of roberta-base. Positions of tokens other than padding are counted from
+    `padding + 1`.
 
     Attributes:
         num_classes: Number of logits.
         vocab_size: Number of tokens.
-        width: Features of a token.
+        width: Features per token.
         depth: Number of layers.
         heads: Number of attention heads; it divides `width`.
         hidden: Features between the two projections of a layer.
-        positions: Rows of the table of positions, `padding + 1` more than the longest input.
+        positions: Rows of the position table, `padding + 1` more than the longest input.
         types: Rows of the table of token types, of which the first is used.
-        padding: The token that rows are padded with.
-        epsilon: Of the layer normalisations.
+        padding: Token that pads rows.
+        epsilon: ε of the layer normalizations.
         activation: Name of the activation.
-        lora: Corrections to train instead of the weights; None: all weights are trained.
+        lora: Corrections to train instead of the weights. None: all weights are trained.
     """
 
     num_classes: int
@@ -68,7 +69,7 @@ class RobertaClassifier(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one row of tokens (length,)."""
+        """Returns logits (num_classes,) of one row of tokens (length,)."""
         frozen = self.lora is not None
 
         def table(name: str, rows: int) -> jax.Array:
@@ -86,21 +87,21 @@ class RobertaClassifier(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """GPT-2, whose logits are products with its table of tokens (Radford et al., 2019).
+    """GPT-2, with logits from its table of tokens (Radford et al., 2019).
 
-    The defaults are those of the small one. A position sees itself and those before it, so padding
-    at the end changes nothing before.
+    The defaults are those of the small model. A position attends to itself and to earlier ones, so
+    padding at the end does not change the rest.
 
     Attributes:
         vocab_size: Number of tokens.
-        width: Features of a token.
+        width: Features per token.
         depth: Number of layers.
         heads: Number of attention heads; it divides `width`.
         hidden: Features between the two projections of a layer.
-        positions: Rows of the table of positions, the longest input.
-        epsilon: Of the layer normalisations.
+        positions: Rows of the position table, the length of the longest input.
+        epsilon: ε of the layer normalizations.
         activation: Name of the activation.
-        lora: Corrections to train instead of the weights; None: all weights are trained.
+        lora: Corrections to train instead of the weights. None: all weights are trained.
     """
 
     vocab_size: int = 50_257
@@ -117,15 +118,16 @@ class Gpt2(nn.Module):
     def __call__(
         self, inputs: jax.Array, past: tuple[Past, ...] | None = None, position: Any = 0
     ) -> Any:
-        """Logits (length, vocab_size) of what follows each of the tokens (length,).
+        """Returns next-token logits (length, vocab_size) for tokens (length,).
 
-        With `past`, of every layer the keys and values (room, width) of earlier tokens, the inputs
-        are the tokens from number `position` on, and the result is the logits and `past` with them.
+        `past` holds the keys and values, (room, width), of earlier tokens for every layer. With
+        `past`, the inputs are the tokens from number `position` on, and the result is the logits
+        and the extended `past`.
         """
         frozen = self.lora is not None
         words = _Embedding(frozen, self.vocab_size, self.width, name="word_embeddings")()
         places = _Embedding(frozen, self.positions, self.width, name="position_embeddings")()
-        # Counted from the data, so that the table is looked up by it, at any position.
+        # Count positions from the inputs: the index then depends on the data, so this is a lookup.
         hidden = words[inputs] + places[jnp.cumsum(inputs >= 0) - 1 + position]
         room = len(hidden) if past is None else len(past[0][0])
         seen = jnp.arange(room) <= position + jnp.arange(len(hidden))[:, None]

@@ -1,4 +1,4 @@
-"""Image models for large images, with group normalisation: ResNet-50 and EfficientNet-B0."""
+"""Defines models for large images with group normalization."""
 
 import flax.linen as nn
 import jax
@@ -7,7 +7,7 @@ from experiments.models.networks import StandardisedConv, group_norm
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut, each after normalisation and ReLU."""
+    """Adds 1x1, 3x3 and 1x1 convolutions, each after norm and ReLU, to a shortcut."""
 
     channels: int
     stride: int
@@ -26,10 +26,10 @@ class _Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 of Kolesnikov et al. (2019), "BiT": group normalisation, weight standardisation.
+    """ResNet-50 "BiT" (Kolesnikov et al., 2019): group norm, weight standardization.
 
-    The ResNet-50 of DOPPLER, and, but for details that the paper leaves open, that of DiSK on
-    ImageNet. The stem quarters height and width.
+    DOPPLER uses it. DiSK uses it on ImageNet, except for details that the paper leaves open. The
+    stem reduces height and width to a quarter.
 
     Attributes:
         num_classes: Number of logits.
@@ -41,7 +41,7 @@ class ResNet50(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         hidden = StandardisedConv(64, 7, 2)(inputs)
         hidden = nn.max_pool(hidden, (3, 3), strides=(2, 2), padding="SAME")
         for stage, blocks in enumerate(self.blocks):
@@ -53,12 +53,12 @@ class ResNet50(nn.Module):
 
 
 def _norm(hidden: jax.Array) -> jax.Array:
-    """Groups of eight channels: all widths of EfficientNet are multiples of eight."""
+    """Normalizes groups of eight channels, which divide all widths of EfficientNet."""
     return group_norm(hidden, hidden.shape[-1] // 8)
 
 
 class _InvertedBottleneck(nn.Module):
-    """Expansion, depthwise convolution, squeeze and excitation, projection; swish between."""
+    """Applies expansion, depthwise convolution, squeeze-and-excitation and projection."""
 
     expansion: int
     channels: int
@@ -86,13 +86,13 @@ class _InvertedBottleneck(nn.Module):
 
 
 class EfficientNetB0(nn.Module):
-    """EfficientNet-B0 (Tan and Le, 2019) with group normalisation, without dropout.
+    """EfficientNet-B0 (Tan and Le, 2019) with group normalization, without dropout.
 
     The stem and four stages halve height and width: 32x32 images end as one pixel.
 
     Attributes:
         num_classes: Number of logits.
-        stages: Of each its expansion, channels, number of blocks, stride and size of kernels.
+        stages: Expansion, channels, number of blocks, stride and kernel size of each stage.
     """
 
     num_classes: int
@@ -108,7 +108,7 @@ class EfficientNetB0(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         hidden = nn.Conv(32, (3, 3), strides=(2, 2), use_bias=False)(inputs)
         hidden = nn.swish(_norm(hidden))
         for expansion, channels, blocks, stride, size in self.stages:

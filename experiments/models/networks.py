@@ -1,7 +1,7 @@
-"""The image models of the papers. Each maps one image (height, width, channels) to logits.
+"""Defines the papers' image models: one image (height, width, channels) to logits.
 
-None has batch normalisation, which mixes examples; group normalisation stands in its place. Where
-a paper leaves a width open, the docstring says which was taken.
+Batch normalization mixes examples, so group normalization replaces it. Where a paper leaves a width
+open, the docstring states the choice.
 """
 
 import flax.linen as nn
@@ -10,18 +10,18 @@ import jax.numpy as jnp
 
 
 class TwoLayerCNN(nn.Module):
-    """GeoDP's CNN: 21,840 parameters on 28x28 grey images, as its section VI-D states.
+    """GeoDP's CNN: 21,840 parameters on 28x28 gray images, as its section VI-D states.
 
-    Two 5x5 convolutions of 10 and 20 channels without padding, each with 2x2 max-pooling and ReLU,
-    then 50 hidden units: the layers are not in the paper, but this is the usual network of its
-    size. The softmax that the paper calls the activation is that of the loss.
+    The paper does not list the layers. This is the usual network of that size: two 5x5 convolutions
+    of 10 and 20 channels without padding, each with 2x2 max-pooling and ReLU, then 50 hidden units.
+    The paper calls softmax the activation; here it is the softmax of the loss.
     """
 
     num_classes: int
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image, at least 16x16."""
+        """Returns logits (num_classes,) of one image of at least 16x16."""
         hidden = inputs
         for channels in (10, 20):
             hidden = nn.Conv(channels, (5, 5), padding="VALID")(hidden)
@@ -33,8 +33,8 @@ class TwoLayerCNN(nn.Module):
 class FiveLayerCNN(nn.Module):
     """The 5-layer CNN of DOPPLER, DiSK and DP-PMLF.
 
-    Five 3x3 convolutions, each followed by tanh and 2x2 max-pooling (DP-PMLF, appendix), then a
-    linear layer. The papers state no widths and no kernel sizes; these are taken from the usual
+    It has five 3x3 convolutions, each followed by tanh and 2x2 max-pooling (DP-PMLF, appendix), and
+    a linear layer. The papers do not state widths or kernel sizes. These are taken from the usual
     small CNNs of differentially private training.
     """
 
@@ -43,28 +43,29 @@ class FiveLayerCNN(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         hidden = inputs
         for channels in self.channels:
             hidden = nn.tanh(nn.Conv(channels, (3, 3))(hidden))
-            # Padded, so that 28x28 images outlive five poolings too.
+            # Padding lets 28x28 images survive five poolings.
             hidden = nn.max_pool(hidden, (2, 2), strides=(2, 2), padding="SAME")
         return nn.Dense(self.num_classes)(hidden.reshape(-1))
 
 
 Convolution = tuple[int, int, int, int]
-"""Channels, height and width of the kernel, stride, and the rows of zeros at each edge."""
+"""Channels, height and width of the kernel, stride, and rows of zeros at each edge."""
 
 
 class TanhCNN(nn.Module):
-    """Convolutions with tanh, max-pooling between them, then one or two linear layers.
+    """Convolutions with tanh and max-pooling, then one or two linear layers.
 
-    The defaults are the CNN of Papernot et al. (2021) for CIFAR-10, with 550,570 parameters on it.
+    The defaults are the CNN of Papernot et al. (2021) for CIFAR-10, with 550,570 parameters on
+    CIFAR-10.
 
     Attributes:
         num_classes: Number of logits.
-        layers: Convolutions, and for a 2x2 max-pooling its stride.
-        hidden: Units of tanh between the convolutions and the logits; 0: none.
+        layers: Convolutions; an integer is the stride of a 2x2 max-pooling.
+        hidden: Number of tanh units between the convolutions and the logits. 0: no hidden layer.
     """
 
     num_classes: int
@@ -77,7 +78,7 @@ class TanhCNN(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image, or of its features."""
+        """Returns logits (num_classes,) of one image, or of its features."""
         hidden = inputs
         for layer in self.layers:
             if isinstance(layer, int):
@@ -93,14 +94,14 @@ class TanhCNN(nn.Module):
 
 
 TANH_CNN_MNIST: tuple[Convolution | int, ...] = ((16, 8, 2, 2), 1, (32, 4, 2, 0), 1)
-"""The layers of Papernot et al. (2021) for MNIST; with 32 hidden units 26,010 parameters on it."""
+"""Layers of Papernot et al. (2021) for MNIST; 26,010 parameters with 32 hidden units."""
 
 TANH_CNN_FEATURES: tuple[Convolution | int, ...] = ((64, 3, 1, 1), 2, (64, 3, 1, 1))
-"""The layers of Tramèr and Boneh (2021) on scattering features of CIFAR-10; no hidden units."""
+"""Layers of Tramèr and Boneh (2021) on scattering features of CIFAR-10, without hidden units."""
 
 
 class StandardisedConv(nn.Module):
-    """A convolution without bias whose kernel has mean 0 and variance 1/fan-in per channel."""
+    """A convolution without bias; its kernels have mean 0 and variance 1/fan-in."""
 
     channels: int
     size: int = 3
@@ -108,7 +109,7 @@ class StandardisedConv(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """The image (height, width, channels), halved in size for a stride of 2."""
+        """Returns the image (height, width, channels); a stride of 2 halves its size."""
         shape = (self.size, self.size, inputs.shape[-1], self.channels)
         kernel = self.param(
             "kernel", nn.initializers.variance_scaling(1.0, "fan_in", "normal"), shape
@@ -131,16 +132,17 @@ def _conv(channels: int, size: int, stride: int = 1) -> nn.Module:
 
 
 def group_norm(hidden: jax.Array, groups: int) -> jax.Array:
-    """Group normalisation of one image, with one group where `groups` does not divide."""
-    # One example has no batch axis: all its positions and a group's channels are averaged over.
+    """Normalizes groups of one image, or a single group if `groups` does not divide."""
+    # Examples have no batch axis: the mean is over all positions and the channels of a group.
     groups = groups if hidden.shape[-1] % groups == 0 else 1
     return nn.GroupNorm(num_groups=groups, reduction_axes=(-3, -2, -1))(hidden)
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, a ReLU between them and, if asked for, after the sum.
+    """Adds two 3x3 convolutions with a ReLU between them to a shortcut.
 
-    `preactivated`: norm and ReLU before each convolution, none after the sum.
+    A ReLU after the sum is optional. With `preactivated`, norm and ReLU come before each
+    convolution, and no ReLU follows the sum.
     """
 
     channels: int
@@ -170,14 +172,14 @@ class _ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network of basic blocks for small images, with group normalisation.
+    """A residual network of basic blocks for small images, with group normalization.
 
     Attributes:
         num_classes: Number of logits.
-        channels: Width of each stage; every stage but the first halves height and width.
-        blocks: Number of blocks in a stage.
-        relu_after_sum: Whether a block has its second ReLU; GeoDP's residual network has one a
-            block (section VI-A).
+        channels: Width of each stage. Every stage except the first halves height and width.
+        blocks: Number of blocks per stage.
+        relu_after_sum: Whether a block has a second ReLU, after the sum. GeoDP's residual network
+            has one ReLU per block (section VI-A).
     """
 
     num_classes: int
@@ -187,7 +189,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         hidden = nn.relu(group_norm(_conv(self.channels[0], 3)(inputs), 16))
         for stage, channels in enumerate(self.channels):
             for block in range(self.blocks):
@@ -199,7 +201,7 @@ class ResNet(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-`depth`-`width` of De et al. (2022): group normalisation and weight standardisation.
+    """WRN-`depth`-`width` of De et al. (2022): group norm and weight standardization.
 
     Attributes:
         num_classes: Number of logits.
@@ -213,7 +215,7 @@ class WideResNet(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image."""
+        """Returns logits (num_classes,) of one image."""
         hidden = StandardisedConv(16)(inputs)
         for stage in range(3):
             for block in range((self.depth - 4) // 6):

@@ -1,6 +1,7 @@
-"""Published models from a folder: config.json and model.safetensors, named as in `transformers`.
+"""Loads and saves models as config.json and model.safetensors of `transformers`.
 
-Names and shapes are checked: what a model here would not compute, or would not find, is an error.
+Names and shapes are checked. A tensor or setting that the model would ignore or not find is an
+error.
 """
 
 import json
@@ -20,14 +21,15 @@ from experiments.models.weight_formats import FORMATS, Format
 
 _OWN = {2: (1, 0), 4: (2, 3, 1, 0)}
 _STORED = {2: (1, 0), 4: (3, 2, 0, 1)}
-"""Axes of a kernel from (out, in, ...) to (..., in, out), and back."""
+"""Axes that take a kernel from (out, in, ...) to (..., in, out), and back."""
 
 
 def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
-    """The fields of `module` that the config.json in `folder` states.
+    """Returns the fields of `module` that the config.json in `folder` states.
 
     Raises:
-        ConfigError: No such file, another kind of model, or one that computes something else.
+        ConfigError: The file is missing, or its model is of another kind or computes something
+            else.
     """
     path, form = folder / "config.json", FORMATS[module]
     if not path.is_file():
@@ -39,7 +41,7 @@ def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
         stated = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: it is no configuration of a model "
+            f"{path} cannot be read: it is not a configuration of a model "
             f"({type(error).__name__}: {error}); fetch it again from the model's own page"
         ) from error
     expected = {"model_type": form.model_type, **form.fixed}
@@ -62,13 +64,13 @@ def fields_of(folder: Path, module: type[nn.Module]) -> dict[str, Any]:
 
 
 def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`variables` of `module` with the published weights in place of the initial ones.
+    """Returns `variables` of `module` with the published weights.
 
-    What is new keeps its initial values: LoRA's corrections, and a classification head of which the
-    file has none of this many classes.
+    LoRA's corrections keep their initial values. So does a classification head, if the file has
+    none with this number of classes.
 
     Raises:
-        ConfigError: No such file, a tensor missing, of another shape, or without a place.
+        ConfigError: A file is missing, or a tensor is missing, has another shape or is not used.
     """
     form = FORMATS[type(module)]
     tensors = _read(folder)
@@ -115,10 +117,10 @@ def load_weights(folder: Path, module: nn.Module, variables: Mapping[str, Any]) 
 def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) -> None:
     """Writes config.json and model.safetensors as `transformers` reads them.
 
-    LoRA's corrections are added to the weights that they correct: what is written has no adapters.
+    LoRA's corrections are added to the weights that they correct, so the files have no adapters.
 
     Args:
-        folder: Made if missing; the tokenizer's files are not written.
+        folder: Folder of the files. A missing folder is created. The tokenizer is not written.
         module: The model.
         variables: Its collections, "params" and, with LoRA, "frozen".
     """
@@ -158,7 +160,7 @@ def save_model(folder: Path, module: nn.Module, variables: Mapping[str, Any]) ->
 
 
 def _name(form: Format, keys: list[str]) -> str:
-    """The tensor's name, from the path within a collection."""
+    """Returns the name of the tensor at a path within a collection."""
     *layers, leaf = keys
     if leaf in form.names:
         return form.prefix + form.names[leaf]
@@ -198,5 +200,5 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _current(name: str) -> str:
-    """`name` as it is today; old files call a norm's weight and bias gamma and beta."""
+    """Returns the current form of `name`; old files have gamma and beta for norms."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))

@@ -1,4 +1,4 @@
-"""Builds models that start from published weights, with the sizes of their checkpoints."""
+"""Builds models that start from published weights, with sizes from checkpoints."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ class PublishedModel(NamedTuple):
 
     Attributes:
         module: Its flax module.
-        kind: The kind of examples that it takes.
-        sizes: Fields of the module as published, for a config without a checkpoint.
+        kind: The kind of its examples.
+        sizes: Published fields of the module, for a config without a checkpoint.
     """
 
     module: type[nn.Module]
@@ -51,18 +51,18 @@ _COMMON_PROJECTIONS = ("attention_output", "intermediate", "output")
 def build_published(
     name: str, num_classes: int, folder: Path | None, lora: Lora | None, sequence_length: int
 ) -> nn.Module:
-    """Builds the published model `name`, with the sizes that the config.json in `folder` states.
+    """Builds the published model `name` with the sizes of the config.json in `folder`.
 
     Args:
         name: A name of `PUBLISHED_MODELS`.
-        num_classes: Number of classes; without effect for generation.
+        num_classes: Number of classes; not used for generation.
         folder: Folder of a checkpoint. None: the model has the published sizes.
-        lora: Corrections to train; without projections, those of query and value.
-        sequence_length: Number of tokens of an example.
+        lora: Corrections to train. Without projections, those of query and value.
+        sequence_length: Number of tokens per example.
 
     Raises:
-        ConfigError: A checkpoint of another kind of model, a projection that the model does not
-            have, or a row of tokens that is too long.
+        ConfigError: The checkpoint has another kind of model, the model lacks a projection, or a
+            row of tokens is too long.
     """
     module, kind, sizes = PUBLISHED_MODELS[name]
     fields: dict[str, Any] = dict(sizes)
@@ -90,7 +90,7 @@ def build_published(
 
 
 def check_kind(model: str, dataset: str, kind: Kind) -> None:
-    """Raises a ConfigError if a model is for other examples than a data set has."""
+    """Raises a ConfigError if a model does not take the examples of a data set."""
     kinds: dict[str, Kind] = dict.fromkeys(MODELS, "images")
     kinds |= {name: published.kind for name, published in PUBLISHED_MODELS.items()}
     if model not in kinds:

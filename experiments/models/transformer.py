@@ -1,7 +1,6 @@
-"""The layers that published transformers are made of, with LoRA.
+"""Defines the layers of published transformers, with LoRA.
 
-With `lora`, the published weights are variables of the collection "frozen", which no gradient is
-taken of.
+With `lora`, the published weights are variables of the collection "frozen" and have no gradient.
 """
 
 import dataclasses
@@ -18,20 +17,20 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_pytorch_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
 }
-"""Activations under the names that published configurations have."""
+"""Activations by their names in published configurations."""
 
 Past = tuple[jax.Array, jax.Array]
-"""Keys and values (room, width) of the tokens before, in one layer; later rows are unused."""
+"""Keys and values (room, width) of earlier tokens in one layer. Later rows are unused."""
 
 SMALL = nn.initializers.normal(0.02)
-"""What weights are drawn from where no checkpoint gives them."""
+"""Initializer of weights that no checkpoint provides."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Low-rank corrections x ↦ x W + (alpha/rank) (x A) B to projections whose W is frozen.
+    """Low-rank corrections x ↦ x W + (alpha/rank) (x A) B to frozen projections W.
 
-    A starts random and B at zero: at first nothing is changed.
+    A is initialized at random and B at zero, so the initial correction is zero.
 
     Attributes:
         rank: Number of columns of A.
@@ -47,12 +46,12 @@ class Lora:
 
 
 class Frozen(nn.Module):
-    """Base of layers whose weights are parameters, or constants where `frozen`."""
+    """A base of layers whose weights are parameters, or constants if `frozen`."""
 
     frozen: bool
 
     def weight(self, name: str, init: Any, shape: tuple[int, ...]) -> jax.Array:
-        """The weight `name`."""
+        """Returns the weight `name`."""
         if not self.frozen:
             return self.param(name, init, shape)
         constant = self.variable("frozen", name, lambda: init(self.make_rng("params"), shape))
@@ -60,14 +59,14 @@ class Frozen(nn.Module):
 
 
 class Projection(Frozen):
-    """x ↦ x W + b, with LoRA's correction if it is among `lora.projections`."""
+    """Maps x ↦ x W + b, with LoRA's correction if it is among `lora.projections`."""
 
     features: int = 0
     lora: Lora | None = None
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """(..., features) of (..., width)."""
+        """Maps (..., width) to (..., features)."""
         width = inputs.shape[-1]
         kernel = self.weight("kernel", SMALL, (width, self.features))
         bias = self.weight("bias", nn.initializers.zeros_init(), (self.features,))
@@ -81,13 +80,13 @@ class Projection(Frozen):
 
 
 class Norm(Frozen):
-    """Layer normalisation."""
+    """Layer normalization."""
 
     epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """`inputs`, with mean 0 and variance 1 over the last axis, scaled and shifted."""
+        """Normalizes the last axis to mean 0 and variance 1, then scales and shifts it."""
         shape = inputs.shape[-1:]
         scale = self.weight("scale", nn.initializers.ones_init(), shape)
         bias = self.weight("bias", nn.initializers.zeros_init(), shape)
@@ -99,7 +98,7 @@ class Norm(Frozen):
 def attend(
     query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array
 ) -> jax.Array:
-    """Attention of queries (length, width), with `seen` (length, keys) or (keys,) of the keys."""
+    """Computes attention of queries (length, width), masked by `seen`."""
     query, key, value = (x.reshape(len(x), heads, -1) for x in (query, key, value))
     scores = jnp.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
@@ -107,16 +106,16 @@ def attend(
 
 
 class _Layer(nn.Module):
-    """Attention, then two projections; each part is added to its input.
+    """Attention, then two projections; the output of each part is added to its input.
 
     Attributes:
         heads: Number of attention heads; it divides the width.
         hidden: Features between the two projections.
-        epsilon: Of the layer normalisations.
+        epsilon: ε of the layer normalizations.
         activation: Name of the activation.
         lora: Corrections to train instead of the weights.
-        norm_first: Whether a part's input is normalised, rather than its sum with the input.
-        joint: Whether one projection makes queries, keys and values.
+        norm_first: Whether to normalize the input of a part instead of its sum with the output.
+        joint: Whether one projection computes queries, keys and values.
     """
 
     heads: int
@@ -168,17 +167,18 @@ def run_layers(
     past: tuple[Past, ...] | None = None,
     position: Any = 0,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    """The layers of a model, from within its call; it sows what comes before and after each.
+    """Runs the layers of a model from within its call, and sows inputs and outputs.
 
     Args:
-        model: A module with `depth` and the attributes of a layer, "layer_0" and so on in its tree.
+        model: A module with `depth` and the attributes of a layer; its tree has "layer_0" and so
+            on.
         hidden: Features (length, width).
-        seen: Keys that are seen, (keys,), or by each query, (length, keys).
-        norm_first: Whether a part's input is normalised, rather than its sum with the input.
-        joint: Whether one projection makes queries, keys and values.
-        past: Of each layer the keys and values of earlier tokens, among which those of `hidden`
-            take their places; None: there are no earlier ones.
-        position: The number of the first of these places.
+        seen: Mask of visible keys, (keys,), or for each query, (length, keys).
+        norm_first: Whether to normalize the input of a part instead of its sum with the output.
+        joint: Whether one projection computes queries, keys and values.
+        past: Keys and values of earlier tokens for each layer, with room for those of `hidden`.
+            None: no earlier tokens.
+        position: Number of the first row of `hidden` in `past`.
 
     Returns:
         The features after the last layer, and `past` with the new keys and values.

@@ -1,4 +1,4 @@
-"""A vision transformer as published for fine-tuning, with LoRA as in `transformer`."""
+"""Defines a published vision transformer for fine-tuning, with LoRA."""
 
 import flax.linen as nn
 import jax
@@ -8,7 +8,7 @@ from experiments.models.transformer import SMALL, Frozen, Lora, Norm, Projection
 
 
 class _Patches(Frozen):
-    """The image cut into squares, each projected."""
+    """Cuts the image into squares and projects each."""
 
     size: int = 16
     features: int = 384
@@ -35,15 +35,15 @@ class VitClassifier(Frozen):
 
     Attributes:
         num_classes: Number of logits.
-        width: Features of a token.
+        width: Features per token.
         depth: Number of layers.
         heads: Number of attention heads; it divides `width`.
         hidden: Features between the two projections of a layer.
-        image: Height and width that the positions are for.
+        image: Height and width of the images that the positions are for.
         patch: Height and width of a patch; it divides those of the image.
-        epsilon: Of the layer normalisations.
+        epsilon: ε of the layer normalizations.
         activation: Name of the activation.
-        lora: Corrections to train instead of the weights; None: all weights are trained.
+        lora: Corrections to train instead of the weights. None: all weights are trained.
     """
 
     frozen: bool = False
@@ -60,8 +60,8 @@ class VitClassifier(Frozen):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Logits (num_classes,) of one image with colours in [-2, 2]."""
-        # The published models were trained on colours in [-1, 1].
+        """Returns logits (num_classes,) of one image with colors in [-2, 2]."""
+        # The published models were trained on colors in [-1, 1].
         shape = (self.image, self.image, inputs.shape[-1])
         scaled = jax.image.resize(inputs / 2, shape, "bilinear")
         patches = _Patches(self.frozen, self.patch, self.width, name="patch_embeddings")(scaled)

@@ -1,4 +1,4 @@
-"""How models are published with `transformers`: names of fields in config.json, and of tensors."""
+"""Maps fields and tensors to their names in models published with `transformers`."""
 
 import dataclasses
 from typing import Any
@@ -11,18 +11,18 @@ from experiments.models.vision import VitClassifier
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How one kind of model is published.
+    """The published form of one kind of model.
 
     Attributes:
-        model_type: What config.json calls it.
-        architecture: The class of `transformers` that has this head.
-        fields: Of the module, by their names in config.json.
-        fixed: What else config.json may say, with the one value that is computed here.
-        names: Tensor names, without prefix, of the module's layers; "{}" stands for a number.
-        prefix: Begins the name of every tensor of the body, but in some files.
-        head: Prefix of the layers that are made anew where the file has none of their shape.
-        unused: Pattern of the names of tensors that the model has no use for.
-        transposed: Whether projections are stored (out, in).
+        model_type: Value of `model_type` in config.json.
+        architecture: The class of `transformers` with this head.
+        fields: Fields of the module, by their names in config.json.
+        fixed: Other settings of config.json, with the only values that this code computes.
+        names: Tensor names, without prefix, of the module's layers. "{}" is a number.
+        prefix: Prefix of the names of all tensors of the body. Some files lack it.
+        head: Prefix of the layers that are initialized if the file has none of their shape.
+        unused: Pattern of the names of tensors that the model does not use.
+        transposed: Whether projections are stored as (out, in).
     """
 
     model_type: str
@@ -50,7 +50,7 @@ _BERT_NAMES = {
     "intermediate": "intermediate.dense",
     "output": "output.dense",
 }
-"""What the published models that follow BERT have in common."""
+"""Tensor names that published models derived from BERT share."""
 
 FORMATS: dict[type[nn.Module], Format] = {
     RobertaClassifier: Format(

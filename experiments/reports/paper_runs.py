@@ -1,4 +1,4 @@
-"""Estimates the cost of the papers' runs that were not trained, and lists their commands."""
+"""Estimates the cost of the papers' runs not made here, and lists their commands."""
 
 import dataclasses
 import json
@@ -62,11 +62,11 @@ CLAIMS = {
     "geodp/tables_2_3": "GeoDP above DP but for large β; MNIST, σ = 1: 98.0 against 95.5 %, "
     "99.11 % without noise; CIFAR-10, σ = 0.01: 67.35 against 63.84 %, 67.43 % without noise",
 }
-"""The papers' claims about the runs of a config file, by the file's name."""
+"""The papers' claims about the runs of a config file, by file name."""
 
 REPETITIONS = {"pmlf": 5, "geodp": 100, "doppler": 1}
-"""Number of repetitions behind the papers' numbers, by folder. The sources are DP-PMLF's
-hyper-parameters, GeoDP's section VI-A and DOPPLER's checklist. DiSK does not say."""
+"""Number of repetitions in the papers, by folder. The sources are the hyper-parameters of DP-PMLF,
+section VI-A of GeoDP and the checklist of DOPPLER. DiSK does not state it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +74,10 @@ class PaperRun:
     """One configured run.
 
     Attributes:
-        file: Of its config, as the command names it.
-        name: In that file.
-        config: The run.
-        flops: Floating-point operations of all its steps, about.
+        file: File of its config, as in the command.
+        name: Its name in that file.
+        config: The config of the run.
+        flops: Approximate floating-point operations of all its steps.
     """
 
     file: str
@@ -89,7 +89,7 @@ class PaperRun:
 def costs(
     files: Sequence[Path], root: Path, cache: Path, *, progress: bool = True
 ) -> list[PaperRun]:
-    """Returns all runs of config files with their operations; caches those of each step."""
+    """Returns all runs of config files with their operations, which are cached."""
     loaded = [
         (str(path.relative_to(root)), name, config)
         for path in files
@@ -112,7 +112,7 @@ def costs(
 
 
 def points(config: ExperimentConfig) -> int:
-    """Returns the number of gradients that the method takes of each example and its copies."""
+    """Returns the number of gradients per example and step, counting copies."""
     params = {"w": jnp.zeros(2)}
     chain = build_chain(config, 1.0, Keys.fixed("threefry"))
     found = dpoptax.gradient_points(chain.release.init(params), params)
@@ -121,7 +121,7 @@ def points(config: ExperimentConfig) -> int:
 
 
 def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a Markdown table with a row for each file, data set and model."""
+    """Returns a Markdown table with a row per file, data set and model."""
     groups: dict[tuple[str, str, str], list[PaperRun]] = {}
     for run in runs:
         groups.setdefault((run.file, run.config.dataset, run.config.model), []).append(run)
@@ -151,7 +151,7 @@ def cost_table(runs: Sequence[PaperRun], flops_per_second: float) -> str:
 
 
 def commands(runs: Sequence[PaperRun], flops_per_second: float) -> str:
-    """Returns a shell script with one command for each run and its estimated time."""
+    """Returns a shell script with the command and the estimated time of each run."""
     lines = [
         "#!/bin/sh",
         "# Every run of the papers' tables that is configured. Set DATA to the directory with the",
@@ -178,7 +178,7 @@ def _step(config: ExperimentConfig) -> str:
 
 
 def _flops_of_one_point(config: ExperimentConfig) -> float:
-    """Returns the operations of one step of DP-SGD. The amount of noise does not matter."""
+    """Returns the operations of one step of DP-SGD, which do not depend on the noise."""
     step = dataclasses.replace(
         config,
         method=DPSGD(),

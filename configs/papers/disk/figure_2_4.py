@@ -1,10 +1,10 @@
-"""DiSK, Figures 2 (MNIST, CIFAR-100, ImageNet) and 4 (three models on CIFAR-10), κ = 0.7, γ = 0.5.
+"""Configures DiSK, Figures 2 (three data sets) and 4 (three models on CIFAR-10).
 
-Names are DATASET/MODEL/METHOD. The ε are those that the captions state: 0.5 on MNIST, 8 on
-CIFAR-100 and ImageNet, 4 on CIFAR-10.
+Names are DATASET/MODEL/METHOD; κ = 0.7, γ = 0.5. The captions state ε: 0.5 on MNIST, 8 on CIFAR-100
+and ImageNet, 4 on CIFAR-10.
 
-Section 5.2 names ViT-small on ImageNet, as here, and gives it the accuracy that Table 6 gives to
-ResNet-50 (Figure 7); of CIFAR-100 it says 41.8 % where Table 6 says 42.0 %.
+Section 5.2 names ViT-small on ImageNet, as used here, but gives it the accuracy that Table 6 gives
+to ResNet-50 (Figure 7). For CIFAR-100, section 5.2 states 41.8 % and Table 6 states 42.0 %.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ PANELS = (
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
-    """The base optimizer, and DiSK on it."""
+    """Returns the base optimizer, and DiSK on it."""
     base = load_configs(Path(__file__).with_name("base.py"))
     return {
         f"{dataset}/{model}/{name}": dataclasses.replace(

@@ -1,10 +1,12 @@
-"""DOPPLER, Figure 4: SGD, AdamBC and GaLore with and without the filter, 5-layer CNN on CIFAR-10.
+"""Configures DOPPLER, Figure 4: three optimizers with and without the filter.
 
-Names are OPTIMIZER/eps-E/METHOD. The panels' ε are to be read off their axes only; here 1, 2, 4 and
-8. Learning rates: 0.5 and, for Adam, the 1e-3 that Figure 10 finds best. Panel (b) is DPAdam in
-the caption and DPAdamBC in section 6.2, which is here. Without the filter, Adam has its own
-momentum of 0.9. GaLore's rank is not stated, here 16; it projects matrices, that is the last layer
-of this model, which is not stated either.
+The setting is the 5-layer CNN on CIFAR-10. Names are OPTIMIZER/eps-E/METHOD. The paper gives the
+values of ε on the axes only; here they are 1, 2, 4 and 8. The learning rate is 0.5, and for Adam
+1e-3, the best in Figure 10. Without the filter, Adam has its own momentum of 0.9.
+
+Panel (b) is DPAdam in the caption and DPAdamBC in section 6.2; here it is DPAdamBC. GaLore's rank
+is not stated; here it is 16. GaLore projects matrices, which here is the last layer only. The paper
+does not state that either.
 """
 
 import dataclasses
@@ -27,7 +29,7 @@ PANELS = {
 
 
 def get_configs() -> dict[str, ExperimentConfig]:
-    """Three optimizers, four ε, without and with the first-order filter of Table 2."""
+    """Returns three optimizers at four ε, with and without the filter of Table 2."""
     base = load_configs(f"{Path(__file__).with_name('base.py')}:cifar10")["cifar10"]
     return {
         f"{panel}/eps-{epsilon:g}/{name}": dataclasses.replace(
