@@ -1,8 +1,9 @@
-"""Prints the folders of the package, their lines, their imports and how deep these go.
+"""Prints the package's folders, their line counts, imports and levels.
 
     python -m benchmarks.layout [FOLDER]
 
-FOLDER is a checkout, by default this one. A floor is the longest chain of imports below a folder.
+FOLDER is a checkout; the default is this one. A folder's floor is the length of the longest chain
+of imports below it.
 """
 
 import ast
@@ -18,7 +19,7 @@ def folder_of(module: str) -> str:
 
 
 def read(root: pathlib.Path) -> dict[str, str]:
-    """Returns the sources of a package by dotted name without the package's own."""
+    """Returns the package's sources by dotted module name, without the package name."""
     sources = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -27,7 +28,7 @@ def read(root: pathlib.Path) -> dict[str, str]:
 
 
 def imported(source: str, known: set[str]) -> set[str]:
-    """Returns the modules of the package that a source imports, those for types included."""
+    """Returns the package's modules that a source imports, also those for types only."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -125,8 +125,8 @@ def track_iterates(
     rate, schedule or weight decay. Before step k, x_0 replaces the missing iterates.
     `dpoptax.gradient_points` finds the state in that of the optimizer.
 
-    Memory: k − 1 copies of the parameters. A step that donates both should return the optimizer's
-    state before the parameters, so that `jax.jit` does not copy the newest twice. Privacy: the
+    Memory: k − 1 copies of the parameters. A step that donates parameters and optimizer state
+    should return the state first; otherwise `jax.jit` copies the parameters twice. Privacy: the
     state holds only released parameters.
 
     Args:

@@ -62,8 +62,8 @@ class PrivacyPlan:
         most 1e-5.
       noise_multiplier: σ or a schedule, as for `gaussian_noise`.
       schedule: with `epsilon`, relative noise multipliers by the first step of each phase.
-      sampler: a sampler object, or what makes one from `dataset_size`, `batch_size` and `seed`: a
-        class of `dpoptax.sampling`, or a function. An object of `UserTable.sampler` draws users.
+      sampler: a sampler object; or a class of `dpoptax.sampling` or a function that makes one from
+        `dataset_size`, `batch_size` and `seed`. An object of `UserTable.sampler` draws users.
       seed: of the sampler that the plan makes. By default, `secrets.randbits(128)`.
       strategy: from `dpoptax.matrix`.
       accountant: as for `accounting.guarantee`.
@@ -186,7 +186,7 @@ class PrivacyPlan:
         >>> plan = PrivacyPlan(dataset_size=100, batch_size=10, steps=5, noise_multiplier=1.0)
         >>> state = plan.noise(jax.random.key(0)).init(jax.numpy.zeros(3))
         >>> dpoptax.ledgers(state)[0].mechanism.batch_size
-        10.0
+        10
         """
         batch_size = self.sampler.batch_size
         if self.strategy is None:

@@ -1,8 +1,8 @@
 """User-level privacy: an example is a user's bounded set of records, and ε is about a whole user.
 
-A `UserTable` knows who owns which record and turns the users that a sampler drew into rows of
-records; `per_user_loss` turns the loss of a record into that of a user. `clipped_grad` clips the
-gradient of that loss, so that a user is clipped once, whatever the number of its records.
+A `UserTable` knows the owner of each record and turns the drawn users into rows of records.
+`per_user_loss` turns the loss of a record into that of a user. `clipped_grad` clips the gradient of
+that loss, so that a user is clipped once, whatever the number of its records.
 
     indices, mask = sampler.sample(t)              of examples
     sampler = table.sampler(PoissonSampler, batch_size=30, seed=seed)
@@ -50,8 +50,8 @@ class UserSample(NamedTuple):
       users: (padded_size,) int64 in [0, num_users), as the sampler drew them; the `ids` of a loss
         with randomness.
       mask: (padded_size,) bool, True for the users that were drawn.
-      records: (padded_size, records_per_user) int64, places in the data set; 0 where there is none,
-        so that gathering with them is always valid.
+      records: (padded_size, records_per_user) int64, places in the data set; 0 for padding, so that
+        gathering with them is always valid.
       records_mask: (padded_size, records_per_user) bool, True for the records that count.
     """
 
@@ -62,26 +62,26 @@ class UserSample(NamedTuple):
 
 
 class UserTable:
-    """Who owns which record, and which of a user's records take part in a step.
+    """Maps users to their records, and selects the records of a user that take part in a step.
 
-    A user with at most `records_per_user` records gives all of them. Of one with more, each step
-    draws that many, uniformly and without replacement, by a generator made of (seed, the user's
-    label, step): a function of that user and public numbers, so that no user changes which records
-    another one gives, and a restored run draws as before.
+    A user with at most `records_per_user` records gives all of them. From a user with more, each
+    step draws that many, uniformly and without replacement. The generator is seeded by the seed,
+    the user's label and the step. So no user affects the records of another one, and a restored run
+    draws as before.
 
-    Privacy: none of its own. With `per_user_loss` and `clipped_grad` one user moves the sum by at
-    most C, whatever it owns; ε of a sampler over `num_users` is then about one user. It rests on
-    the labels: a person under two labels is protected as two. `seed` need not be secret, as the
-    bound holds for whichever records are drawn; the sampler's seed must be. `records_per_user` is
-    public, and so is `num_users`, as the number of records is elsewhere; who owns how many is not.
+    Privacy: with `per_user_loss` and `clipped_grad` one user moves the sum by at most C, whatever
+    it owns. ε of a sampler of this table is then about one user. It relies on the labels: a person
+    with two labels is protected as two. `seed` need not be secret, since the bound holds for any
+    selection of records; the sampler's seed must be. `records_per_user` and `num_users` are public;
+    the number of records of each user is private.
 
     Attributes:
       num_users: number of users; the `dataset_size` of its samplers.
       records_per_user: R.
 
     Args:
-      owners: (N,), for each record in the order of the data set whose it is: whole numbers from 0,
-        or texts that are not empty. A user's number is the place of its label among all sorted.
+      owners: (N,), the owner of each record in the order of the data set: whole numbers from 0, or
+        texts that are not empty. A user's number is the place of its label among the sorted labels.
       records_per_user: R, the largest number of records that a user gives to a step. Choose it
         without looking at the data.
       seed: a non-negative integer of any size.
@@ -111,7 +111,7 @@ class UserTable:
         self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def with_bound(self, records_per_user: int, *, seed: int) -> "UserTable":
-        """The table of the same owners with another bound and seed; it sorts nothing again.
+        """Returns a table of the same owners with another bound and seed, without sorting again.
 
         Raises:
           ValueError: `records_per_user` below 1, or a negative seed.
@@ -121,11 +121,11 @@ class UserTable:
         return table
 
     def __repr__(self) -> str:
-        """Public numbers alone."""
+        """Returns the public numbers only."""
         return f"UserTable(num_users={self.num_users}, records_per_user={self.records_per_user})"
 
     def records_of(self, user: int) -> np.ndarray:
-        """All records that a user owns, ascending, (number of them,) int64."""
+        """Returns all records of a user, ascending, (number of records,) int64."""
         return self._records[self._starts[user] : self._starts[user + 1]]
 
     def sampler(self, kind: Callable[..., _Sampler], **options: Any) -> _Sampler:
@@ -190,7 +190,7 @@ class UserTable:
         return UserSample(users, mask, records, records_mask)
 
     def describe(self) -> dict[str, object]:
-        """What is protected, for a run's record: JSON values, and no count of records."""
+        """Returns the unit of protection as JSON values for a run's record."""
         return {"unit": "user", "records_per_user": self.records_per_user}
 
     def _bound(self, records_per_user: int, seed: int) -> None:
@@ -218,26 +218,26 @@ def per_user_loss(
     reduction: Literal["mean", "sum"] = "mean",
     has_aux: bool = False,
 ) -> Callable[..., PyTree]:
-    """The loss of a user from that of a record, as a loss for `clipped_grad`.
+    """Returns the loss of a user, for `clipped_grad`, from the loss of a record.
 
         ℓ(x; u) = (1/n) Σ_{k ≤ n} ℓ(x; ξ_k)   or the sum,   ξ_1, …, ξ_n the records under u's mask
 
-    Its gradient is the mean or sum of the records' gradients, taken before the clip: one vector a
-    user. Book-keeping sees the records as further positions of one example.
+    Its gradient is the mean or sum of the records' gradients, taken before the clip: one vector per
+    user. Ghost clipping treats the records as positions of one example.
 
-    Privacy: with `clipped_grad` a user moves the sum by at most C: the loss is a function of the
-    records under the user's own mask alone, and what stands in the padding changes nothing, not
-    even where it is not finite. A user without records has the loss zero, and is computed with
-    records of zeros: its gradient is exactly zero, and `adaptive_clip` counts it as one below the
-    threshold. As everywhere, one with a record whose gradient is not finite adds exactly zero.
+    Privacy: with `clipped_grad` a user moves the sum by at most C. The loss depends only on the
+    records under the user's mask. Padding changes nothing, even if it is not finite. A user without
+    records is computed with records of zeros: its loss and gradient are exactly zero, and
+    `adaptive_clip` counts it as below the threshold. A user with a gradient that is not finite adds
+    exactly zero.
 
     Args:
       loss_fn: `loss_fn(params, record)`, or with a key `loss_fn(params, record, key)`; scalar, or
         (scalar, aux) with `has_aux`.
-      reduction: "mean", so that the clip norm does not depend on how many records users have, or
+      reduction: "mean", so that the gradient norm does not depend on the number of records, or
         "sum", so that a user with more records weighs more until it is clipped.
-      has_aux: whether `loss_fn` returns auxiliary outputs; returned for all rows of a user, (R, …),
-        those of the padding too, where the user's first record stands, or zeros if it has none.
+      has_aux: whether `loss_fn` returns auxiliary outputs. They are returned for all rows of a
+        user, (R, …); padding has those of the user's first record, or of zeros without records.
 
     Returns:
       `loss(params, (records, mask))`, or with a third argument `key`, of which each row gets its
@@ -266,13 +266,13 @@ def per_user_loss(
         records, mask = _checked_user(user)
         if any(isinstance(leaf, TrainedRows) for leaf in jax.tree.leaves(params)):
             raise TypeError(_SELECTED)
-        # Padding becomes the user's own first record. Its weight is zero either way, but zero times
-        # the infinite derivative of what stood there would be NaN: data of others, often, and the
-        # user's contribution would depend on it.
+        # Padding becomes the user's first record. Its weight is zero either way. But padding often
+        # holds data of others, and zero times an infinite derivative there would be NaN, so that
+        # the user's contribution would depend on them.
         rows = jnp.where(mask, jnp.arange(len(mask)), jnp.argmax(mask))
         own = jax.tree.map(lambda x: jnp.asarray(x)[rows], records)
-        # A user without any has none to repeat: zeros, or whether its gradient is finite, which a
-        # geometry with a statistic of each example counts, would be told by records of others.
+        # A user without records gets zeros. Otherwise records of others would decide whether its
+        # gradient is finite, which a geometry with a statistic of each example counts.
         own = jax.tree.map(lambda x: jnp.where(jnp.any(mask), x, jnp.zeros_like(x)), own)
         if key is None:
             out = jax.vmap(loss_fn, (None, 0))(params, own)
@@ -293,7 +293,7 @@ def per_user_loss(
 
 
 def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
-    """The owners as an array of numbers or of texts, one for each record."""
+    """Returns the owners as an array of numbers or of texts, one for each record."""
     if not isinstance(owners, Iterable) or isinstance(owners, str | Mapping | Set):
         raise TypeError(
             f"owners are {kind_of(owners)}: want the owner of each record, in the order of "
@@ -303,7 +303,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
         nobody = np.flatnonzero(owners.mask)[0]
         raise ValueError(f"owners[{nobody}] is masked: leave out records that nobody owns")
     array = isinstance(owners, np.ndarray | jax.Array)
-    # As objects: NumPy would make the text "nan" of what is missing among texts.
+    # As objects, since NumPy would turn missing entries among texts into the text "nan".
     labels = np.asarray(owners) if array else np.array(list(owners), object)
     plural = [n for n, label in enumerate(labels) if isinstance(label, list | tuple | set)]
     if labels.ndim != 1 or plural:
@@ -344,7 +344,7 @@ def _checked(owners: Sequence[object] | np.ndarray) -> np.ndarray:
 
 
 def _checked_user(user: tuple[PyTree, ArrayLike]) -> tuple[PyTree, jax.Array]:
-    """Records and mask of one user, as the loss of a user takes them."""
+    """Returns the records and the mask of one user after checks."""
     if not isinstance(user, tuple) or len(user) != 2:
         raise ValueError(f"a user is {kind_of(user)}: want a pair (records, mask)")
     records, mask = user[0], jnp.asarray(user[1])

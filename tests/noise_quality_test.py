@@ -72,7 +72,7 @@ def _tail_of_box_muller(edges):
 
 def _delta(mass, width, sigma, delta):
     """δ of one release at the ε that goes with `delta`, as bins of the noise tell it."""
-    epsilon = dpoptax.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
+    epsilon = helpers.event_epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
     moved = np.roll(mass, round(1 / (sigma * width)))
     return np.maximum(moved - math.exp(epsilon) * mass, 0).sum()
 

@@ -281,7 +281,7 @@ KEY = jax.random.key(0)
 @pytest.mark.parametrize("name", OF_SEVERAL)
 def test_rows_of_several_examples_are_not_said_to_be_of_one(name):
     (label,) = labels_of(OF_SEVERAL[name], *batch(), public=(W,))
-    assert label.rows is None or not label.rows.leading
+    assert label.rows is None or not label.rows.is_leading
 
 
 def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
@@ -292,7 +292,7 @@ def test_a_start_is_cut_off_elsewhere_where_there_are_fewer_rows():
         labels_of(summed, jnp.ones(6), jnp.ones(length), public=(jnp.uint32(2),))[0].rows
         for length in (6, 5)
     )
-    assert kept.leading
+    assert kept.is_leading
     assert joined is None
 
 

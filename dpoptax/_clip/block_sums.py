@@ -97,8 +97,8 @@ def layout_rounding(whole: WholeBatch) -> float:
     """Returns τ of adding the totals of micro-batches and devices.
 
     It is the same for up to `FLOAT_TOTALS` of each. These are added in any order: the sums that
-    include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples on a device and over
-    devices, plus an eighth. More devices are also added in floating point while this changes
+    include an example have at most (`FLOAT_TOTALS` + 1)/2 · B examples together over devices, and
+    an eighth as many on a device. More devices are also added in floating point while this changes
     little, and over integers beyond, which rounds once. More micro-batches carry the rounding error
     along (`compensated_add`).
     """

@@ -121,12 +121,12 @@ def _rewrite_convolution(eqn: JaxprEqn, images: jax.Array, kernels: jax.Array) -
         )
         return _reorder_axes(out, last.out_spec, given.out_spec)
 
-    def as_given(images: jax.Array, kernels: jax.Array) -> jax.Array:
+    def unchanged(images: jax.Array, kernels: jax.Array) -> jax.Array:
         return lax.conv_general_dilated_p.bind(images, kernels, **params)
 
     if not REWRITE_FOR_CPU:
-        return as_given(images, kernels)
-    return lax.platform_dependent(images, kernels, cpu=convolve_channels_last, default=as_given)
+        return unchanged(images, kernels)
+    return lax.platform_dependent(images, kernels, cpu=convolve_channels_last, default=unchanged)
 
 
 def _split_features(images: jax.Array, groups: int, batch: int, features: int) -> jax.Array:
@@ -169,10 +169,10 @@ def _rewrite_pooling(eqn: JaxprEqn, source: jax.Array, operand: jax.Array) -> ja
     def compare_entries(source: jax.Array, operand: jax.Array) -> jax.Array:
         return _select_and_place(source, operand, **eqn.params)
 
-    def as_given(source: jax.Array, operand: jax.Array) -> jax.Array:
+    def unchanged(source: jax.Array, operand: jax.Array) -> jax.Array:
         return eqn.primitive.bind(source, operand, **eqn.params)
 
-    return lax.platform_dependent(source, operand, cpu=compare_entries, default=as_given)
+    return lax.platform_dependent(source, operand, cpu=compare_entries, default=unchanged)
 
 
 def _select_and_place(

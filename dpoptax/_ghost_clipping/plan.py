@@ -284,7 +284,7 @@ def _join_uses(
     groups: dict[_LayoutKey, list[PlannedUse]] = {}
     for member in members:
         view, layout = member.view, member.layout
-        batch, rows, columns = map(view.atoms, layout.sides)
+        batch, rows, columns = map(view.runs, layout.sides)
         key = (view.offset, batch, rows, columns)
         mirror = (view.offset, batch, columns, rows)
         swapped = key not in groups and mirror in groups

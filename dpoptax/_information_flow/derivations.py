@@ -44,7 +44,7 @@ class LoopCarry:
     turns: float
     later_result: Hashable = None
 
-    def before(self, number: Hashable) -> tuple[Hashable, ...]:
+    def predecessors(self, number: Hashable) -> tuple[Hashable, ...]:
         """Returns the values that a number equals or is derived from, if each turn's result is.
 
         For whole numbers, "derived from" means "not below".
@@ -157,12 +157,12 @@ class Derivations:
             match self.operation(number):
                 case (str(name), _, (before,), _) if name in _REARRANGING_PRIMITIVES:
                     number = before
-                case ("either", *_) if len(taken := self._taken(number)) == 1:
+                case ("either", *_) if len(taken := self._possible_values(number)) == 1:
                     number = taken[0]
                 case _:
                     return number
 
-    def _taken(self, number: Hashable) -> list[Hashable]:
+    def _possible_values(self, number: Hashable) -> list[Hashable]:
         """Returns the values that a choice may have made, given the branches known to be taken."""
         match self.operation(number):
             case ("either", choice, *branches):
@@ -238,20 +238,20 @@ class Derivations:
             key, _, strict = self._derived(now)
             if key is not None:
                 waiting.append((key, another or strict))
-            waiting += [(before, another) for before in self._before(now)]
+            waiting += [(before, another) for before in self._predecessors(now)]
 
-    def _before(self, number: Hashable) -> tuple[Hashable, ...]:
+    def _predecessors(self, number: Hashable) -> tuple[Hashable, ...]:
         loop = self._loops.get(number)
-        return loop.before(number) if loop and self._goes_on(loop) else ()
+        return loop.predecessors(number) if loop and self._is_monotone(loop) else ()
 
-    def _goes_on(self, loop: LoopCarry) -> bool:
+    def _is_monotone(self, loop: LoopCarry) -> bool:
         """Returns whether each turn's result is derived from its carry, or is not below it."""
         if loop in self._asked:  # a loop within it asks
             return False
         self._asked.append(loop)
         drawn, self._drawn = self._drawn, ()  # this must hold in all turns
         derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
-        above = any(base == loop.carried and n >= 0 for base, n in self._least(loop.result))
+        above = any(base == loop.carried and n >= 0 for base, n in self._lower_bounds(loop.result))
         self._asked.pop()
         self._drawn = drawn
         return derived or above
@@ -269,10 +269,10 @@ class Derivations:
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
-        above = any(below == base and n > added for below, n in self._least(other))
-        return above or any(below == of and n > more for below, n in self._least(one))
+        above = any(below == base and n > added for below, n in self._lower_bounds(other))
+        return above or any(below == of and n > more for below, n in self._lower_bounds(one))
 
-    def _least(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
+    def _lower_bounds(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
         """Returns lower bounds of a whole number, as sums of a number and a literal."""
         waiting, seen = [self._sum(number)], set()
         while waiting:
@@ -281,10 +281,10 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
-            branches = [dict(self._least(made)) for made in self._taken(base)]
+            branches = [dict(self._lower_bounds(made)) for made in self._possible_values(base)]
             for below in set.intersection(*map(set, branches)) if branches else ():
                 yield below, added + min(found[below] for found in branches)
-            for before in self._before(base):
+            for before in self._predecessors(base):
                 below, more = self._sum(before)
                 waiting.append((below, added + more))
 
@@ -293,7 +293,9 @@ class Derivations:
         base, added = self._sum(number)
         if base is None:
             return added, added
-        low = max((n for below, n in self._least(number) if below is None), default=-math.inf)
+        low = max(
+            (n for below, n in self._lower_bounds(number) if below is None), default=-math.inf
+        )
         loop = self._loops.get(base)
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf
@@ -306,7 +308,7 @@ class Derivations:
         match self.operation(number):
             case ("literal", "integer", str(value)):
                 return None, int(value)
-            case ("either", *_) if len(taken := self._taken(number)) == 1:
+            case ("either", *_) if len(taken := self._possible_values(number)) == 1:
                 return self._sum(taken[0])
             case ("broadcast_in_dim" | "squeeze", _, (before,), _):  # the order of entries is kept
                 return self._sum(before)

@@ -42,7 +42,7 @@ DISTINCT_FACTS = EntryFacts(distinct=True)
 
 # These return some or all entries of the first operand, each once.
 _SELECTION_PRIMITIVES = {
-    *("dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"),
+    *("dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack")
 }
 _CONCATENATION_PRIMITIVES = {"concatenate", "stack"}
 _ARITHMETIC_PRIMITIVES = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}

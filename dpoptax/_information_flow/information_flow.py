@@ -33,8 +33,8 @@ class Shown:
         - "secret": it is part of the returned state of a noise stage, and depends on a noise key,
           on drawn noise, or on another secret.
         - "private": it must not be shown. Private data reaches it around the noise, or a secret
-          is in a place other than the state of a noise stage, or it depends on rows of a table
-          that were selected for a release that the function does not count.
+          is in a place other than the state of a noise stage. Rows of a table are also private if
+          they were selected for a release that the function does not count.
       type: shape and dtype, such as `float32[8]`.
       where: the line that computed it; empty for an argument that is returned unchanged.
     """
@@ -119,9 +119,9 @@ def information_flow(
     that counts them.
 
     A clip bounds the contribution of one row of a batch. That is the contribution of one example
-    only if each row belongs to one example. So rows are followed as well. If an operation combines
-    rows before they reach `clipped_grad` or `clip_per_example`, for instance to standardize a batch
-    by its own mean, the results stay private after the noise, and `joined` names the operation.
+    only if each row belongs to one example, so rows are followed as well. An operation may combine
+    rows before they reach `clipped_grad` or `clip_per_example`: it may standardize a batch by its
+    mean. The results then stay private after the noise, and `joined` names the operation.
 
     Secrets are the noise key, the noise that `correlated_noise` keeps, and the arguments named by
     `secret_argnums`. Only the state of a noise stage may hold them. Anywhere else a secret counts
@@ -132,18 +132,18 @@ def information_flow(
     batch, and no `jax.debug.print` prints one.
 
     Privacy: this is a statement about `fn`, for every input. `dpoptax.accounting.epsilon_spent`
-    gives the ε of the releases. It does not cover time and memory, Python outside of `fn`, objects
-    that `fn` writes to, arrays that `fn` closes over (`closed_over`), and private arguments that
-    are not named. A host function (`pure_callback`) sees the values that it is called with.
+    gives the ε of the releases. Time, memory, and Python outside of `fn` are not covered, nor are
+    objects that `fn` writes to, arrays that it closes over (`closed_over`), and private arguments
+    that are not named. A host function (`pure_callback`) sees the values that it is called with.
 
     Args:
       fn: the step, with or without `jax.jit`; or any other function of arrays.
       *args: its arguments, or trees of `jax.ShapeDtypeStruct` of the same structure.
       private_argnums: positions of the private arguments, usually batch and mask. Row i of all of
         them, along their leading axes, belongs to the same example.
-      secret_argnums: positions of the arguments that are secret and do not depend on the data, such
-        as a sampler's indices and mask where `fn` gathers the batch from the whole data set. Row i
-        of the gathered batch counts as one example, so no index may occur twice.
+      secret_argnums: positions of the arguments that are secret and do not depend on the data.
+        Examples are a sampler's indices and mask, if `fn` gathers the batch from the whole data
+        set. Row i of the gathered batch counts as one example, so no index may occur twice.
 
     Returns:
       An `InformationFlow`.

@@ -183,7 +183,7 @@ class LabelFollower:
         # Under jax.vmap the leading axis is not the batch, so rows are not known.
         if name == EXAMPLES and mapped:
             label = dataclasses.replace(label, rows=None, joined=f"jax.vmap in {self._line()}")
-        *around, _ = here = self._here()
+        *around, _ = here = self._path()
         clip = tuple(around)
         after = apply_mark(label, name, clip)
         if Content.PRIVATE in after.holds and label.holds & PRIVATE_DATA == _EXPECTED_CONTENT.get(
@@ -201,10 +201,10 @@ class LabelFollower:
         elif name == RELEASE and label.has_data:  # several releases would share one noise
             again = not apart <= self._keys.get(clip, apart)
         elif name == SELECTED:
-            selection = self._selections.select(clip, self._optional(), self._line())
+            selection = self._selections.select(clip, self._optional_scopes(), self._line())
             after = dataclasses.replace(after, selections=after.selections | {selection})
         elif name == COUNTED:
-            self._selections.count(clip, self._optional())
+            self._selections.count(clip, self._optional_scopes())
         if again:
             self.redrawn[self._line()] = None
             after = dataclasses.replace(after, holds=after.holds | Content.PRIVATE)
@@ -214,15 +214,15 @@ class LabelFollower:
         """Returns the label of a result, with a number if it has none."""
         if label.has_data or label.number is not None:
             return label
-        of = self._here() if Content.RELEASED in label.holds else self._run(eqn, read)
+        of = self._path() if Content.RELEASED in label.holds else self._run_identity(eqn, read)
         return dataclasses.replace(label, number=self.number(of, place))
 
-    def _run(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
+    def _run_identity(self, eqn: JaxprEqn, read: list[Label]) -> tuple[Hashable, ...]:
         """Returns an identity of a run, equal for runs with equal public inputs and fresh noise."""
         numbers = ["data" if label.has_data else label.number for label in read]
-        return self._computed(eqn, numbers) or self._here()
+        return self._computation(eqn, numbers) or self._path()
 
-    def _optional(self) -> ProgramPath:
+    def _optional_scopes(self) -> ProgramPath:
         """Returns the enclosing loops, branches and unknown calls, which may not run once."""
         return tuple(
             id(each)
@@ -231,7 +231,7 @@ class LabelFollower:
             or (isinstance(each, JaxprEqn) and each.primitive.name not in _SINGLE_RUN_CALLS)
         )
 
-    def _here(self) -> ProgramPath:
+    def _path(self) -> ProgramPath:
         return tuple(map(id, self._within))
 
     def _applied(self, eqn: JaxprEqn, read: list[Label]) -> list[Label]:
@@ -242,7 +242,7 @@ class LabelFollower:
         if not eqn.outvars:  # such as a callback without results
             return []
         if not together.has_data:
-            what, of = self._computed(eqn, numbers), [label.entries for label in read]
+            what, of = self._computation(eqn, numbers), [label.entries for label in read]
             facts = result_entries(eqn, of, numbers, self._derivations)
             return [
                 dataclasses.replace(together, number=what and self.number(*what, i), entries=each)
@@ -257,7 +257,9 @@ class LabelFollower:
             found = dataclasses.replace(found, joined=f"{eqn.primitive.name} in {self._line()}")
         return [found] * len(eqn.outvars)
 
-    def _computed(self, eqn: JaxprEqn, numbers: Sequence[Hashable]) -> tuple[Hashable, ...] | None:
+    def _computation(
+        self, eqn: JaxprEqn, numbers: Sequence[Hashable]
+    ) -> tuple[Hashable, ...] | None:
         """Returns an identity of a computation, equal for equal results, or `None`."""
         name, parameters = eqn.primitive.name, sorted(eqn.params.items())
         if name == "random_split":  # the key's own axes come before the new one
@@ -275,18 +277,18 @@ class LabelFollower:
             with self._enter(each):
                 branches.append(self.follow(each, operands, inner))
         results, written = (
-            [self._chosen(programs, labels) for labels in zip(*each, strict=True)]
+            [self._choice_label(programs, labels) for labels in zip(*each, strict=True)]
             for each in zip(*branches, strict=True)
         )
         return [condition_label(each, decides) for each in results], [decides, *written]
 
-    def _chosen(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
+    def _choice_label(self, branches: Sequence[Jaxpr], labels: Sequence[Label]) -> Label:
         """Returns the label of a value computed by one of several branches."""
         found, numbers = join_labels(labels), [label.number for label in labels]
         if found.has_data or found.number is not None or None in numbers:
             return found
         made = zip(map(id, branches), numbers, strict=True)
-        return dataclasses.replace(found, number=self.number("either", self._here(), *made))
+        return dataclasses.replace(found, number=self.number("either", self._path(), *made))
 
     def _scan(self, eqn: JaxprEqn, read: list[Label], around: Label) -> _Labels:
         first, number = scan_parts(eqn)
@@ -382,7 +384,7 @@ class LabelFollower:
 
     def _repeats(self, eqn: JaxprEqn, read: list[Label]) -> LoopLabels:
         name = f"{eqn.primitive.name} in {self._line()}"
-        return LoopLabels(eqn, read, name, self._derivations, self._run(eqn, read))
+        return LoopLabels(eqn, read, name, self._derivations, self._run_identity(eqn, read))
 
     def _expanded(self, eqn: JaxprEqn) -> Jaxpr:
         """Returns the program of a hijax operation, always the same object for one equation.

@@ -55,24 +55,26 @@ class LoopLabels:
         """Returns the label, outside of the loop, of the stacked results of all turns."""
         if label.has_data:
             moved = label.rows and moving(label.rows, self._turn)
-            return self._set_rows(label, moved if self._lasts(moved) else None)
+            return self._set_rows(label, moved if self._is_lasting(moved) else None)
         number = self._numbered("whole", place)
         return dataclasses.replace(label, number=number, entries=UNKNOWN_FACTS)
 
     def carry(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> list[Label]:
         """Returns the labels of a turn's carry, from outside or from the previous turn."""
-        self._keep(before, after, turns)
+        self._record(before, after, turns)
         found = []
-        for place, (old, new) in enumerate(zip(self._one(before), self._one(after), strict=True)):
+        for place, (old, new) in enumerate(
+            zip(self._first_turn(before), self._first_turn(after), strict=True)
+        ):
             both = join_labels((old, new))
             if both.has_data:
-                both = self._set_rows(both, both.rows if self._lasts(both.rows) else None)
+                both = self._set_rows(both, both.rows if self._is_lasting(both.rows) else None)
             elif old.number != new.number:
                 both = dataclasses.replace(both, number=self._numbered("carried", place))
             found.append(both)
         return found
 
-    def _keep(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
+    def _record(self, before: Sequence[Label], after: Sequence[Label], turns: float) -> None:
         """Records the result that a turn computes from each carried value."""
         for place, (old, new) in enumerate(zip(before, after, strict=True)):
             carried, later, last = (
@@ -90,7 +92,7 @@ class LoopLabels:
         """Returns the labels of the carry in another turn; unchanged values stay equal."""
         return self._renamed(carry, "carried", "carried on")
 
-    def _one(self, carry: Sequence[Label]) -> list[Label]:
+    def _first_turn(self, carry: Sequence[Label]) -> list[Label]:
         """Returns the labels of the carry with the numbers of the first followed turn."""
         return self._renamed(carry, "carried on", "carried")
 
@@ -109,7 +111,7 @@ class LoopLabels:
     def _numbered(self, *what: Hashable) -> int:
         return self._derivations.number(self._run, *what)
 
-    def _lasts(self, rows: ExampleAxes | None) -> bool:
+    def _is_lasting(self, rows: ExampleAxes | None) -> bool:
         """Returns whether example axes mean the same in all turns."""
         if rows is None or rows.drawn not in self._drawn:
             return False

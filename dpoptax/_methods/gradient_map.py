@@ -64,8 +64,7 @@ def linear_map(
       ValueError: `every` is below 1. At `init`: the factors do not fit the parameters, are not
         finite or not positive, or are singular. If a function returns such factors later, or while
         `init` is compiled, the previous factors stay, initially the identity.
-      TypeError: at `update`, the update is a `ClippedSum`, which is private, because this stage
-        precedes the noise stage.
+      TypeError: at `update`, this stage precedes the noise stage and gets a private `ClippedSum`.
 
     >>> import dpoptax
     >>> params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}

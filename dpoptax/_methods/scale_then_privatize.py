@@ -94,8 +94,7 @@ def scale_then_privatize(
 
     Raises:
       ValueError: a number is out of range, or `each` is unknown.
-      TypeError: at `update`, the update is a `ClippedSum`, which is private, because this stage
-        precedes the noise stage.
+      TypeError: at `update`, this stage precedes the noise stage and gets a private `ClippedSum`.
 
     Source: Ganesh, McMahan and Thakurta, "On Design Principles for Private Adaptive Optimizers",
     2025, Algorithm 8, for every entry, with `normalized=False`, `power=0.5` and an absolute eps; Li
@@ -137,6 +136,7 @@ def scale_then_privatize(
         factors = state.linear_map.factors
 
         def moved(g: jax.Array, before: _Moments, factor: Diagonal) -> _Moments:
+            # The noise of a release is stddev/s. Averaging `every` releases divides its variance.
             scale = functools.reduce(operator.mul, factor.scales)
             square = jnp.square(g / every) - (stddev / scale) ** 2 / every
             return tuple(
@@ -203,6 +203,7 @@ def _scales(moments: PyTree, like: PyTree, *, eps: float, power: float, normaliz
     typical = rms([_denominators(m, power, 0.0, jnp.zeros([])) for m in given])
     denominators = [_denominators(m, power, eps, typical) for m in given]
     whole = rms(denominators) if normalized else jnp.ones([])
+    # Without a usable moment, as before any signal or after an overflow, all scales are 1.
     usable = jnp.isfinite(whole) & jnp.isfinite(typical) & (typical > 0)
     found = [
         Diagonal(tuple(jnp.where(usable, x, 1.0) for x in (*(1.0 / y for y in rest), whole / last)))
@@ -217,6 +218,7 @@ def _denominators(
     """Returns arrays that broadcast to a parameter and whose product is d."""
     if len(moments) == 1:
         return (jnp.maximum(moments[0], 0.0) ** power + eps * typical,)
+    # R_i C_j / mean R = level · (R_i / mean R) · (C_j / mean C), as both means are the level.
     level = jnp.maximum(jnp.mean(moments[0], keepdims=True), 0.0)
     sides = []
     for moment in moments:

@@ -20,8 +20,7 @@ def track_reference() -> optax.GradientTransformation:
       An `optax.GradientTransformation`. Before the first update the reference is zero.
 
     Raises:
-      TypeError: at `update`, the update is a `ClippedSum`, which is private, because this stage
-        precedes the noise stage.
+      TypeError: at `update`, this stage precedes the noise stage and gets a private `ClippedSum`.
       ValueError: at `update`, the released gradients were computed without the reference.
 
     >>> import jax.numpy as jnp

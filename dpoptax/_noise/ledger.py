@@ -298,6 +298,7 @@ def check_imprint(state: LedgerState) -> None:
 
 def _values(mechanism: Mechanism) -> np.ndarray:
     both = np.array([mechanism.noise_multiplier, mechanism.batch_size], np.float64)
+    # Optional fields count only if set, so that mechanisms without them keep their checksum.
     rest: list[object] = [mechanism.unproven, mechanism.strategy, _DRAWN[mechanism.fixed_point]]
     rest += [x for x in (mechanism.sensitivity, mechanism.schedule) if x is not None]
     return np.append(both.view(np.uint32), np.uint32(zlib.crc32(repr(tuple(rest)).encode())))
@@ -317,5 +318,6 @@ def _check(count: jax.Array, values: jax.Array, key: jax.Array, refused: jax.Arr
     words = jnp.concatenate(
         [jnp.stack([jnp.asarray(count).astype(jnp.uint32), refused]), values, key]
     )
+    # Mixing each word with its place makes the checksum depend on their order.
     places = np.arange(1, 1 + words.size, dtype=np.uint32) * np.uint32(0x9E3779B9)
     return jnp.sum(mixed(words ^ places), dtype=jnp.uint32)

@@ -160,11 +160,13 @@ def _minus_log_uniform(first: jax.Array, last: jax.Array) -> jax.Array:
     The top bit of `first` chooses. u = (w + d)/2³² with w the other 31 bits of `first`, and d in
     (0, 1) from the spread bits of `last`.
     """
+    # The bits below `first` are those of a multiple of `last`. The half keeps d inside (0, 1).
     spread = (_integral((last * np.uint32(_SPREAD)) >> 9) + np.float32(0.5)) * np.float32(2.0**-23)
     u = (_integral(first & np.uint32(0x7FFFFFFF)) + spread) * np.float32(2.0**-32)
     end = _integral(first >> 31)  # 0 for U = u, 1 for U = 1 − u
     uniform = jnp.abs(end - u)
     lost = u - jnp.abs(end - uniform)  # the rounding error of 1 − u
+    # As in Cephes' logf: uniform = 2^exponent (1 + m) with 1 + m in [√½, √2).
     shifted = _bits(uniform) + np.uint32(_ONE - _SQRT_HALF)
     exponent = _integral(shifted >> 23) - np.float32(127)
     m = _float((shifted & np.uint32(0x7FFFFF)) + np.uint32(_SQRT_HALF)) - np.float32(1)

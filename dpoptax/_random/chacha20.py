@@ -73,6 +73,7 @@ def split(key: jax.Array, count: int) -> jax.Array:
 def _two_rounds(words: Sequence[jax.Array]) -> list[jax.Array]:
     words = list(words)
     for a, b, c, d in (*_COLUMNS, *_DIAGONALS):
+        # The quarter round of RFC 8439, section 2.1.
         for i, j, k, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
             words[i] += words[j]
             words[k] = rotated(words[k] ^ words[i], bits)

@@ -100,6 +100,7 @@ def _draw(
         jnp.asarray(column).at[entry].get(mode="promise_in_bounds", out_sharding=out_sharding)
         for column in columns
     )
+    # Compares 95 − bits bits with the share, from the lowest word up.
     below = last < share[2]
     for word, part in ((middle, share[1]), (first & (_WORD >> (1 + bits)), share[0])):
         below = (word < part) | ((word == part) & below)
@@ -123,6 +124,7 @@ def _table(stddev: float) -> tuple[int, tuple[np.ndarray, ...]]:
     shares, others = [0] * len(counts), list(range(len(counts)))
     small = [k for k, count in enumerate(counts) if count < weight]
     large = [k for k, count in enumerate(counts) if count >= weight]
+    # Vose's method: the rest of each small entry's weight comes from a large one.
     while small:
         k = small.pop()
         shares[k], others[k] = counts[k], large[-1]
@@ -140,11 +142,12 @@ def _counts(stddev: float) -> list[int]:
     with decimal.localcontext(prec=60):
         ratio = (-squares / (2 * decimal.Decimal(stddev) ** 2)).exp()
         weights, weight, square = [decimal.Decimal(1)], decimal.Decimal(2), ratio * ratio
+        # Weights 2 exp(−k²/2s₀²), k = 1, 2, …, whose ratios form a geometric sequence.
         for _ in range(math.ceil(_TAIL * stddev / math.sqrt(squares))):
             weight *= ratio
             ratio *= square
             weights.append(weight)
         unit = 2**_BITS / sum(weights)
         counts = [int((weight * unit).to_integral_value()) for weight in weights]
-    counts[0] += 2**_BITS - sum(counts)
+    counts[0] += 2**_BITS - sum(counts)  # so that the probabilities sum to 1
     return counts

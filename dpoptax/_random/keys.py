@@ -22,8 +22,8 @@ _IMPL = "threefry2x32"
 def random_key_from_os(generator: Generator = "threefry") -> jax.Array:
     """Returns a key of random bits from the operating system.
 
-    `jax.random.key(seed)` gives one of 2³² keys unless 64-bit types are enabled. With all seeds to
-    try, or the seed from a config, an adversary can subtract the noise. A key from this function
+    `jax.random.key(seed)` gives one of 2³² keys unless 64-bit types are enabled. An adversary can
+    try all of them, or find the seed in a config, and subtract the noise. A key from this function
     cannot be guessed, and a run with it cannot be repeated. The optimizer's state contains the key,
     so keep checkpoints as secret as the data.
 

@@ -49,6 +49,7 @@ class Shake256:
 
         It is the start of a Fisher–Yates shuffle.
         """
+        # `moved` holds the displaced elements, so that range(size) is never stored.
         found, moved = np.zeros(count, np.int64), dict[int, int]()
         picks = np.arange(count) + self.below(size - np.arange(count))
         for place, pick in enumerate(picks.tolist()):

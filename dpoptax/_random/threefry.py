@@ -22,6 +22,7 @@ def threefry(
     schedule = (key_high, key_low, key_high ^ key_low ^ np.uint32(_KEY_PARITY))
     high = jnp.broadcast_to(key_high + np.uint32(stream), counters.shape)
     low = counters + key_low
+    # Five blocks of four rounds, each followed by an injection of the key.
     for block in range(5):
         for rotation in _ROTATIONS[block % 2]:
             high += low

@@ -132,12 +132,9 @@ def planned_guarantee(
     multiplier = checked_noise(noise_multiplier)
     steps = integer("steps", steps, 0, "count the noisy releases")
     phases = multiplier if isinstance(multiplier, tuple) else ((0, multiplier),)
-    strategy: str | None
-    drawn: Sampler | None
+    strategy: str | None = None
     if isinstance(sampler, Participation):
-        strategy, drawn = repr(sampler.strategy), sampler.sampler
-    else:
-        strategy, drawn = None, sampler
+        strategy, sampler = repr(sampler.strategy), sampler.sampler
 
     def event(count: int) -> dpa.DpEvent:
         return with_others(design.event(multiplier, count), also)
@@ -148,7 +145,7 @@ def planned_guarantee(
         releases=(NoisyReleases(steps, phases, strategy),),
         other_events=len(also),
         event_after=event,
-        **_sampler_facts(drawn, delta, sampling_probability),
+        **_sampler_facts(sampler, delta, sampling_probability),
     )
 
 

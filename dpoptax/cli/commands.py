@@ -11,7 +11,7 @@ from dpoptax.cli.options import AuditArguments, PlanArguments, TrainArguments
 from dpoptax.training.config import TrainConfig, load_config, load_configs
 from dpoptax.training.errors import ConfigError
 
-# What a command runs is imported by it alone: the first step of one waits for no other's.
+# Each command imports the modules that it runs, so that it does not wait for those of others.
 
 
 def _train(arguments: list[str]) -> int:
@@ -205,4 +205,4 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "audit": _audit,
 }
-"""What is run with the arguments after a command's name; each returns the exit code."""
+"""The commands by name. Each takes the remaining arguments and returns the exit code."""

@@ -28,9 +28,9 @@ _SETTINGS = {
 def kept_in(folder: Path) -> Iterator[None]:
     """Keeps programs that are compiled within the context in `folder`.
 
-    Whoever can write there can run code as this user: the folder is made for its owner alone, and
-    one that others may write to or that is not this user's is not used. What is wrong with a
-    folder is a warning: everything is then compiled as without it. JAX_COMPILATION_CACHE_DIR names
+    Anyone who can write there can run code as this user, so the folder is made for its owner only.
+    A folder that others may write to, or that is not this user's, is not used: a warning says so,
+    and everything is compiled as without it. JAX_COMPILATION_CACHE_DIR names
     another folder, and JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
     """
     settings: Any = jax.config
@@ -74,7 +74,7 @@ def _set(name: str, value: object) -> None:
 
 
 def _prepared(folder: Path) -> Path:
-    """The folder, made if missing, without what is too much; raises OSError where it is no use."""
+    """Makes the folder and removes excess files; raises OSError if it cannot be used."""
     cache_folder.prepare(folder)
     cache_folder.keep_newest(folder, "*-cache", LARGEST)
     return folder

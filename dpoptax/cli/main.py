@@ -10,7 +10,7 @@ from dpoptax.cli import compilation_cache
 from dpoptax.training.cache_folder import cache_folder
 from dpoptax.training.errors import unknown_name
 
-# The commands whose options depend on the config, so that without one there are none to list.
+# Commands whose options depend on the config, so that help without a config lists none.
 _CONFIG_FIRST = ("train", "plan", "audit")
 # What commands cannot do without and `import dpoptax` can.
 _EXTRA = ("flax", "matplotlib", "orbax", "sklearn", "tqdm", "tyro")
@@ -65,12 +65,12 @@ def run_command(
     user can fix without its traceback.
 
     Args:
-        program: Name of the program, which stands in front of each message.
+        program: Name of the program, with which each message begins.
         dispatch: Runs a command from the other arguments and returns the exit code.
         arguments: Of the command line; None: of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Of checkpoints that it cannot read, orbax logs what the warnings here say with a remedy.
+    # Orbax also logs unreadable checkpoints, which the warnings here name with a remedy.
     logging.getLogger("absl").setLevel(logging.ERROR)
     shown: set[str] = set()
 
@@ -118,7 +118,7 @@ def _dispatch(arguments: list[str]) -> int:
                 file=sys.stderr,
             )
         return 0 if rest else 2
-    from dpoptax.cli.commands import COMMANDS  # here, as help needs none of what they import
+    from dpoptax.cli.commands import COMMANDS  # here, because help does not need them
 
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)

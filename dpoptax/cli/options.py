@@ -36,6 +36,6 @@ class AuditArguments:
     trials: int = 20_000
     """Training runs with the attacker's example, and as many without."""
     confidence: float = 0.999
-    """Of each bound."""
+    """Confidence of each bound."""
     attack_seed: int = 0
     """Seed of the attack; not of the training."""

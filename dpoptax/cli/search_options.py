@@ -1,4 +1,4 @@
-"""What the commands that train many runs take, and the configs that they are given."""
+"""Options of the commands that train many runs, and their configs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ class _Configs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareArguments(_Configs):
-    """Of `dpoptax compare`."""
+    """Options of `dpoptax compare`."""
 
     comparison: Annotated[Comparison, tyro.conf.arg(name="")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepArguments(_Configs):
-    """Of `dpoptax sweep`."""
+    """Options of `dpoptax sweep`."""
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")]
     dry_run: bool = False

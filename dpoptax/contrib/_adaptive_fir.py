@@ -39,9 +39,9 @@ def adaptive_fir(
         c_0 = 1/2,   c_τ = A_τ/P_t − 1/2 clipped to [0, 1/2],  b_τ = c_τ/Σ c,  m_t = Σ_τ b_τ g_{t−τ}
 
     over the available gradients, so b sums to 1 from the first step. The noise of different steps
-    is independent, so A_τ is free of it. Its known power d · stddev² is subtracted from P, which is
-    at least the standard deviation of the remaining noise. Constant gradients give a moving
-    average. Gradients that reverse at every step give b = (1, 0, …), which does not filter.
+    is independent, so A_τ is free of it. Its known power d · stddev² is subtracted from P, and P is
+    floored at the standard deviation of its own noise. Constant gradients give a moving average.
+    Gradients that reverse at every step give b = (1, 0, …), which does not filter.
 
     Input and output: privatized mean gradients. Privacy: post-processing, at no cost. Memory:
     length − 1 copies of the parameters. Time: length − 1 inner products per step.

@@ -165,6 +165,7 @@ def adaptive_kalman(
         count: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the gain from the mean square innovation of groups of `sizes` entries."""
+        # The mean square of the innovation is drift + noise + variance.
         drift = decay * drift + (1.0 - decay) * (power - noise - variance)
         forgotten = jnp.power(decay, jnp.maximum(count, 1))
         error = jnp.sqrt(2.0 * mean_share(decay, forgotten) / sizes) * (noise + variance)

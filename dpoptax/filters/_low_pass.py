@@ -90,6 +90,7 @@ def low_pass(
     def step(
         x: jax.Array, buffers: Sequence[jax.Array | float]
     ) -> tuple[jax.Array, list[jax.Array]]:
+        # Direct form II transposed: each buffer holds a partial sum of a later output.
         y = taps[0] * x + (buffers[0] if order else 0.0)
         shifted: list[jax.Array | float] = [*buffers[1:], 0.0][:order]
         return y, [

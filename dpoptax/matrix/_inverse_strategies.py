@@ -1,4 +1,4 @@
-"""Strategies whose inverse has few bands: noise that is drawn again in the place of kept."""
+"""Strategies whose inverse has few bands: noise that is drawn again instead of kept."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class BandedInverseToeplitz(Strategy):
 
     @property
     def bands(self) -> int | None:
-        """None: C has all diagonals, but for the one band of independent noise."""
+        """None, since C has all diagonals, except with the one band of independent noise."""
         return None if any(self.coefficients[1:]) else 1
 
     @property
@@ -79,7 +79,7 @@ class BandedInverseToeplitz(Strategy):
         return reciprocal(weights / weights[0], self.steps)[:steps] / weights[0]
 
     def noising_matrix(self) -> "StreamingMatrix":
-        """The same with b − 1 buffers, for who computes noise elsewhere."""
+        """Returns C⁻¹ with b − 1 buffers, to compute noise elsewhere."""
         import jax.numpy as jnp
 
         streaming = jax_privacy_module("matrix_factorization.streaming_matrix")
@@ -107,7 +107,7 @@ def banded_inverse_square_root(steps: int, bands: int) -> BandedInverseToeplitz:
         d_0 = 1,  d_i = d_{i−1} (i − 3/2)/i:    1, −1/2, −1/8, −1/16, …
 
     The square root of the lower triangle of ones, A, as strategy has an error in the noisy sums
-    that is optimal but for constants where every example takes part once; b bands of its inverse
+    that is optimal up to constants if every example takes part once; b bands of its inverse
     have where examples take part every b steps. One band is independent noise.
 
     Args:

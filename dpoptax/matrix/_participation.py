@@ -1,4 +1,4 @@
-"""A strategy of correlated noise under a sampler: what the pair costs."""
+"""A strategy of correlated noise under a sampler, and the privacy cost of the pair."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """A strategy under a sampler, in the place of a sampler for `dpoptax.accounting`'s functions.
+    """A strategy under a sampler; it replaces the sampler in the functions of `accounting`.
 
     Noise multipliers are relative to the clip bound: Z has standard deviation noise_multiplier · C
     in each coordinate, and the columns of the strategy have norm 1 at most.
@@ -84,12 +84,12 @@ class Participation:
 
     @property
     def neighboring_relation(self) -> str:
-        """Which data sets the guarantee compares: what the sampler states."""
+        """The neighboring relation of the sampler."""
         return self.sampler.neighboring_relation
 
     @property
     def independent_steps(self) -> bool:
-        """Not: what one step adds, later ones take back."""
+        """False, since later steps take noise back."""
         return False
 
     def check_fixed_point(self) -> None:

@@ -24,8 +24,8 @@ _MOST_NOISE = 2.0**6
 class Strategy(abc.ABC):
     """A lower-triangular Toeplitz matrix C whose columns have l2 norm 1 at most.
 
-    With all diagonals that is so but for the rounding of what C is made of to float32, which
-    `column` has and prices are made with. Subclasses are frozen dataclasses: static, hashable.
+    With all diagonals this holds up to the rounding of C's parameters to float32. `column` includes
+    the rounding, and prices are made with it. Subclasses are frozen dataclasses: static, hashable.
     """
 
     @property

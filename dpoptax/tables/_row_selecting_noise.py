@@ -173,11 +173,13 @@ def draw_rows(
     if stddev == 0.0:
         chosen = counts.missing <= 0
     else:
+        # `tail` is the probability of the less likely outcome, which float32 resolves near 0.
         tail = 0.5 * jax.lax.erfc(jnp.abs(missing) / np.float32(stddev * math.sqrt(2)))
         chosen = (_uniform(keys[0], missing.shape) < tail) == (missing > 0)
     looked_up = jnp.where(chosen & (counts.rows < size), counts.rows, size)
 
     threshold = selection.units(counts.bits) * 2.0**-counts.bits  # of rows without a count
+    # A Poisson number of uniform positions hits each row without a count with probability p.
     limits = _poisson_limits(size, _tail(threshold, stddev))
     positions = jax.random.randint(keys[1], limits.shape[:1], 0, size, jnp.int32)
     drawn = jnp.arange(len(limits)) < _count_above(limits, keys[2])

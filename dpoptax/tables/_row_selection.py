@@ -194,7 +194,7 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
     size, batch = selection.table_size, lookups.shape[0]
     rows = table_rows(lookups.reshape(batch, -1), size)
     rows = jnp.sort(jnp.where(mask[:, None], rows, size), axis=1)
-    first = _starts(rows) & (rows < size)
+    first = _starts(rows) & (rows < size)  # counts each row once per example
     bits = _COUNT_BITS - max(batch, 1).bit_length()
     if selection.threshold > batch:
         raise ValueError(
@@ -206,6 +206,7 @@ def count_rows(lookups: jax.Array, mask: jax.Array, selection: RowSelection) -> 
     weight = jnp.where(first, weights[jnp.sum(first, axis=1)][:, None], 0)
 
     rows, weight = jax.lax.sort((rows.reshape(-1), weight.reshape(-1)), num_keys=1)
+    # Each run of equal row numbers is a segment; its weights add up to the count of the row.
     starts = _starts(rows[None])[0]
     segment = jnp.cumsum(starts) - 1
     total = jax.ops.segment_sum(weight, segment, num_segments=rows.size)

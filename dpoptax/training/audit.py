@@ -1,4 +1,4 @@
-"""Audits of a config: its own noise, filter, clip, sampler, optimizer and model, under attack."""
+"""Audits a config: attacks its noise, filter, clip, sampler, optimizer and model."""
 
 import dataclasses
 from typing import Any
@@ -32,7 +32,7 @@ _CANARIES = 1000
 # Examples of `auditing.searched_canary`.
 _SEARCHED = 16
 
-# What a row's bound says, by what it is called there.
+# Meanings of the bounds, by their names in the table.
 _MEANINGS = {
     "one threshold": "errors of one test, by Clopper and Pearson; holds for any mechanism",
     "(ε, δ), Steinke et al.": "how many guesses about canaries were right; for any mechanism",
@@ -48,8 +48,8 @@ class Audited:
 
     Attributes:
         method: Of the config.
-        name: What was audited.
-        result: What was found.
+        name: Name of the audit.
+        result: Its result.
     """
 
     method: str
@@ -58,7 +58,7 @@ class Audited:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted, by any of the bounds."""
+        """Whether any of the bounds refutes the claim."""
         return self.result.violated or any(
             bound.epsilon > self.result.claimed_epsilon for bound in self.result.bounds
         )
@@ -72,16 +72,16 @@ def audit_config(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Audited]:
-    """Attack a config's training, and bound its ε from below.
+    """Attacks the training of a config and bounds its ε from below.
 
     Five audits: one release on a full batch, which shows how well the attack sees; the same with
-    the example that `auditing.worst_example` found in the place of a plain canary, which attacks
+    the example that `auditing.worst_example` found instead of a plain canary, which attacks
     the clip; the whole run, with every update of noise and filter shown; the whole run, with the
     final parameters shown; and one training of the model itself, with training examples as
     canaries. The last is left out where the unit is a user, or where examples are streamed.
 
-    What is claimed of a whole run is the ε that the run itself states, by its own accountant, or
-    that of privacy loss distributions where this is less; of one release it is the latter.
+    The claim of a whole run is the ε that the run states by its accountant, or that of privacy loss
+    distributions if it is smaller. The claim of one release is the latter.
 
     Args:
         config: The run; its steps are those that its budget permits.
@@ -110,7 +110,7 @@ def audit_config(
         if progress:
             say(f"auditing {config.method.name}, {name} ...")
 
-    # What follows from the run's seed is fixed, so that an audit can be repeated.
+    # The seed is fixed, so that an audit can be repeated.
     config = dataclasses.replace(config, seed=config.seed or 0)
     dataset = config.data().load()
     # A fixed key, into which the audit folds its own.
@@ -165,7 +165,7 @@ def audit_config(
 
 
 def table(rows: list[Audited]) -> str:
-    """The audits' bounds as a Markdown table."""
+    """Returns the bounds of the audits as a Markdown table."""
     lines = [
         "| method | audited | threat model | trials | claimed ε | audited ε ≥ | by | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -185,7 +185,7 @@ def table(rows: list[Audited]) -> str:
 
 
 def notes(rows: list[Audited]) -> list[str]:
-    """What the table's bounds mean, what refutes a claim, and how much canaries vary."""
+    """Explains the bounds of the table, names refuted claims, and says how much canaries vary."""
     methods = dict.fromkeys(bound.method for row in rows for bound in row.result.bounds)
     lines = [f"By {method}: {_MEANINGS[method]}." for method in methods]
     for row in rows:

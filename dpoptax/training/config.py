@@ -39,18 +39,18 @@ _NOT_NEGATIVE = Numbers(lambda x: 0 <= x < math.inf, "a finite number that is no
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """One training run.
+    """Config of a training run.
 
-    The noise is either calibrated, `noise_multiplier=None`, so that `steps` steps spend `epsilon`
-    at `delta`; or given, and then `epsilon` is a budget: the step that would exceed it does not run
-    (`epsilon=None`: no budget, the spent ε is reported).
+    With `noise_multiplier=None` the noise is calibrated, so that `steps` steps spend `epsilon` at
+    `delta`. If it is given, `epsilon` is a budget: a step that would exceed it does not run. With
+    `epsilon=None` there is no budget, and the spent ε is reported.
 
     Raises:
         ConfigError: A value outside its range; the message names field, value and remedy.
     """
 
     method: Method = field(DPSGD(), Role.KEPT | Role.STEP)
-    """Where gradients are taken and how the noisy gradient is filtered."""
+    """Method, which decides where gradients are taken and how the noisy gradient is filtered."""
 
     dataset: str = field("digits", Role.KEPT)
     """Name of a data set: digits, image_folder, or one that the config file registers."""
@@ -60,21 +60,19 @@ class TrainConfig:
     """Name of a model: linear, mlp, cnn, transformer, or one that the config file registers."""
 
     unit: Unit = field("example", Role.KEPT | Role.STEP)
-    """What ε is about: example, or user, who owns several examples: these are one example to the
-    clip, whose loss is the mean of theirs, and numbers of batches and microbatches count users."""
+    """Unit that ε protects: example, or user. A user's examples are one example to the clip, with
+    the mean of their losses; sizes of batches and microbatches then count users."""
     records_per_user: int | None = field(None, Role.KEPT, _COUNT)
-    """Largest number of examples of a user in a step; of one who owns more, each step draws as
-    many."""
+    """Largest number of a user's examples in a step, drawn anew at each step if there are more."""
 
     steps: int = field(120, Role.CHANGEABLE | Role.STEP, _COUNT)
     """Number of optimizer steps."""
     batch_size: int = field(256, Role.PLANNED | Role.STEP, _COUNT)
-    """Expected number of examples per step; every sum is divided by it."""
+    """Expected number of examples per step, by which every sum is divided."""
     microbatch_size: int | None = field(None, Role.KEPT | Role.STEP, _COUNT)
-    """Examples whose gradients are held in memory at once; None: the whole batch."""
+    """Number of examples whose gradients are held in memory at once. None: the whole batch."""
     optimizer: str = field("sgd", Role.KEPT | Role.STEP | Role.UNPRICED)
-    """What turns the (filtered) gradient into a direction: sgd, momentum, adam, or adamw, whose
-    weight decay is 0.01."""
+    """Optimizer of the filtered gradient: sgd, momentum, adam, or adamw (weight decay 0.01)."""
     learning_rate: float = field(1.0, Role.KEPT | Role.UNPRICED, _POSITIVE)
     """Peak learning rate."""
     schedule: str = field("constant", Role.KEPT | Role.STEP | Role.UNPRICED)
@@ -82,8 +80,8 @@ class TrainConfig:
     which rises over the first twentieth of the steps."""
 
     parameter_ema: float | None = field(None, Role.KEPT | Role.STEP | Role.UNPRICED, _FRACTION)
-    """Decay of the moving average of the parameters, in (0, 1), at the first steps t at most
-    (1 + t)/(10 + t); it is what is evaluated and written. None: the parameters themselves."""
+    """Decay of a moving average of the parameters, in (0, 1), at most (1 + t)/(10 + t) at step t.
+    The average is evaluated and written. None: the parameters themselves."""
 
     epsilon: float | None = field(3.0, Role.CHANGEABLE, _POSITIVE)
     """Target of the calibration, and a budget that no step exceeds; None: no budget."""
@@ -92,9 +90,9 @@ class TrainConfig:
     noise_multiplier: float | None = field(None, Role.PLANNED, _NOT_NEGATIVE)
     """Noise standard deviation relative to the clip norm; None: calibrated from epsilon."""
     fixed_point: bool = field(False, Role.KEPT | Role.STEP | Role.UNPRICED)
-    """Whether the noise is of whole numbers: ε holds for who sees every bit of the parameters, too.
-    It takes twice as long to draw, and is larger by some thousandths. Correlated noise can be
-    so where sampling is "cyclic" or "in_order"."""
+    """Whether the noise consists of whole numbers, so that ε holds against an adversary who sees
+    every bit of the parameters. Drawing takes twice as long, and the noise is larger by some
+    thousandths. For correlated noise it needs sampling="cyclic" or "in_order"."""
     clip: str = field("l2", Role.KEPT | Role.STEP | Role.UNPRICED)
     """Geometry of the clip: l2, auto_s, auto_v, psac or normalized; per_layer, auto_s_per_layer or
     auto_v_per_layer, whose bound is split evenly over the arrays of parameters; a method may have
@@ -102,38 +100,39 @@ class TrainConfig:
     l2_clip_norm: float = field(1.0, Role.KEPT | Role.STEP | Role.UNPRICED, _CLIP_NORM)
     """Bound on the l2 norm of one example's gradient."""
     sampling: str = field("poisson", Role.PLANNED)
-    """How batches are drawn: poisson, fixed_size, balls_in_bins (each example in one batch of an
-    epoch), random_allocation (each in as many steps as there are epochs, anywhere in the run),
-    min_separation (by chance, never twice within as many steps as noise is correlated over), cyclic
-    (groups of examples take turns, for correlated noise), in_order (batches are such groups, whole:
-    data that come in a fixed order or once, without amplification), or shuffled (without a
+    """Sampling of batches: poisson, fixed_size, balls_in_bins (each example in one batch of an
+    epoch), random_allocation (each example in as many steps as there are epochs, anywhere in the
+    run), min_separation (random, never twice within the steps over which noise is correlated),
+    cyclic (groups of examples take turns, for correlated noise), in_order (batches are these
+    groups: data in a fixed order or used once, without amplification), or shuffled (without a
     guarantee)."""
     accountant: Accountant = field("pld", Role.CHANGEABLE)
-    """Composition by privacy loss distributions, or by Rényi divergences; monte_carlo draws losses
-    of the whole run, for correlated noise and examples that take part by chance."""
+    """Accountant: privacy loss distributions (pld), Rényi divergences (rdp), or monte_carlo, which
+    draws losses of the whole run, for correlated noise with random participation."""
 
     seed: int | None = field(None, Role.PLANNED, _SEED)
-    """Seed of the initial parameters, the batches and the noise. None: a fresh one from the
-    operating system, which only the checkpoints record. Whoever knows the seed can subtract the
-    noise, and two runs with the same seed reveal each other's: give one only to repeat a study."""
+    """Seed of the initial parameters, the batches and the noise. None: a fresh seed from the
+    operating system, which only the checkpoints record. Anyone who knows the seed can subtract the
+    noise, and two runs with the same seed reveal each other's noise: give one only to repeat a
+    study."""
     generator: Literal["threefry", "chacha20"] = field(
         "threefry", Role.KEPT | Role.STEP | Role.UNPRICED
     )
-    """Generator of the noise: threefry, or ChaCha20, and then SHAKE-256 draws the batches: what is
-    promised holds against whoever cannot break a cipher. A seed from the operating system has 63
-    bits for threefry and 256 for ChaCha20. Noise by ChaCha20 takes some four times as long to
-    draw."""
+    """Generator of the noise: threefry, or chacha20 with batches drawn by SHAKE-256. With the
+    latter the guarantee holds against adversaries who cannot break a cipher. A seed from the
+    operating system has 63 bits for threefry and 256 for ChaCha20, which takes about four times as
+    long."""
     checkpoint_every: int = field(100, Role.CHANGEABLE, _COUNT)
     """Steps between checkpoints, from which the same command goes on; they hold seed and key."""
     keep_checkpoints: int = field(3, Role.CHANGEABLE, _COUNT)
     """Number of checkpoints that stay; more than one outlives damage to the newest."""
     parallel: Literal["none", "devices", "hosts"] = field("none", Role.CHANGEABLE)
-    """What shares the work: one device, all of this process, or all of several hosts."""
+    """Devices that share the work: one device, all of this process, or all of several hosts."""
     eval_every: int = field(10, Role.CHANGEABLE, _COUNT)
     """Steps between evaluations on the test split."""
     record_training_metrics: bool = field(False, Role.KEPT)
-    """Also record loss and accuracy on the training split, in all of the run. They are computed
-    from private data without noise: the stated ε does not cover them."""
+    """Whether to record loss and accuracy on the training split during the whole run. They are
+    computed from private data without noise: the stated ε does not cover them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -211,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_configs(path: str | Path) -> dict[str, TrainConfig]:
-    """The configs of a Python file, by name, or those whose name matches a pattern.
+    """Reads the configs of a Python file by name, or those whose name matches a pattern.
 
     A file defines `get_config()`, for one run named like the file, or `get_configs()`, for a
     table's rows by name. `FILE:PATTERN` chooses among them, such as `table1.py:mnist/*`.
@@ -244,7 +243,7 @@ def load_configs(path: str | Path) -> dict[str, TrainConfig]:
 
 
 def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigError:
-    """The error for what a config's own code raised: its line, and the fields that there are."""
+    """Returns the error for an exception in a config file: its line, and the known fields."""
     where = f"config {path}{line_in(path, error)}"
     wrong = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     for kind in defined.values():
@@ -255,7 +254,7 @@ def _raised_in(path: str, error: Exception, defined: dict[str, Any]) -> ConfigEr
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """The one config that `path` names; see `load_configs`.
+    """Reads the one config that `path` names; see `load_configs`.
 
     Raises:
         ConfigError: As there, or several configs.

@@ -25,7 +25,7 @@ IN_EXPERIMENTS = {
 
 
 class ConfigError(ValueError):
-    """A value of a config or of the command line is not allowed; the message says what is."""
+    """Raised for a value of a config or of the command line; the message names a remedy."""
 
 
 def unknown_name(field: str, value: object, available: Iterable[str]) -> ConfigError:

@@ -70,7 +70,7 @@ def _train_in(
             "fresh start would forget what was already released: give another workdir, or "
             "remove these files if they do not matter"
         )
-    # A typing error is told before the noise is worked out, which may take long.
+    # Wrong names are reported before the noise is calibrated, which may take long.
     config.build_model(dataset.num_classes)
     check_names(config)
     seeded = resume.with_seed_of(config, begun)
@@ -89,10 +89,10 @@ def _train_in(
         if config.fixed_point:
             observe = resume.as_shown(observe, earlier)
         course = Course(run, dataset, dataclasses.replace(context, observe=observe, shown=shown))
-        if main:  # not before: a start that is refused leaves what is stated of the run
+        if main:  # not before: a refused start keeps the statement on the earlier run
             (workdir / "summary.json").unlink(missing_ok=True)
         result = _result(course)
-        # While no other process may train here: its parameters would lie beside this summary.
+        # Under the lock: parameters of another process would end up next to this summary.
         return _written(result, workdir, phases) if main else result
 
 

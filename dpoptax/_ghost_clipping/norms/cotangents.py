@@ -54,32 +54,32 @@ class FixedTerm:
     weights: jax.Array
 
     @property
-    def thin(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
         """Returns the shape of one example's weights."""
         return self.weights.shape[1:]
 
     @property
-    def fixed_along(self) -> list[int]:
+    def fixed_axes(self) -> list[int]:
         """Returns the axes along which the weights do not vary."""
-        return [i for i, n in enumerate(self.thin) if n == 1]
+        return [i for i, n in enumerate(self.weight_shape) if n == 1]
 
     def times(self, y: jax.Array) -> "FixedTerm":
-        if all(n in (1, m) for n, m in zip(y.shape, self.thin, strict=True)):
+        if all(n in (1, m) for n, m in zip(y.shape, self.weight_shape, strict=True)):
             return FixedTerm(self.basis, self.weights * y)
         return FixedTerm(y if self.basis is None else materialize(self.basis * y), self.weights)
 
     def total(self, axes: Iterable[int], shape: tuple[int, ...]) -> "FixedTerm":
         """Returns its sum over axes, which then have size 1; `shape` is the value's."""
         axes = set(axes)
-        fixed = [i for i in axes if self.thin[i] == 1]
-        rest = [i + 1 for i in axes if self.thin[i] != 1]
+        fixed = [i for i in axes if self.weight_shape[i] == 1]
+        rest = [i + 1 for i in axes if self.weight_shape[i] != 1]
         basis = jnp.ones((1,) * len(shape), jnp.float32) if self.basis is None else self.basis
         # A basis of size 1 along a summed axis counts once for each entry of the axis.
         missing = math.prod(shape[i] for i in fixed if basis.shape[i] == 1)
         basis = materialize(missing * jnp.sum(basis, fixed, keepdims=True))
         if not rest:
             return FixedTerm(None, self.weights).times(basis)
-        if any(n not in (1, m) for n, m in zip(basis.shape, self.thin, strict=True)):
+        if any(n not in (1, m) for n, m in zip(basis.shape, self.weight_shape, strict=True)):
             raise NotFactoredError
         return FixedTerm(None, jnp.sum(self.weights * basis, rest, keepdims=True))
 
@@ -115,7 +115,7 @@ class OuterSum:
     def total(self, axes: Iterable[int]) -> FixedTerm:
         """Returns its sum over axes, which then have size 1."""
         value = bounds.ldexp(*self.inner_product(None, axes))
-        return FixedTerm(None, jax.vmap(self.uncut)(value))
+        return FixedTerm(None, jax.vmap(self.restore)(value))
 
     def inner_product(
         self, basis: jax.Array | None, axes: Iterable[int]
@@ -216,8 +216,8 @@ class OuterSum:
         sizes = [math.prod(split[i] for i in side) for side in self.layout.sides]
         return x.transpose(order).reshape(sizes)
 
-    def uncut(self, x: jax.Array) -> jax.Array:
-        """Returns the array that `cut` makes (K, R, D) of."""
+    def restore(self, x: jax.Array) -> jax.Array:
+        """Returns the array that `cut` turns into (K, R, D)."""
         split = [1] * len(self.layout.split)
         for side, size in zip(self.layout.sides, x.shape, strict=True):
             for i in side:

@@ -241,7 +241,7 @@ class _PullBack:
 
     def apply_vjp(self, eqn: JaxprEqn, operands: Operands, g: CotangentSum) -> None:
         """Pulls back through any operation, if the gradients are scalars times fixed arrays."""
-        thin = all(n == 1 for t in g.terms for n in t.thin)
+        thin = all(n == 1 for t in g.terms for n in t.weight_shape)
         if g.outers or not thin or len(eqn.outvars) != 1:
             raise NotFactoredError
         arrays = [self.fixed.evaluate(v) for v in operands]

@@ -67,7 +67,7 @@ def split_cotangent(cotangent: CotangentSum) -> tuple[list[OuterSum], list[Fixed
         if any(x.layout != outers[0].layout for x in outers):
             raise NotFactoredError
         return outers, _merge_terms(terms)
-    if any(t.thin != shape for t in terms):
+    if any(t.weight_shape != shape for t in terms):
         raise NotFactoredError
     # One number of each example for each entry: a single position.
     parts = [t.weights if t.basis is None else t.weights * t.basis for t in terms]
@@ -91,14 +91,14 @@ def check_parts(outers: list[OuterSum], terms: list[FixedTerm]) -> None:
         if outer.scale is not None and 1 not in outer.cut(outer.scale).shape[1:]:
             raise NotFactoredError
         for term in terms:
-            outer.sides(term.fixed_along)
+            outer.sides(term.fixed_axes)
 
 
 def _merge_terms(terms: list[FixedTerm]) -> list[FixedTerm]:
     """Adds up the fixed terms that share a basis."""
     found: dict[tuple[int, tuple[int, ...]], FixedTerm] = {}
     for term in terms:
-        key = (id(term.basis), term.thin)
+        key = (id(term.basis), term.weight_shape)
         if key in found:
             term = FixedTerm(term.basis, found[key].weights + term.weights)
         found[key] = term
@@ -143,7 +143,7 @@ def assemble_gradients(
     divided = materialize([divide(w, e) for w, (_, e) in zip(weights, bases, strict=True)])
     found: list[MeasuredTerm] = []
     for term, basis, weight in zip(terms, kept, divided, strict=True):
-        axes, inner = term.fixed_along, jnp.zeros_like(weight)
+        axes, inner = term.fixed_axes, jnp.zeros_like(weight)
         for outer, part, segment in zip(outers, parts, segments, strict=True):
             if dtype is None and not outer.mixed:
                 # The contraction with the unscaled factors is shared with the pulled-back terms.

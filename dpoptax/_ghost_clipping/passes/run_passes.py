@@ -140,11 +140,11 @@ class _Interpreter:
             elif step.scan is not None:
                 outputs = self.scan(step, operands)
             else:
-                outputs = self.rematerialise(step, operands)
+                outputs = self.rematerialize(step, operands)
             values.update(zip(step.outputs, outputs, strict=True))
         return [read(v, True) for v in block.results]
 
-    def rematerialise(self, step: Step, operands: Arrays) -> Arrays:
+    def rematerialize(self, step: Step, operands: Arrays) -> Arrays:
         body = step.body
         assert body is not None
         private = [

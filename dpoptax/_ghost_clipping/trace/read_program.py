@@ -18,7 +18,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from dpoptax._ghost_clipping.trace.activity import GradientFlow
 from dpoptax._ghost_clipping.trace.check_loss import check_parameters, check_scalar, failure_note
-from dpoptax._ghost_clipping.trace.contraction_rules import Convolution, Dot
 from dpoptax._ghost_clipping.trace.derived_values import constant_value, derive_values, open_program
 from dpoptax._ghost_clipping.trace.entry_rules import Addition, Concatenation, Lookup
 from dpoptax._ghost_clipping.trace.example_separation import check_separate, touches_reference
@@ -34,7 +33,7 @@ from dpoptax._ghost_clipping.trace.program import (
     Use,
     Value,
 )
-from dpoptax._ghost_clipping.trace.rules import Rule, is_real
+from dpoptax._ghost_clipping.trace.rules import Convolution, Dot, Rule, is_real
 from dpoptax._ghost_clipping.trace.views import View
 from dpoptax._ghost_clipping.trace.zero_gradients import find_vanishing
 from dpoptax._jaxprs import INLINED_CALLS, REMATERIALIZED_CALLS, scan_parts, type_of
@@ -61,9 +60,15 @@ def read_program(
     has_aux: bool,
     tangent: bool = False,
 ) -> Program:
-    """Traces a loss, as `trace_loss` does, and reads it."""
+    """Traces `loss_fn(params, example[, key])` and reads it; raises if it may mix examples.
+
+    The arguments are arrays or shape structs of one example. `key` is `None` for a loss without
+    randomness. With a `tangent` the gradient is differentiated once more.
+    """
     check_parameters(params)
-    closed, shapes = trace_loss(loss_fn, params, example, key, has_aux=has_aux, tangent=tangent)
+    inputs = (example,) if key is None else (example, key)
+    derivatives = 2 if tangent else 1
+    closed, shapes = _trace_loss(loss_fn, params, inputs, has_aux=has_aux, derivatives=derivatives)
     count = len(jax.tree.leaves(params))
     args: list[Value] = []
     for i, var in enumerate(closed.jaxpr.invars):
@@ -98,24 +103,15 @@ def read_program(
     )
 
 
-def trace_loss(
+def _trace_loss(
     loss_fn: Callable[..., PyTree],
     params: PyTree,
-    example: PyTree,
-    key: jax.Array | jax.ShapeDtypeStruct | None,
+    inputs: tuple[PyTree, ...],
     *,
     has_aux: bool,
-    tangent: bool = False,
+    derivatives: int,
 ) -> tuple[ClosedJaxpr, tuple[PyTree, PyTree]]:
-    """Traces `loss_fn(params, example[, key])` on shapes; raises if it may mix examples.
-
-    The arguments are arrays or shape structs of one example. `key` is `None` for a loss without
-    randomness. With a `tangent` the gradient is differentiated once more.
-
-    Returns:
-      The program, and the shapes of its results, (loss, aux).
-    """
-    extra = () if key is None else (key,)
+    """Returns the checked program of a loss, and the shapes of its results, (loss, aux)."""
 
     def flat(params: PyTree, example: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         try:
@@ -125,9 +121,9 @@ def trace_loss(
             raise
         return out if has_aux else (out, None)
 
-    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, example, *extra)
+    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, *inputs)
     check_scalar(shapes, has_aux)
-    check_separate(closed, len(jax.tree.leaves(params)), 2 if tangent else 1)
+    check_separate(closed, len(jax.tree.leaves(params)), derivatives)
     return closed, shapes
 
 

@@ -27,10 +27,10 @@ _IDENTITY_PRIMITIVES = frozenset(
 _MINIMUM_SCALE = 2.0**-60
 
 
-def merge_runs(atoms: AxisRuns) -> AxisRuns:
+def merge_runs(runs: AxisRuns) -> AxisRuns:
     """Drops runs of size one and joins contiguous neighbors."""
     merged: list[tuple[int, int]] = []
-    for size, stride in atoms:
+    for size, stride in runs:
         if size == 1:
             continue
         if merged and merged[-1][1] == size * stride:
@@ -40,18 +40,18 @@ def merge_runs(atoms: AxisRuns) -> AxisRuns:
     return tuple(merged)
 
 
-def _split_front(atoms: list[tuple[int, int]], size: int) -> AxisRuns | None:
+def _split_front(runs: list[tuple[int, int]], size: int) -> AxisRuns | None:
     """Removes `size` entries from the front of the runs; returns `None` if they do not divide."""
     taken = []
     while size > 1:
-        run, stride = atoms[0]
+        run, stride = runs[0]
         if size % run == 0:
-            taken.append(atoms.pop(0))
+            taken.append(runs.pop(0))
             size //= run
         elif run % size == 0:
             rest = run // size
             taken.append((size, stride * rest))
-            atoms[0] = (rest, stride)
+            runs[0] = (rest, stride)
             size = 1
         else:
             return None
@@ -76,7 +76,7 @@ class View:
     def shape(self) -> tuple[int, ...]:
         return tuple(math.prod(n for n, _ in axis) for axis in self.axes)
 
-    def atoms(self, axes: tuple[int, ...]) -> AxisRuns:
+    def runs(self, axes: tuple[int, ...]) -> AxisRuns:
         """Returns the runs of several axes, read as one axis."""
         return merge_runs(sum((self.axes[i] for i in axes), ()))
 
@@ -84,7 +84,7 @@ class View:
         return dataclasses.replace(self, axes=tuple(self.axes[i] for i in permutation))
 
     def reshape(self, shape: tuple[int, ...]) -> "View | None":
-        rest = list(self.atoms(tuple(range(len(self.axes)))))
+        rest = list(self.runs(tuple(range(len(self.axes)))))
         axes: list[AxisRuns] = []
         for size in shape:
             axis = _split_front(rest, size)
@@ -122,24 +122,24 @@ class View:
 
     def scatter(self, values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """Adds `values`, shaped like the view, into zeros (shape): the transpose of a read."""
-        atoms = self.atoms(tuple(range(len(self.axes))))
+        runs = self.runs(tuple(range(len(self.axes))))
         values = self.scale * values if self.scale != 1.0 else values
         # A permutation of all entries is a transposition, which is faster than a scatter.
-        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in atoms):
-            order = sorted(range(len(atoms)), key=lambda i: -atoms[i][1])
-            return values.reshape([n for n, _ in atoms]).transpose(order).reshape(shape)
+        if math.prod(self.shape) == math.prod(shape) and all(s > 0 for _, s in runs):
+            order = sorted(range(len(runs)), key=lambda i: -runs[i][1])
+            return values.reshape([n for n, _ in runs]).transpose(order).reshape(shape)
         positions = jnp.full(1, self.offset)
-        for size, stride in atoms:
+        for size, stride in runs:
             positions = (positions[:, None] + stride * jnp.arange(size)[None]).ravel()
         flat = jnp.zeros(math.prod(shape), values.dtype)
         return flat.at[positions].add(values.ravel()).reshape(shape)
 
     def entries_of(self, entries: np.ndarray) -> np.ndarray:
         """Returns the view's part of an array flattened like the parameter, with shared memory."""
-        atoms = self.atoms(tuple(range(len(self.axes))))
-        strides = [stride * entries.itemsize for _, stride in atoms]
+        runs = self.runs(tuple(range(len(self.axes))))
+        strides = [stride * entries.itemsize for _, stride in runs]
         first = entries[self.offset :]
-        return np.lib.stride_tricks.as_strided(first, [size for size, _ in atoms], strides)
+        return np.lib.stride_tricks.as_strided(first, [size for size, _ in runs], strides)
 
 
 def view_of_result(

@@ -18,7 +18,7 @@ from dpoptax.sampling import Sample
 
 T = TypeVar("T")
 
-# Of what is not in memory, so many records tell one source from another.
+# Number of records by which a streamed source is told from another.
 _COMPARED = 64
 # A memory-mapped source of at most so many bytes is checked whole.
 _CHECKED_BYTES = 2**28
@@ -39,21 +39,21 @@ Source = Mapping[str, np.ndarray] | RandomAccessSource
 
 
 def source_size(source: Source) -> int:
-    """The number of records."""
+    """Returns the number of records."""
     if isinstance(source, Mapping):
         return len(next(iter(source.values())))
     return len(source)
 
 
 def in_memory(source: Source) -> bool:
-    """Whether all records are in memory already, as arrays that are no views of a file."""
+    """Returns whether all records are in memory, as arrays that are not memory-mapped."""
     return isinstance(source, Mapping) and not any(
         isinstance(array, np.memmap) for array in source.values()
     )
 
 
 def read(source: Source, indices: np.ndarray) -> Any:
-    """The records at `indices`, stacked: leaves (*indices.shape, ...), in memory of that size."""
+    """Reads the records at `indices`, stacked: leaves (*indices.shape, ...)."""
     if isinstance(source, Mapping):
         return {name: np.asarray(array[indices]) for name, array in source.items()}
     records = [source[int(index)] for index in indices.flat]
@@ -116,7 +116,7 @@ def _bytes(array: Any) -> int:
 
 
 def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
-    """All records in order, `size` at a time; the last are padded with records of no label."""
+    """Reads all records in order, `size` at a time, padded with records without a label."""
     total = source_size(source)
     for start in range(0, total, size):
         indices = np.arange(start, start + size)
@@ -128,12 +128,12 @@ def chunks(source: Source, size: int, *, padding_label: int) -> Iterator[Any]:
 def load_batch(
     source: Source, sample: Sample, sharding: jax.sharding.NamedSharding | None = None
 ) -> tuple[Any, Any]:
-    """The batch and the mask of a sample, split over devices if `sharding` is given.
+    """Reads the batch and the mask of a sample, split over devices if `sharding` is given.
 
     Args:
         source: The records.
-        sample: What a sampler drew, or of users the places of their records, (B, R), and which
-            users were drawn. It is padded to an even number of rows for each device.
+        sample: Drawn records, or for users the positions of their records, (B, R), and which users
+            were drawn. It is padded to an even number of rows for each device.
         sharding: How the leading axis is split, such as `NamedSharding(mesh, P("data"))`. Every
             host reads the rows of its own devices only.
     """
@@ -158,7 +158,7 @@ def load_batch(
 
 
 def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = None) -> Any:
-    """What belongs to each row of `load_batch`'s batch, such as which record it is, split alike."""
+    """Loads a value for each row of a batch, such as its record, split as `load_batch` does."""
     if sharding is None:
         return rows
     padded = _padded(rows, sharding)
@@ -166,7 +166,7 @@ def load_rows(rows: np.ndarray, sharding: jax.sharding.NamedSharding | None = No
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
-    """`load(step)` for each step, up to two of them ahead in a thread: reading overlaps."""
+    """Calls `load(step)` for each step in a thread, up to two steps ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
         pending: deque[Future[T]] = deque()
         try:
@@ -182,7 +182,7 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Iterator[T]:
 
 
 def _padded(rows: np.ndarray, sharding: jax.sharding.NamedSharding) -> np.ndarray:
-    """Rows with zeros behind them, as many for each part of the split."""
+    """Appends zeros to rows, so that each part of the split has the same number."""
     devices = sharding.mesh.size
     shards = devices // sharding.shard_shape((devices,))[0]
     return np.pad(rows, [(0, -len(rows) % shards)] + [(0, 0)] * (rows.ndim - 1))

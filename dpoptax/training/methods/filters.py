@@ -80,9 +80,9 @@ class AdaptiveKalman(Method):
     name: ClassVar[str] = "Adaptive Kalman"
 
     decay: float = 0.95
-    """Of the running mean that estimates the gradient's drift, in [0, 1)."""
+    """Decay of the running mean that estimates the gradient's drift, in [0, 1)."""
     per_leaf: bool = False
-    """Whether every array of parameters has a gain of its own."""
+    """Whether each array of parameters has its own gain."""
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
         """The filter, told the noise."""

@@ -1,4 +1,4 @@
-"""What a method is to the trainer, and the two that have no filter."""
+"""Defines the base of methods, and the two methods without a filter."""
 
 import dataclasses
 from collections.abc import Callable
@@ -38,20 +38,20 @@ class Method:
         return 1
 
     def loss(self, loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """What is differentiated of one example: `loss_fn(params, example)`, or with a key."""
+        """Returns the loss of one example: `loss_fn(params, example)`, or with a key."""
         return loss_fn
 
     def clip(self, l2_clip_norm: float) -> dpoptax.Clip | None:
-        """Clip of a geometry of the method's own; None: the one that the config names."""
+        """Returns the method's clip. None: the one that the config names."""
         return None
 
     def strategy(self, steps: int) -> Strategy | None:
-        """How noise is correlated over a run of so many steps; None: independent."""
+        """Returns the strategy of correlated noise for a run. None: independent noise."""
         del steps
         return None
 
     def noise(self, clip: dpoptax.Clip, steps: int, **release: Any) -> optax.GradientTransformation:
-        """The privacy boundary, from `noise_multiplier`, `batch_size` and `key`.
+        """Returns the noise stage, from `noise_multiplier`, `batch_size` and `key`.
 
         Also from `fixed_point`, where a method can have it and the config asks for it.
         """
@@ -64,22 +64,22 @@ class Method:
         )
 
     def filter(self, stddev: float) -> optax.GradientTransformation:
-        """Gradient points and filter: what stands between the noise and the optimizer.
+        """Returns gradient points and filter, between the noise and the optimizer.
 
-        `stddev` is the standard deviation of the noise in the gradient that it gets.
+        `stddev` is the standard deviation of the noise in its input.
         """
         del stddev
         return optax.identity()
 
     def direction(self, stddev: float) -> optax.GradientTransformation | None:
-        """An optimizer of the method's own, without learning rate; None: the config's."""
+        """Returns the method's optimizer without learning rate. None: the config's."""
         del stddev
         return None
 
     def unproven(self) -> str | None:
-        """Why no ε may be stated for the method; None where one may.
+        """Returns the reason why no ε may be stated. None: one may be stated.
 
-        The trainer holds it against the ledger of `noise`, and refuses where the two disagree.
+        The trainer compares it with the ledger of `noise` and raises an error if they disagree.
         """
         return None
 
@@ -100,7 +100,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class NonPrivate(Method):
-    """No clip, no noise, no guarantee: what the model reaches without privacy."""
+    """Trains without clip, noise and guarantee, as a bound on accuracy."""
 
     name: ClassVar[str] = "Non-private"
     private: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Methods with a clip, a noise, a loss or an optimizer of their own."""
+"""Methods that replace the clip, the noise, the loss or the optimizer."""
 
 import dataclasses
 import functools

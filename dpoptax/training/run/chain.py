@@ -1,4 +1,4 @@
-"""The clip and the optax chain that a config means."""
+"""Builds the clip and the optax chain of a config."""
 
 import dataclasses
 import functools
@@ -55,10 +55,10 @@ CLIPS: dict[str, Callable[[float], dpoptax.Clip]] = {
 
 @dataclasses.dataclass(frozen=True)
 class TrainingChain:
-    """What a config comes to at a noise multiplier, made once: its clip and its optax chains.
+    """The clip and the optax chains of a config at a noise multiplier.
 
-    Chains are equal, and share one compiled step, where the config's fields of `Role.STEP` and the
-    noise multiplier are: nothing else of the config is read, but for the learning rate, which is in
+    Chains are equal, and share one compiled step, if the config's fields of `Role.STEP` and the
+    noise multiplier are. No other field of the config is read except the learning rate, which is in
     the optimizer's state, as the key is.
 
     Attributes:
@@ -80,7 +80,7 @@ class TrainingChain:
 
     @functools.cached_property
     def release(self) -> optax.GradientTransformation:
-        """Noise and filter: what becomes public of each step."""
+        """Noise and filter. Its output at each step is public."""
         method = self.config.method
         return optax.chain(
             *([noise_stage(self)] if method.private else []),
@@ -110,8 +110,8 @@ class TrainingChain:
 
 @functools.lru_cache(maxsize=64)
 def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callable[..., Any]:
-    # Keys and rate are arguments: the program serves all of them, and what is kept of it on disk
-    # holds no key.
+    # Keys and rate are arguments: the program serves all of them, and its copy on disk holds no
+    # key.
     def begin(params: Any, keys: Keys, learning_rate: jax.Array) -> Any:
         of_run = dataclasses.replace(chain, keys=keys, learning_rate=learning_rate)
         return of_run.optimizer.init(params)
@@ -122,14 +122,14 @@ def _compiled_begin(chain: TrainingChain, leaves: Any, structure: Any) -> Callab
 
 
 def check_names(config: TrainConfig) -> None:
-    """Raises a ConfigError where the clip, the optimizer or the schedule is none that there is."""
+    """Raises a ConfigError for an unknown clip, optimizer or schedule."""
     for field, available in (("clip", CLIPS), ("optimizer", DIRECTIONS), ("schedule", SCHEDULES)):
         if getattr(config, field) not in available:
             raise unknown_name(field, getattr(config, field), available)
 
 
 def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> TrainingChain:
-    """The chain of a config, whose steps begin with `keys`.
+    """Builds the chain of a config, whose steps begin with `keys`.
 
     Raises:
         ConfigError: An unknown name, or a method that does not say of itself what its noise does:
@@ -144,7 +144,7 @@ def build_chain(config: TrainConfig, noise_multiplier: float, keys: Keys) -> Tra
     chain = TrainingChain(fields, noise_multiplier, clip, stddev, config.learning_rate, keys)
     if method.private:
         _check_ledger(chain)
-    _ = chain.optimizer  # what is wrong with it shows here
+    _ = chain.optimizer  # so that errors show here
     return chain
 
 
@@ -162,9 +162,9 @@ def noise_stage(chain: TrainingChain) -> optax.GradientTransformation:
 
 
 def _check_ledger(chain: TrainingChain) -> None:
-    """Raises where the ledger says another thing of the noise than the method and the run's plan.
+    """Raises if the ledger describes other noise than the method and the run's plan.
 
-    ε while the run goes on, and its budget, are of the plan; at the end it is the ledger's.
+    The budget, and ε while the run goes on, follow from the plan; the final ε from the ledger.
     """
     config, method = chain.config, chain.config.method
     found = _mechanisms(noise_stage(chain))
@@ -198,7 +198,7 @@ def _check_ledger(chain: TrainingChain) -> None:
 
 
 def _mechanisms(noise: optax.GradientTransformation) -> list[dpoptax.extend.Mechanism]:
-    """Those of the noise stages of a transformation."""
+    """Returns the mechanisms of the noise stages of a transformation."""
     state = jax.eval_shape(noise.init, {})
     stages = jax.tree.leaves(state, is_leaf=lambda x: _mechanism(x) is not None)
     return [mechanism for mechanism in map(_mechanism, stages) if mechanism is not None]

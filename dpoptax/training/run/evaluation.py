@@ -54,7 +54,7 @@ class Evaluator:
         config: The run; its microbatches are those of the evaluation too.
         model: Maps one example's inputs to logits.
         splits: By name, on the device or streamed.
-        frozen: What the model computes with and does not train.
+        frozen: Constants of the model.
     """
 
     def __init__(

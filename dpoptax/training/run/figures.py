@@ -1,4 +1,4 @@
-"""The figure of one run, and what all figures have in common."""
+"""Draws the figure of one run, with helpers for all figures."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path) -> None:
-    """Test accuracy, test loss and, for a private run, the ε spent over its steps."""
+    """Draws test accuracy, test loss and, for a private run, the spent ε over its steps."""
     steps = [record["step"] for record in history]
     private = summary["private"]
     figure = Figure(figsize=(10.5 if private else 7.0, 3.2), layout="constrained")
@@ -43,14 +43,14 @@ def plot_run(summary: dict[str, Any], history: list[dict[str, Any]], path: Path)
 
 
 def scientific(delta: float) -> str:
-    """A δ as a power of ten in mathtext, such as $10^{-5}$."""
+    """Formats δ as a power of ten in mathtext, such as $10^{-5}$."""
     mantissa, exponent = f"{float(delta_text(delta)):.2e}".split("e")
     factor = "" if float(mantissa) == 1 else rf"{float(mantissa):g} \times "
     return rf"${factor}10^{{{int(exponent)}}}$"
 
 
 def signed(value: float, decimals: int = 1) -> str:
-    """`value` with its sign."""
+    """Formats `value` with its sign."""
     return f"{value:+.{decimals}f}".replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""Where a run's wall time goes, and a line that says so when nothing else moves for a second."""
+"""Measures the wall time of a run's phases and names those that take longer than a second."""
 
 import contextlib
 import sys
@@ -22,11 +22,11 @@ _SAYS = {
     "plan": "working out what the run costs",
     "files": "writing parameters and figures",
 }
-"""What is said of a phase; of those that are not here, such as steps, a progress bar tells."""
+"""Messages by phase. A progress bar shows the others, such as steps."""
 
 
 class Phases:
-    """The wall time of a run by phase; each moment belongs to the innermost phase alone.
+    """The wall time of a run by phase. Time is counted for the innermost phase only.
 
     A phase is a context: `with phases("data"): ...`. One that lasts longer than `PATIENCE` is
     named, once a run, by `say`.
@@ -67,7 +67,7 @@ class Phases:
             self.first_step = time.perf_counter() - self._begun
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, and "other": what was in none."""
+        """Returns the seconds of each phase so far, and of "other", outside all phases."""
         self._turn()
         return {name: round(spent, 4) for name, spent in self._seconds.items()}
 
@@ -86,5 +86,5 @@ class Phases:
 
 
 def say(text: str) -> None:
-    """A line on standard error, above a progress bar if there is one."""
+    """Writes a line to standard error, above a progress bar if there is one."""
     tqdm.write(f"dpoptax: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run would cost, before anything is trained: noise, ε, memory and arithmetic."""
+"""Computes the cost of a run before anything is trained: noise, ε, memory and arithmetic."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from dpoptax.training.run.step import Loaded, build_step
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """What `plan_run` found; every size is of one device that holds everything.
+    """Cost of a run. Sizes are for one device that holds everything.
 
     Attributes:
         config: The run.
@@ -42,7 +42,7 @@ class RunCost:
         flops: Floating-point operations of one step, on the largest batch, of two branches those of
             the longer; None if not counted.
         working_bytes: Temporary memory of the compiled step; None if it was not compiled.
-        attacks: What an attack can do: the largest fraction of the examples that it finds while it
+        attacks: Power of attacks: the largest fraction of the examples that one finds while it
             accuses 1 % of all others, and μ; None where nothing is promised, or not asked for.
     """
 
@@ -66,9 +66,9 @@ class RunCost:
 def plan_run(
     config: TrainConfig, *, count_flops: bool = True, compiled: bool = False, attacks: bool = False
 ) -> RunCost:
-    """What a run of `config` would cost.
+    """Computes the cost of a run of `config`.
 
-    Data are read where `data_dir` is given or none is needed; else the published sizes count.
+    Data are read if `data_dir` is given or not needed. Otherwise the published sizes count.
     Memory is that of shapes, no array is made. FLOPs are those of the traced step before the
     compiler improves it, with the whole padded batch in one piece.
 
@@ -76,7 +76,7 @@ def plan_run(
         config: The run.
         count_flops: Whether to trace the step.
         compiled: Whether to compile it too, for its working memory, in the config's microbatches.
-        attacks: Whether to find what an attack can do, which takes seconds.
+        attacks: Whether to compute the power of attacks, which takes seconds.
 
     Raises:
         ValueError: A config that cannot be trained, as `dpoptax train` says it.
@@ -151,7 +151,7 @@ def _stacked(example: dict[str, jax.ShapeDtypeStruct], *counts: int) -> Any:
 
 
 def text(name: str, cost: RunCost) -> str:
-    """One run's cost, a line for each number."""
+    """Formats the cost of one run, a line for each number."""
     config = cost.config
     epochs = cost.steps * config.batch_size / cost.dataset_size
     optimizer = config.optimizer if config.method.direction(1.0) is None else "its own optimizer"
@@ -194,7 +194,7 @@ def text(name: str, cost: RunCost) -> str:
 def table(
     configs: dict[str, TrainConfig], *, progress: bool = False
 ) -> tuple[str, list[ConfigError]]:
-    """The costs of several runs, a row for each, without FLOPs; and why some cannot be trained.
+    """Formats the costs of several runs, a row for each, and returns errors of those that fail.
 
     `progress` shows how many are done, if all of them take more than a second.
     """

@@ -1,4 +1,4 @@
-"""How a run is sampled and what it may spend: sampler, noise multiplier, permitted steps."""
+"""Plans the privacy of a run: sampler, noise multiplier, permitted steps."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _in_order(dataset_size: int, batch_size: int, **rest: Any) -> sampling.Sampler:
-    """Whole groups in turns; the last examples, less than a batch, are never drawn."""
+    """Draws whole groups in turns. The last examples, fewer than a batch, are never drawn."""
     groups = dataset_size // batch_size
     return matrix.CyclicPoissonSampler(groups * batch_size, batch_size, cycle_length=groups, **rest)
 
@@ -35,18 +35,18 @@ SAMPLERS: dict[str, Callable[..., sampling.Sampler]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """What is fixed about privacy before the first step.
+    """The privacy of a run, as it is fixed before the first step.
 
     Attributes:
-        sampler: Draws the batches and owns the matching accounting event; holds the run's seed, or
-            what follows from it.
+        sampler: Draws the batches and owns the matching accounting event. It holds the run's seed,
+            or one that is derived from it.
         noise_multiplier: Noise standard deviation relative to the clip norm; 0 if not private.
         permitted_steps: Number of steps that the budget allows, at most those of the config.
         delta: Failure probability; None if not private.
         accountant: "pld", "rdp" or "monte_carlo".
-        unproven: Why no ε may be stated although there is noise; None where one may.
-        strategy: How the noise is correlated over the steps; None where it is independent.
-        seed: The config's, or the one that was drawn.
+        unproven: Reason why no ε may be stated in spite of noise. None: one may be stated.
+        strategy: Strategy of correlated noise. None for independent noise.
+        seed: The config's seed, or the one that was drawn.
     """
 
     sampler: sampling.Sampler
@@ -60,22 +60,22 @@ class RunPlan:
 
     @property
     def priced(self) -> Any:
-        """What the accounting takes for the sampler: noise that is correlated has its share."""
+        """The sampler, or with correlated noise the participation, as the accounting takes it."""
         return _priced(self.sampler, self.strategy)
 
     @property
     def cost(self) -> tuple[Any, ...]:
-        """What ε follows from: equal for plans of one price."""
+        """Everything that ε follows from: equal for plans with the same price."""
         return (*self._release.values(), self.permitted_steps, self.unproven)
 
     def epsilon(self, steps: int) -> float | None:
-        """ε after `steps` steps; None where nothing is promised."""
+        """Returns ε after `steps` steps, or None without a promise."""
         if self.delta is None or self.noise_multiplier == 0:
             return None
         return _epsilon(**self._release, steps=steps)
 
     def bounds(self, steps: Sequence[int]) -> dict[int, float | None]:
-        """An upper bound on ε after each of `steps` steps, cheap enough to be shown at each.
+        """Returns an upper bound on ε after each of `steps` steps, cheap enough to show at each.
 
         See `accounting.Guarantee.epsilon_curve`. Budgets and summaries rest on `epsilon`.
         """
@@ -94,9 +94,9 @@ class RunPlan:
 
 
 def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
-    """Sampler, noise and number of steps of a run on `dataset_size` training examples.
+    """Plans sampler, noise and steps of a run on `dataset_size` training examples.
 
-    Where the unit is a user, on so many users.
+    If ε protects users, it is the number of users.
 
     Raises:
         ConfigError: A batch larger than the data, or an unknown sampling.
@@ -174,7 +174,7 @@ def make_plan(config: TrainConfig, dataset_size: int) -> RunPlan:
 
 
 def _turns(config: TrainConfig, dataset_size: int) -> dict[str, int]:
-    """How often an example takes part, for the samplings that ask."""
+    """Returns the options of samplers on how often an example takes part."""
     if config.sampling == "cyclic":
         return {"cycle_length": config.method.cycle_length}
     if config.sampling == "min_separation":
@@ -208,7 +208,7 @@ def _noise_and_steps(
     steps: int,
     accountant: "accounting.Accountant",
 ) -> tuple[float, int]:
-    """The noise multiplier, and how many of `steps` steps stay within `epsilon`."""
+    """Returns the noise multiplier, and how many of `steps` steps stay within `epsilon`."""
     sampler.dp_event(1.0, 1)  # raises, with the reason, where the sampling has no guarantee
     release: Any = {"sampler": sampler, "delta": delta, "accountant": accountant}
     if noise_multiplier is None:
@@ -216,8 +216,8 @@ def _noise_and_steps(
         noise_multiplier = dpoptax.accounting.calibrate_noise_multiplier(
             **release, epsilon=epsilon, steps=steps
         )
-    # Asked with the very function that counts what was spent, also of a calibrated multiplier, and
-    # without a budget too: what the accounting objects to shows before the first step.
+    # By the function that counts the spent ε, also for a calibrated multiplier and without a
+    # budget, so that errors of the accounting show before the first step.
     release["noise_multiplier"] = noise_multiplier
     spent = _epsilon(**release, steps=steps)
     if epsilon is not None and spent > epsilon:
@@ -243,7 +243,7 @@ def _priced(sampler: sampling.Sampler, strategy: matrix.Strategy | None) -> Any:
 
 
 def _without_seed(sampler: Any) -> Any:
-    """The guarantee does not depend on the seed: without it, runs over many share the caches."""
+    """Removes the seed, on which ε does not depend, so that runs over seeds share the caches."""
     if isinstance(sampler, matrix.Participation):
         return dataclasses.replace(sampler, sampler=_without_seed(sampler.sampler))
     return dataclasses.replace(sampler, seed=0)

@@ -1,4 +1,4 @@
-"""A run as all its parts see it: what was asked for, what it may spend, and what it trains with."""
+"""Resolves a config within its plan: its model, its clip and its optimizer."""
 
 import dataclasses
 import math
@@ -17,12 +17,11 @@ from dpoptax.training.run.seeds import Keys
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """A config with all that follows from it and from what its data are, made once.
+    """A config with everything that follows from it and from its data.
 
     Attributes:
-        config: What was asked for. If its seed is None, summaries do not tell the seed that was
-            drawn.
-        plan: How the run is sampled, with its seed, and what it may spend.
+        config: The config. If its seed is None, summaries do not reveal the drawn seed.
+        plan: Its sampler, with the seed, and its budget.
         model: Maps one example's inputs to logits.
         chain: Its clip, noise, filter and optimizer.
         init_key: Of the parameters.
@@ -35,7 +34,7 @@ class ResolvedRun:
     init_key: jax.Array
 
     def guarantee(self, opt_state: Any) -> dict[str, Any]:
-        """What the run promises, from the ledger that the noise stage kept in the final state."""
+        """Returns the guarantee of the run, from the ledger in the final state."""
         config, plan = self.config, self.plan
         epsilon = None
         if plan.delta is not None and plan.noise_multiplier > 0:
@@ -68,10 +67,10 @@ def resolve(
     num_classes: int,
     keys: Keys | None = None,
 ) -> ResolvedRun:
-    """The run of a config within its plan.
+    """Resolves a config within its plan.
 
     Args:
-        config: What was asked for.
+        config: The config.
         plan: From `make_plan`, of this config.
         num_classes: Of the data; 0 for labels of tokens.
         keys: That the steps begin with; None: those that follow from the run's seed.

@@ -1,4 +1,4 @@
-"""Whether a config may go on with a run that was begun: same mechanism, sampler and data."""
+"""Checks that a config may go on with a run: same mechanism, sampler and data."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ _FEW = 8
 def describe(
     run: ResolvedRun, opt_state: Any, fingerprint: str, place: devices.Devices
 ) -> dict[str, Any]:
-    """What a checkpoint records of its run, the ledger included, of its data and its devices."""
+    """Returns the record of a run for a checkpoint, with its ledger, data and devices."""
     return {
         "run": _identity(run),
         "data": fingerprint,
@@ -34,14 +34,14 @@ def describe(
 
 
 def with_seed_of(config: TrainConfig, record: dict[str, Any] | None) -> TrainConfig:
-    """Returns `config` with the seed of the begun run, unless it has a seed of its own."""
+    """Returns `config` with the seed of the begun run, unless it has a seed."""
     if record is None or config.seed is not None:
         return config
     return dataclasses.replace(config, seed=record["seed"])
 
 
 def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
-    """The records that were written, by whichever start of the run, by their step."""
+    """Reads the records that earlier starts of the run have written, by their step."""
     if not metrics.exists():
         return {}
     lines = metrics.read_text(encoding="utf-8").splitlines()
@@ -52,12 +52,12 @@ def shown_records(metrics: Path) -> dict[int, dict[str, Any]]:
 def as_shown(
     observe: Callable[[dict[str, Any]], object], earlier: dict[int, dict[str, Any]]
 ) -> Callable[[dict[str, Any]], object]:
-    """`observe`, of records that are bit for bit those that an earlier start has shown, if any.
+    """Wraps `observe`, and checks that records equal those of an earlier start bit for bit.
 
-    A step that is run again has the noise that it had. Where its sum is rounded otherwise, as other
-    flags of the compiler, another processor or kernels without an order of their own do, the
-    difference of what was shown and what would be is data without noise: no bit of it may be seen.
-    So each step that was shown is to be shown again before a later one is.
+    A step that is run again has the same noise. If its sum is rounded differently, because of other
+    compiler flags, another processor or kernels without a fixed order, the difference of the two
+    results is data without noise, and no bit of it may be seen. So each step that was shown has to
+    be shown again before a later one.
     """
     passed = -1
 
@@ -90,7 +90,7 @@ def as_shown(
 def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, shown: int) -> None:
     """Raises a `ConfigError` that names the first field in which the begun run differs.
 
-    Or where its budget is less than what was spent up to `shown`, the last step that was shown.
+    Or if its budget is less than the ε spent up to `shown`, the last step that was shown.
     """
     config, plan = run.config, run.plan
     if plan.seed != record["seed"]:
@@ -118,12 +118,12 @@ def check_same_run(run: ResolvedRun, record: dict[str, Any], workdir: Path, show
 
 
 def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
-    """What decides, beside the config, which sums the same noise is added to.
+    """Returns everything besides the config on which the sums of a run depend.
 
     The rows of a batch and the number of devices above eight, by which examples are clipped a
     little shorter; the versions that draw batches, alter examples and compute gradients; in which
-    numbers they do, and how keys are split. Where every bit counts, any number of devices and
-    hosts, too, which add up in another order.
+    numbers they do, and how keys are split. If every bit counts, also any number of devices and
+    hosts, which add up in another order.
     """
     exact = run.config.fixed_point
     shards = 1 if place.mesh is None else place.mesh.size
@@ -145,10 +145,10 @@ def arithmetic(run: ResolvedRun, place: devices.Devices) -> dict[str, Any]:
 def check_same_sums(
     run: ResolvedRun, record: dict[str, Any], place: devices.Devices, shown: int
 ) -> None:
-    """Raises where steps whose results were shown would be run again with other sums.
+    """Raises if steps whose results were shown would be run again with other sums.
 
     The same noise would be added to other batches, or to gradients that are clipped or rounded
-    otherwise: the difference of what was shown and what would be has none.
+    differently. The difference of the two results would have no noise.
     """
     old, new = record.get("arithmetic", {}), arithmetic(run, place)
     if shown <= record["step"] or old == new:
@@ -166,7 +166,7 @@ def check_same_sums(
 
 
 def check_end(run: ResolvedRun, record: dict[str, Any], shown: int) -> None:
-    """Raises where the run would end before a step that was shown, which its ε would leave out."""
+    """Raises if the run would end before a step that was shown, which its ε would leave out."""
     if max(record["step"], run.plan.permitted_steps) < shown:
         raise ConfigError(
             f"steps={run.config.steps} ends the run before step {shown}, whose metrics it has "
@@ -176,7 +176,7 @@ def check_end(run: ResolvedRun, record: dict[str, Any], shown: int) -> None:
 
 
 def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devices) -> None:
-    """Raises where hosts have another config, seed or data: a record could be in two parts.
+    """Raises if hosts have another config, seed or data: a record could be in two parts.
 
     Or other versions, which may draw other noise for the same sum.
     """
@@ -189,7 +189,7 @@ def check_same_on_hosts(run: ResolvedRun, fingerprint: str, place: devices.Devic
 
 
 def check_same_data(record: dict[str, Any], now: str) -> None:
-    """Raises where the begun run had other examples or owners, or another published model."""
+    """Raises if the begun run had other examples or owners, or another published model."""
     if record.get("data") != now:
         raise ConfigError(
             "the training examples, whose they are, or the weights of the published model differ "
@@ -200,7 +200,7 @@ def check_same_data(record: dict[str, Any], now: str) -> None:
 
 
 def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
-    """Raises where the restored ledger is not that of the record: a checkpoint mixed from two."""
+    """Raises if the restored ledger is not that of the record: a checkpoint mixed from two."""
     for ledger, stored in zip(dpoptax.ledgers(opt_state), record["ledgers"], strict=True):
         restored = _ledger(ledger)
         if restored != stored or ledger.releases != record["step"]:
@@ -211,7 +211,7 @@ def check_ledger(record: dict[str, Any], opt_state: Any) -> None:
 
 
 def _identity(run: ResolvedRun) -> dict[str, Any]:
-    """What must not change, data and sampling first; JSON values, and no seed."""
+    """Returns the fields that must not change, as JSON values without the seed."""
     config, plan = run.config, run.plan
     sampler = dataclasses.asdict(plan.sampler)
     del sampler["seed"]

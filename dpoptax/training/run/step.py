@@ -128,7 +128,7 @@ def build_step(
 
 
 def _loss(chain: TrainingChain, model: nn.Module, frozen: Any) -> Callable[..., Any]:
-    """What is differentiated of one example, or of one user."""
+    """Returns the loss of one example, or of one user."""
     loss = chain.config.method.loss(example_loss(model, frozen))
     return per_user_loss(loss) if chain.config.unit == "user" else loss
 

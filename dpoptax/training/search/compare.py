@@ -30,7 +30,7 @@ from dpoptax.training.search.trials import Runner, Trial, dataset_of
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `dpoptax compare` does.
+    """Options of `dpoptax compare`.
 
     For every config, each learning rate is first tried on every seed with a fifth of the training
     split held out; the best mean accuracy on that fifth selects. The selected rate is then trained

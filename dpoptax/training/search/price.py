@@ -1,4 +1,4 @@
-"""What a sweep is told, and what choosing the best of its trials costs."""
+"""Options of a sweep, and the price of choosing the best of its trials."""
 
 import dataclasses
 from pathlib import Path
@@ -13,12 +13,12 @@ from dpoptax.training.search import settings
 if TYPE_CHECKING:
     pass
 
-# What prices is imported by what asks for a price: help is not for who waits for that.
+# Functions import the accounting, so that help does not wait for it.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What `dpoptax sweep` does.
+    """Options of `dpoptax sweep`.
 
     Each trial trains on the training split without a fifth, and is scored on that fifth. The best
     one is the result, as trained: nothing is trained again, and the test split sees it alone. Its
@@ -62,7 +62,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What publishing the result costs; None where nothing is promised.
+    """Price of publishing the result. Fields are None without a promise.
 
     Attributes:
         epsilon: Of the result, selection included.
@@ -87,7 +87,7 @@ def price(
     sweep: Sweep,
     chosen: list[int],
 ) -> Price:
-    """What the result of a sweep costs.
+    """Computes the price of the result of a sweep.
 
     A record is either trained on or held out. The first kind is protected by each trial's noisy
     gradients, the second by the noise on its scores: as little as keeps its ε within the first's.
@@ -137,7 +137,7 @@ def price(
 
 
 def notes(sweep: Sweep, cost: Price) -> list[str]:
-    """What is promised of the result, and what of it may be published."""
+    """States the privacy of the result, and which files may be published."""
     if cost.epsilon is None or cost.of_one_trial is None or cost.delta is None:
         return [f"No ε is stated for the result: {cost.reason}."]
     said = [

@@ -89,7 +89,7 @@ def costs(configs: dict[str, TrainConfig], given: Sequence[str]) -> list[Candida
 
 
 def _is_unpriced(field: str, config: TrainConfig) -> bool:
-    """Whether a field of a config, or of its method, changes nothing of what a run costs."""
+    """Returns whether a field of a config, or of its method, does not affect the price of a run."""
     inner = field.removeprefix("method.")
     return inner in fields_with(config if inner == field else config.method, Role.UNPRICED)
 

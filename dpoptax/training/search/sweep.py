@@ -1,4 +1,4 @@
-"""A sweep over settings of a config: trials, the best of them, and what choosing it cost."""
+"""Sweeps over settings of configs: trials, the best of them, and the price of choosing it."""
 
 import contextlib
 import dataclasses
@@ -67,7 +67,7 @@ def run_sweep(
 
 
 def dry_run(configs: dict[str, TrainConfig], sweep: Sweep, *, progress: bool = True) -> list[str]:
-    """What would be said of the result; nothing is trained or written.
+    """Returns the statements on the result. Nothing is trained or written.
 
     Raises:
         ConfigError: As for `run_sweep`.
@@ -92,7 +92,7 @@ def _run(
     *,
     progress: bool,
 ) -> SweepResult:
-    """Trains what is missing, and writes the files."""
+    """Trains the missing trials and writes the files."""
     seed = begun["seed"]
     trials = [
         Trial(
@@ -196,7 +196,7 @@ def prepare(
 def _priced(
     configs: dict[str, TrainConfig], sweep: Sweep, candidates: list[settings.Candidate]
 ) -> list[settings.Candidate]:
-    """What the price is of, one at least: of a random number of draws all that can be drawn."""
+    """Returns the candidates to price: for a random number of trials all that can be drawn."""
     if sweep.random and sweep.repetitions != "fixed":
         return settings.costs(configs, sweep.random)
     return candidates
@@ -364,6 +364,6 @@ def _publish(
 
 
 def _seed(seed: int, use: int | str) -> int:
-    """A seed of its own for each use of a sweep's."""
+    """Derives a seed for each use from that of a sweep."""
     words = np.random.SeedSequence([seed, *str(use).encode()]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])

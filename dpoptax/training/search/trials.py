@@ -1,7 +1,7 @@
 """Trains many runs, one after the other or on all cores, and none twice.
 
 A run is a function of its config, seed included. One that was killed is run again from its start.
-With the same noise on the same batches it releases what it would have released, and nothing more.
+With the same noise on the same batches it repeats its releases and adds none.
 """
 
 import concurrent.futures
@@ -43,7 +43,7 @@ class Trial:
     """One run of many.
 
     Attributes:
-        config: What is trained; its seed is a number.
+        config: Config of the run; its seed is a number.
         held_out: Whether a fifth of the training split takes the place of the test split.
         keep_params: Whether the final parameters are written next to the record.
     """
@@ -97,7 +97,7 @@ class Runner:
         """The summary of each trial with its "history", in order.
 
         `bar` counts trials as they are found or trained. Below it is one of the steps of those in
-        training; where they have processes of their own, its clock goes on.
+        training. Where they have their own processes, its clock goes on.
         """
         bar = Bar(disable=True) if bar is None else bar
         paths = [self.path(trial) for trial in trials]
@@ -176,7 +176,7 @@ def _run(trial: Trial, path: Path, *, progress: bool = False) -> dict[str, Any]:
 
 
 def _pickled(work: Any) -> bytes:
-    """Pickles a job here: what a pool cannot pickle in its own thread, it may wait for forever."""
+    """Pickles a job here: a pool may wait forever for a job that its thread cannot pickle."""
     try:
         return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -187,7 +187,7 @@ def _pickled(work: Any) -> bytes:
 
 
 def _run_in_worker(files: Sequence[config_files.ConfigFile], work: bytes) -> dict[str, Any]:
-    """Runs the config files, for what they register and define, and then the job."""
+    """Runs the config files, for their classes and registrations, and then the job."""
     for file in files:
         if file.module not in config_files.LOADED:
             config_files.run(file)
