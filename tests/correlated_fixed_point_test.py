@@ -160,7 +160,7 @@ def test_sums_of_integers_get_the_same_noise():
         return tx.update(clipped, tx.init(params))[0]
 
     np.testing.assert_allclose(mean(None), mean(step), atol=16 * step / 8)
-    with pytest.raises(ValueError, match="fixed_point_grid with the noise stage's own"):
+    with pytest.raises(ValueError, match="the grid that .dpoptax.extend.fixed_point_grid. returns"):
         mean(2 * step)
 
 

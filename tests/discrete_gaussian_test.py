@@ -1,4 +1,4 @@
-"""The discrete Gaussian has the law, digit by digit, that docs/privacy/noise.md proves."""
+"""The discrete Gaussian has the law, digit by digit, that docs/developers/fixed-point.md proves."""
 
 import math
 

@@ -325,6 +325,6 @@ def test_a_leaf_that_is_not_an_array_is_named_with_its_remedy(leaf, kind):
         lambda: dpoptax.correlated_noise(strategy, **noise).init(params),
         lambda: dpoptax.adaptive_gaussian_noise(adaptive, **noise).init(params),
     ):
-        match = rf"params: \['layers'\]\[0\]\['activation'\] is an? {kind}, .*eqx\.partition"
+        match = rf"but \['layers'\]\[0\]\['activation'\] is an? {kind}\. .*eqx\.partition"
         with pytest.raises(TypeError, match=match):
             call()

@@ -93,7 +93,7 @@ def test_gaps_in_the_tails_of_jax_random_normal_show_in_delta_and_there_are_none
         }
         print(f"sigma={sigma}, delta=1e-5: " + ", ".join(f"{n} {d:.2g}" for n, d in found.items()))
         assert found["ours"] < 1.02e-5
-        assert found["jax.random.normal"] > least  # else docs/privacy/limits.md says too much
+        assert found["jax.random.normal"] > least  # docs/privacy/floating-point.md
 
 
 def _spread(last, multiplier):

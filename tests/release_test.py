@@ -26,7 +26,7 @@ def test_every_address_of_the_project_is_the_one_of_its_metadata():
                     path,
                     address,
                 )
-    assert found > 5
+    assert found > 3
 
 
 def test_the_version_is_that_of_the_installed_distribution():

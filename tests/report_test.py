@@ -137,12 +137,12 @@ def test_a_lead_within_twice_its_error_is_not_shown():
 
 
 def test_the_committed_report_names_runs_and_studies_that_exist():
-    script = (ROOT / "docs" / "reproduction" / "commands.sh").read_text()
+    script = (ROOT / "experiments" / "results" / "reproduction" / "commands.sh").read_text()
     named = re.findall(r"^dpoptax train '?(configs/[^:]+):([^' ]+)'? ", script, re.MULTILINE)
     assert len(named) > 100
     known = {file: load_configs(ROOT / file) for file in {file for file, _ in named}}
     assert all(name in known[file] for file, name in named)
-    text = (ROOT / "docs" / "REPRODUCTION.md").read_text()
+    text = (ROOT / "experiments" / "results" / "REPRODUCTION.md").read_text()
     assert all(f"`python -m experiments study {name}`" in text for name in catalog.names_for(None))
     for link in re.findall(r"\]\((reproduction/[^)]+)\)", text):
-        assert (ROOT / "docs" / link).stat().st_size < 150_000
+        assert (ROOT / "experiments" / "results" / link).stat().st_size < 150_000

@@ -457,9 +457,12 @@ def test_a_table_that_is_used_a_second_time_is_refused(loss):
         (dpoptax.pmlf(2, 0.1, *dpoptax.filters.preset("doppler-first-order-1")), "gradient points"),
         (dpoptax.extend.linear_map(0.5), "linear map"),
         (dpoptax.extend.track_reference(), "reference"),
-        (dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")), "remembers"),
-        (optax.adam(0.1), "remembers"),
-        (optax.sgd(0.1, momentum=0.9), "remembers"),
+        (
+            dpoptax.doppler(*dpoptax.filters.preset("doppler-first-order-1")),
+            "per table entry",
+        ),
+        (optax.adam(0.1), "per table entry"),
+        (optax.sgd(0.1, momentum=0.9), "per table entry"),
     ],
     ids=["disk", "pmlf", "linear_map", "reference", "doppler", "adam", "momentum"],
 )

@@ -6,7 +6,7 @@ baseline:
     dpoptax compare configs/benchmark/before_and_behind.py --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/before-mnist-1
     python -m experiments record runs/before-mnist-1 \
-      --output docs/before-and-behind/linear-mnist.jsonl
+      --output experiments/results/before-and-behind/linear-mnist.jsonl
 
 For methods without a learning rate in `scattering_linear.py`, the rate is the best of five that
 differ by factors of four. One trial each on held-out training data selected it. Scales per entry

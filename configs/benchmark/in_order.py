@@ -2,7 +2,8 @@ r"""Compares methods on batches in a fixed order, without amplification.
 
     dpoptax compare "configs/benchmark/in_order.py:mnist/*" --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/mnist-1-46
-    python -m experiments record runs/mnist-1-46 --output docs/on-images/in-order-mnist.jsonl
+    python -m experiments record runs/mnist-1-46 \
+      --output experiments/results/on-images/in-order-mnist.jsonl
 
 The model is linear on scattering features, with C = 0.1 and B = 1024 as in `scattering_linear.py`.
 Trials train on four fifths of the training examples. One pass over these takes 46 steps on MNIST

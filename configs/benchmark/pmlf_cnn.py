@@ -2,7 +2,8 @@ r"""Compares DP-PMLF with DP-SGD on the network and hyper-parameters of its pape
 
     dpoptax compare configs/benchmark/pmlf_cnn.py --epsilon 1 --seeds 1 --factors 1 \
       --data-dir DIR --workdir runs/pmlf-cnn
-    python -m experiments record runs/pmlf-cnn --output docs/on-images/pmlf-cnn-mnist.jsonl
+    python -m experiments record runs/pmlf-cnn \
+      --output experiments/results/on-images/pmlf-cnn-mnist.jsonl
 
 The setting is that of `configs/papers/pmlf/table_1_3.py`: the 5-layer CNN on MNIST, 1,500 steps,
 B = 1,000, C = 1, η = 0.5, δ = 1/N. That file cites the places in the paper and lists the

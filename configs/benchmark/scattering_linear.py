@@ -4,7 +4,8 @@ Names are DATASET/METHOD.
 
     dpoptax compare "configs/benchmark/scattering_linear.py:mnist/*" --epsilon 1 --trial-seeds 1 \
       --data-dir DIR --workdir runs/mnist-1-120
-    python -m experiments record runs/mnist-1-120 --output docs/on-images/linear-mnist.jsonl
+    python -m experiments record runs/mnist-1-120 \
+      --output experiments/results/on-images/linear-mnist.jsonl
 
 Each method has the hyper-parameters of its paper. DiSK also runs in its one-gradient form at
 κ = 0.3. `--factors` multiplies the learning rate: that of SGD, a tenth of it for momentum, which
@@ -21,7 +22,8 @@ Dictionary features use the factors 0.125 0.25 0.5 1 2 4, and Adam 0.015625 0.03
     dpoptax compare "configs/benchmark/scattering_linear.py:cifar10/*" --set features=dictionary \
       --epsilon 3 --factors 0.125 0.25 0.5 1 2 4 --trial-seeds 1 --data-dir DIR \
       --workdir runs/dictionary-3
-    python -m experiments record runs/dictionary-3 --output docs/on-images/dictionary-cifar10.jsonl
+    python -m experiments record runs/dictionary-3 \
+      --output experiments/results/on-images/dictionary-cifar10.jsonl
 """
 
 import dataclasses

@@ -2,7 +2,8 @@ r"""Compares methods on a network that learns features: a small tanh CNN on MNIS
 
     dpoptax compare "configs/benchmark/tanh_cnn.py:mnist/*" --epsilon 1 --seeds 3 --trial-seeds 1 \
       --data-dir DIR --workdir runs/cnn-mnist-1
-    python -m experiments record runs/cnn-mnist-1 --output docs/on-images/cnn-mnist.jsonl
+    python -m experiments record runs/cnn-mnist-1 \
+      --output experiments/results/on-images/cnn-mnist.jsonl
 
 The model and C = 0.1 are those of the recipe, `configs/recipes/tanh_cnn_mnist.py`. The methods are
 eight of `scattering_linear.py`. All except DP-PMLF take one gradient per example. The grid is based

@@ -5,8 +5,8 @@ statistics of the data set, which take a part of ε. Here the features of each e
 separately, in the colors and groups of scattering_linear_cifar10.
 
 On images decoded from JPEG we measured 67.01 ± 0.28 % at ε = 3, δ = 1e-5 with five seeds, each half
-an hour on two CPU cores (docs/on-images.md). A linear model on a dictionary of patches reaches
-70.75 % in minutes (dictionary_linear_cifar10.py).
+an hour on two CPU cores (experiments/results/on-images.md). A linear model on a dictionary of
+patches reaches 70.75 % in minutes (dictionary_linear_cifar10.py).
 """
 
 from experiments.config import ExperimentConfig

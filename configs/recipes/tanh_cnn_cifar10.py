@@ -2,7 +2,7 @@
 
 The authors report 66.2 % at ε = 7.53, δ = 1e-5. Tramèr and Boneh (2021) report 59.2 % at ε = 3 for
 the same network with the settings used here. On images decoded from JPEG we measured 59.85 % with
-one seed, in 80 minutes on two CPU cores (docs/on-images.md).
+one seed, in 80 minutes on two CPU cores (experiments/results/on-images.md).
 """
 
 from experiments.config import ExperimentConfig

@@ -28,7 +28,7 @@ def accumulate(*sums: ClippedSum) -> ClippedSum:
     vector.
 
     To cover rounding, each call multiplies the total by 1 − τ, τ = 1.01 · 2⁻²² B for B examples
-    (docs/bound.md). Pass all parts in one call.
+    (docs/developers/bound.md). Pass all parts in one call.
 
     Args:
       sums: at least one `ClippedSum`, with the same geometry and reference, unchanged.

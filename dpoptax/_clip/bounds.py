@@ -13,7 +13,7 @@ sums. An example is then scaled by
 a function of this example only. It follows that ‖f G‖ ≤ C/(1 + τ) for every geometry with t ·
 factor(t) ≤ C, and that f S ≤ M C/(1 + τ). The latter bounds the rounding of the sum. One example
 changes this rounding by at most τ C/(1 + τ) (`dpoptax._clip.block_sums`), so it moves the sum by at
-most C in total. `docs/bound.md` has the proof.
+most C in total. `docs/developers/bound.md` has the proof.
 
 No branch reads the batch: the treatment of one example never depends on another.
 
@@ -40,7 +40,7 @@ from dpoptax._clip.compiler_checks import check_settings, keeps_order
 from dpoptax._tree import widen
 from dpoptax._xla import materialize
 
-# M for many terms. Training does not reach it: docs/bound.md has measurements.
+# M for many terms. Training does not reach it: docs/developers/bound.md has measurements.
 _LARGEST_RATIO = 2.0**5
 # The unit roundoff of float32.
 UNIT_ROUNDOFF = 2.0**-24
@@ -63,7 +63,7 @@ _MINIMUM_BOUND = 2.0**-80
 _ZERO_EXPONENT = -(2**20)
 # Division by 2 to this power makes every number zero (`divide_by_power`).
 ERASE_EXPONENT = 2**20
-_SQUARES_BLOCK = 128
+_BLOCK = 128
 
 
 def gamma(operations: float) -> float:
@@ -291,18 +291,14 @@ def upper_square(x: jax.Array) -> jax.Array:
     values, operations = jnp.square(flat).astype(jnp.float32), 1
     # `operations` counts the longest chain of roundings: the square, and a block on each level.
     size = flat.shape[1]
-    while values.shape[1] > _SQUARES_BLOCK:
-        whole = values.shape[1] // _SQUARES_BLOCK * _SQUARES_BLOCK
-        sums = (
-            values[:, :whole]
-            .reshape(x.shape[0], whole // _SQUARES_BLOCK, _SQUARES_BLOCK)
-            .sum(axis=-1)
-        )
+    while values.shape[1] > _BLOCK:
+        whole = values.shape[1] // _BLOCK * _BLOCK
+        sums = values[:, :whole].reshape(x.shape[0], whole // _BLOCK, _BLOCK).sum(axis=-1)
         if whole < values.shape[1]:
             rest = values[:, whole:].sum(axis=-1, keepdims=True)
             sums = jnp.concatenate([sums, rest], axis=1)
         values = lax.optimization_barrier(sums)
-        operations += _SQUARES_BLOCK
+        operations += _BLOCK
     operations += values.shape[1]
     # Rounding may have made the sum smaller by γ, and underflow by a constant for each entry.
     return values.sum(axis=1) * (1.0 + gamma(operations)) + size * _UNDERFLOW_LOSS**2

@@ -58,10 +58,10 @@ def clipped_grad(
     Privacy: one example changes the sum by at most C = `clip.sensitivity` in l2 norm, whatever its
     data. This holds for the numbers as the machine computes them, including the rounding of the
     sum. To make room for rounding, gradients are clipped to C/(1 + τ); τ depends on public shapes
-    only and is about 0.01 for batches of hundreds (docs/bound.md). When one example is masked out,
-    all others must keep their places in the batch, as they do in the draws of `dpoptax.sampling`.
-    The sum is private until `dpoptax.gaussian_noise` adds noise. Auxiliary outputs and losses are
-    private and get no noise.
+    only and is about 0.01 for batches of hundreds (docs/developers/bound.md). When one example is
+    masked out, all others must keep their places in the batch, as in the draws of
+    `dpoptax.sampling`. The sum is private until `dpoptax.gaussian_noise` adds noise. Auxiliary
+    outputs and losses are private and get no noise.
 
     An example whose gradient is not finite adds exactly zero, like a masked one. No error and no
     warning reports it, because either would reveal private data. In float16 this can drop many

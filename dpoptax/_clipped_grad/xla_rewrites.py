@@ -195,9 +195,7 @@ def _select_and_place(
     never = np.asarray(-np.inf if select_prim is lax.ge_p else np.inf, operand.dtype)
     padded = lax.pad(operand, never, [(low, high, 0) for low, high in padding])
     entries = [
-        lax.slice(
-            padded, place, _end_of_slices(place, source.shape, window_strides), window_strides
-        )
+        lax.slice(padded, place, _slice_ends(place, source.shape, window_strides), window_strides)
         for place in places
     ]
     selected, chosen = entries[0], jnp.zeros(source.shape, jnp.int32)
@@ -211,7 +209,7 @@ def _select_and_place(
             (at - low, size + low - stop, stride - 1)
             for at, stop, (low, _), size, stride in zip(
                 place,
-                _end_of_slices(place, source.shape, window_strides),
+                _slice_ends(place, source.shape, window_strides),
                 padding,
                 operand.shape,
                 window_strides,
@@ -223,7 +221,7 @@ def _select_and_place(
     return functools.reduce(jnp.add, itertools.starmap(placed, enumerate(places)))
 
 
-def _end_of_slices(place: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+def _slice_ends(place: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Returns the ends of slices over the entries at `place` of their windows."""
     return [
         at + (size - 1) * stride + 1 for at, size, stride in zip(place, shape, strides, strict=True)

@@ -13,7 +13,7 @@ class CostModel(NamedTuple):
       kept_entry: cost of an entry of a formed gradient that is written once and read twice.
       formed_share: cost of an entry that is read once, as a share of `kept_entry`.
       factor_entry: cost of an entry of a factor, which is measured and divided.
-      cached_entries: entries that stay in a cache: smaller gradients are always kept.
+      cached_entries: entries that stay in a cache: smaller gradients may be kept at any size ratio.
       memory_ratio: how many times slower inner products must be before a gradient that is larger
         than its factors is kept. It applies at several gradient points.
       stored_entries: larger factors are stored, since norm and sum would each compute them again.

@@ -251,7 +251,7 @@ class Derivations:
         self._asked.append(loop)
         drawn, self._drawn = self._drawn, ()  # this must hold in all turns
         derived = any(number == loop.carried for number, _ in self._ancestors(loop.result))
-        above = any(base == loop.carried and n >= 0 for base, n in self._lower_bounds(loop.result))
+        above = any(base == loop.carried and n >= 0 for base, n in self._minima(loop.result))
         self._asked.pop()
         self._drawn = drawn
         return derived or above
@@ -269,10 +269,10 @@ class Derivations:
         (low, high), (lowest, highest) = self._range(one), self._range(other)
         if high < lowest or highest < low:
             return True
-        above = any(below == base and n > added for below, n in self._lower_bounds(other))
-        return above or any(below == of and n > more for below, n in self._lower_bounds(one))
+        above = any(below == base and n > added for below, n in self._minima(other))
+        return above or any(below == of and n > more for below, n in self._minima(one))
 
-    def _lower_bounds(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
+    def _minima(self, number: Hashable) -> Iterator[tuple[Hashable, int]]:
         """Returns lower bounds of a whole number, as sums of a number and a literal."""
         waiting, seen = [self._sum(number)], set()
         while waiting:
@@ -281,7 +281,7 @@ class Derivations:
                 continue
             seen.add(base)
             yield base, added
-            branches = [dict(self._lower_bounds(made)) for made in self._possible_values(base)]
+            branches = [dict(self._minima(made)) for made in self._possible_values(base)]
             for below in set.intersection(*map(set, branches)) if branches else ():
                 yield below, added + min(found[below] for found in branches)
             for before in self._predecessors(base):
@@ -293,9 +293,7 @@ class Derivations:
         base, added = self._sum(number)
         if base is None:
             return added, added
-        low = max(
-            (n for below, n in self._lower_bounds(number) if below is None), default=-math.inf
-        )
+        low = max((n for below, n in self._minima(number) if below is None), default=-math.inf)
         loop = self._loops.get(base)
         if loop is None or base == loop.last or None in (loop.first, loop.result):
             return low, math.inf

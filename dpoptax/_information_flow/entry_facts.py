@@ -41,10 +41,8 @@ DISTINCT_FACTS = EntryFacts(distinct=True)
 """Facts of arguments, which are assumed to be distinct indices of whatever they index."""
 
 # These return some or all entries of the first operand, each once.
-_SELECTION_PRIMITIVES = {
-    *("dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack")
-}
-_CONCATENATION_PRIMITIVES = {"concatenate", "stack"}
+_SELECTIONS = {"dynamic_slice", "reshape", "rev", "slice", "squeeze", "transpose", "unstack"}
+_JOIN_PRIMITIVES = {"concatenate", "stack"}
 _ARITHMETIC_PRIMITIVES = {"add", "div", "max", "min", "mul", "rem", "select_n", "sub"}
 
 
@@ -61,11 +59,9 @@ def result_entries(
     found = UNKNOWN_FACTS
     if name == "iota" and len(eqn.params["shape"]) == 1 and _is_wide(eqn.outvars[0]):
         found = EntryFacts(distinct=True, span=size)
-    elif name in _SELECTION_PRIMITIVES or _keeps_entries(eqn):
+    elif name in _SELECTIONS or _keeps_entries(eqn):
         found = given[0]
-    elif name.startswith("random_") or (
-        name in _CONCATENATION_PRIMITIVES and is_key(eqn.outvars[0])
-    ):
+    elif name.startswith("random_") or (name in _JOIN_PRIMITIVES and is_key(eqn.outvars[0])):
         found = _key_entries(eqn, given, numbers, of)
     elif name in {"broadcast_in_dim", *_ARITHMETIC_PRIMITIVES} and set(given) == {EQUAL_FACTS}:
         found = EQUAL_FACTS
@@ -88,7 +84,7 @@ def _key_entries(
 ) -> EntryFacts:
     """Returns the facts of an array of keys."""
     name, distinct = eqn.primitive.name, any(each.distinct for each in given)
-    if name in _CONCATENATION_PRIMITIVES:
+    if name in _JOIN_PRIMITIVES:
         single = all(_size(v) == 1 for v in eqn.invars)
         alone = single or all(each.distinct for each in given)
         pairs = combinations(numbers, 2)

@@ -41,7 +41,7 @@ _IDENTITY_PRIMITIVES = {
     *("pvary", "random_clone", "reshard", "sharding_constraint"),
 }
 # Data that a clip expects at its entry and at its exit.
-_EXPECTED_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
+_MARK_CONTENT = {EXAMPLES: Content.PRIVATE, CLIPPED: Content.EXAMPLES}
 _JOIN_CAUSES = {EXAMPLES: "an argument without a row for each example", CLIPPED: "another clip"}
 # Operations that run a program once whenever they run.
 _SINGLE_RUN_CALLS = {HIJAX_CALL, *PROGRAM_CALLS, "shard_map"}
@@ -186,9 +186,7 @@ class LabelFollower:
         *around, _ = here = self._path()
         clip = tuple(around)
         after = apply_mark(label, name, clip)
-        if Content.PRIVATE in after.holds and label.holds & PRIVATE_DATA == _EXPECTED_CONTENT.get(
-            name
-        ):
+        if Content.PRIVATE in after.holds and label.holds & PRIVATE_DATA == _MARK_CONTENT.get(name):
             self.joined[label.joined or _JOIN_CAUSES[name]] = None
         again = False
         apart = label.varying

@@ -15,7 +15,7 @@ AxesMove = Callable[[ExampleAxes, LoopTurn], ExampleAxes | None]
 
 
 # Collectives whose results are equal on all devices.
-_UNIFORM_COLLECTIVES = {
+_COLLECTIVES = {
     *("psum", "psum_invariant", "pmax", "pmin"),
     *("all_gather", "all_gather_invariant", "all_gather_reduced"),
 }
@@ -136,7 +136,5 @@ def varying_axes(eqn: JaxprEqn, before: frozenset[Hashable]) -> frozenset[Hashab
     over = mesh_axes(eqn.params.get("axes" if "axes" in eqn.params else "axis_name"))
     if eqn.primitive.name == "axis_index":
         return before.union(over)
-    same = (
-        eqn.primitive.name in _UNIFORM_COLLECTIVES and eqn.params.get("axis_index_groups") is None
-    )
+    same = eqn.primitive.name in _COLLECTIVES and eqn.params.get("axis_index_groups") is None
     return before.difference(over) if same else before

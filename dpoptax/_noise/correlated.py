@@ -78,7 +78,7 @@ def correlated_noise(
     It and `dpoptax.accounting.epsilon_spent` raise an error for samplers without a known bound.
 
     By default this holds for real numbers, as in `gaussian_noise`. With `fixed_point_clip` it holds
-    for every bit of all releases (docs/privacy/noise.md), for a `BandedToeplitz` under a
+    for every bit of all releases (docs/developers/fixed-point.md), for a `BandedToeplitz` under a
     `CyclicPoissonSampler` whose cycle is at least as long as its bands. Coefficients are then
     rounded to multiples of 2⁻¹¹ of the first. To cover rounding, the noise grows to at most
     σ(C + √d g + √(b d) g), with d parameters, b bands and grid step g.

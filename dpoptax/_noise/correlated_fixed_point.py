@@ -68,7 +68,7 @@ def add_correlated_noise(
         Y_t = N_t − round(Σ_{0<i<b} c_i Y_{t−i}/c_0),    g · (round(sum/g) + Y_t)
 
     N_t is a discrete Gaussian. Y is computed exactly in integers, as the privacy proof requires
-    (docs/privacy/noise.md).
+    (docs/developers/fixed-point.md).
 
     Args:
       clipped: the sum.

@@ -96,7 +96,8 @@ def add_noise(tree: PyTree, stddev: float, key: jax.Array, step: float) -> PyTre
     """Returns g · (round(tree/g) + N), N discrete Gaussian integers.
 
     Their variance is (stddev/g)² + 1.8². The extra 1.8² covers the step from continuous noise to
-    integers, so that the guarantee of the former holds for the latter (docs/privacy/noise.md).
+    integers, so that the guarantee of the former holds for the latter: proof in
+    docs/developers/fixed-point.md.
 
     Args:
       tree: finite sums, or integers that count g. Entries beyond 2³⁰ g are clamped, which moves no

@@ -72,8 +72,8 @@ def gaussian_noise(
     noise is a discrete Gaussian. To cover rounding, the noise grows to σ(C + √d g) for d
     parameters. n released numbers add at most n 2⁻⁷⁹ (1 + e^ε) to δ. With
     `clipped_grad(..., grid=fixed_point_grid(...))` the sum has the bound C + √d g/2, whatever the
-    rounding of sums. docs/privacy/noise.md has proofs and measurements. Neither mode protects
-    against a leaked key or against timing.
+    rounding of sums. docs/privacy/floating-point.md has measurements and links the proofs. Neither
+    mode protects against a leaked key or against timing.
 
     Do not clip separately on each device inside `shard_map`: all devices would add the same noise,
     which cancels in differences, and this is not detected. Pass the mesh to `clipped_grad` and call

@@ -49,7 +49,7 @@ def normal(
 
     A multiple of the second word extends the bits of U, so that the 2⁶⁴ pairs are spread evenly in
     the plane. Otherwise they would lie on 2³² circles, far apart in the tails, and could reveal the
-    sum (docs/privacy/noise.md).
+    sum (docs/privacy/floating-point.md).
 
     Each element computes its own pair, so nothing is stored, the noise fuses with its uses, and
     each device draws its own part in any layout.

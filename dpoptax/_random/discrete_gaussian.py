@@ -44,7 +44,7 @@ def discrete_gaussian(
 
     If the words of the hash are independent and uniform, each number has the probabilities of the
     discrete Gaussian to a factor 1 ± 2⁻⁹⁰, except for an event of probability 2⁻⁷⁹. The proof is in
-    docs/privacy/noise.md.
+    docs/developers/fixed-point.md.
 
     Args:
       key: a key of threefry or ChaCha20.

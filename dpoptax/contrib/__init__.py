@@ -1,7 +1,7 @@
 """Methods that did not improve accuracy in benchmarks, or that have no proven ε.
 
 They follow the rules of the core: the clip bounds the sensitivity, noise is added once, and
-everything after it is post-processing. `docs/choosing.md` compares them with the recommended
+everything after it is post-processing. `docs/results/index.md` compares them with the recommended
 methods.
 """
 

@@ -42,7 +42,7 @@ def geodp(
     Privacy: no guarantee is stated, and `dpoptax.accounting` raises an error for this mechanism. It
     is here to reproduce the paper. With d = 20, B = 256, β = σ = 1, there are two neighboring
     batches whose mean gradients have first angles 0 and π, 54 standard deviations of the noise
-    apart (docs/privacy/methods.md).
+    apart (docs/developers/methods.md).
 
     Args:
       beta: β in (0, 1], the paper's bounding factor, which scales the noise on the angles. It does
@@ -177,8 +177,8 @@ def hyperspherical_clip(
 
     Use it to study angles, and `l2_clip` to train. The mean of the angles is not the angle of the
     mean: for 256 examples of 500 parameters at σ = 1, the release has cosine 0.58 with the true
-    gradient at the best ρ, against 0.95 with `l2_clip` (docs/REPRODUCTION.md). A reference mostly
-    keeps its own direction. This clip needs the memory of per-example gradients.
+    gradient at the best ρ, against 0.95 with `l2_clip` (experiments/results/REPRODUCTION.md). A
+    reference mostly keeps its own direction. This clip needs the memory of per-example gradients.
 
     Args:
       l2_clip_norm: C, the largest magnitude.

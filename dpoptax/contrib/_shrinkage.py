@@ -40,7 +40,7 @@ def singular_value_shrinkage(
     another filter. Leaves with fewer than two axes are only averaged.
 
     A smaller error of each gradient need not give a better model: descent averages out noise, but
-    not the bias of shrinkage (docs/choosing.md has a comparison). It assumes white noise of
+    not the bias of shrinkage (docs/results/index.md has a comparison). It assumes white noise of
     constant size, as from `gaussian_noise` but not `correlated_noise`, and matrices of small rank.
     Sampling noise counts as signal.
 

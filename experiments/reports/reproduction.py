@@ -210,5 +210,5 @@ def _summary(findings: dict[str, list[catalog.Finding]], results: ComparisonResu
         )
     return (
         f"{text} Of the papers' results on images, GeoDP's Figure 5 and DP-PMLF's CNN were trained "
-        "(docs/on-images.md); the others need a GPU."
+        "(experiments/results/on-images.md); the others need a GPU."
     )

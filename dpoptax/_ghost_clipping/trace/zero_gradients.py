@@ -27,16 +27,16 @@ from dpoptax._ghost_clipping.trace.rules import is_real
 from dpoptax._tree import PyTree
 
 # The result is zero, with derivatives of zero, if any operand is.
-_PRODUCT_PRIMITIVES = frozenset({"mul", "dot_general", "conv_general_dilated"})
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 # The result is zero, with derivatives of zero, if the first operand is.
-_LINEAR_PRIMITIVES = frozenset(
+_LINEAR_MAPS = frozenset(
     {
         "broadcast_in_dim", "convert_element_type", "copy", "div", "neg", "reduce_sum", "reshape",
         "slice", "squeeze", "transpose",
     }
 )  # fmt: skip
 # These keep the order of the entries.
-_RESHAPE_PRIMITIVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze"})
+_RESHAPES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze"})
 _LISTED_NAMES = 8  # of parameters and places in a message
 
 
@@ -70,9 +70,7 @@ class _ZeroFinder:
         if name == "sub" and self._is_centered(*operands):
             self.differences.append(step)
             self.zeros.update(step.outputs)
-        elif (name in _PRODUCT_PRIMITIVES and any(zero)) or (
-            name in _LINEAR_PRIMITIVES and zero[0]
-        ):
+        elif (name in _PRODUCTS and any(zero)) or (name in _LINEAR_MAPS and zero[0]):
             self.zeros.update(step.outputs)
         elif (source := self._source(step)) is not None:
             first, averaged = self.equal.get(source, (source, False))
@@ -125,13 +123,11 @@ class _ZeroFinder:
         elif name == "reduce_sum":
             same = all(shape[i] == 1 for i in eqn.params["axes"])
         else:
-            same = name in _RESHAPE_PRIMITIVES and _strip_unit_axes(shape) == _strip_unit_axes(
-                out.aval.shape
-            )
+            same = name in _RESHAPES and _strip_ones(shape) == _strip_ones(out.aval.shape)
         return source if same else None
 
 
-def _strip_unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the sizes of a shape other than 1."""
     return tuple(n for n in shape if n != 1)
 

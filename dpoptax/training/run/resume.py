@@ -15,7 +15,7 @@ from dpoptax.training.roles import Role, fields_with
 from dpoptax.training.run import devices, records
 from dpoptax.training.run.resolved import ResolvedRun
 
-# Up to so many devices the room for rounding is the same (docs/bound.md).
+# Up to so many devices the room for rounding is the same (docs/developers/bound.md).
 _FEW = 8
 
 
