@@ -80,7 +80,7 @@ def _text(folder: Path, output: Path, found: list[Line], compared: Groups, alone
         parts += [f"### {headings[setting]}", _described(setting), _table(entries)]
     if alone:
         parts += ["## Recipes, and the same without privacy", _recipes(alone)]
-    parts += ["## What papers state", _published(compared | alone)]
+    parts += ["## Published numbers", _published(compared | alone)]
     parts += _given(folder / "cut.md", "## What was left out, and why")
     parts += ["## Made with", _made_with(found)]
     return "\n\n".join(parts) + "\n"

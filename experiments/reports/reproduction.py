@@ -120,7 +120,7 @@ def _text(
     options += "" if report.digits else " --no-digits"
     options += "" if report.data_dir is None else " --data-dir DIR"
     parts = [
-        "# What of the papers could be reproduced here",
+        "# Reproduction of the papers' results",
         f"Written by `python -m experiments report {options}`; "
         + ", ".join(f"{name} {version}" for name, version in records.versions().items())
         + ". Every number below was computed by that command.",
@@ -138,9 +138,9 @@ def _text(
             f"![{made.title}](reproduction/{name}.png)",
         ]
     parts += [
-        "## Training: a slice that runs on any machine",
+        "## Training: the part that runs on any machine",
         *_digits_section(report, results),
-        "## What needs a GPU and data",
+        "## Runs that need a GPU and data",
         f"{len(runs)} runs of the papers' tables and figures are configured but were not trained. "
         "[reproduction/commands.sh](reproduction/commands.sh) lists their commands. Operations are "
         "those of the traced step (`dpoptax plan`), before compiler optimizations, times the "
