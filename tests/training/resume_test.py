@@ -330,29 +330,15 @@ def test_other_steps_are_refused_where_the_schedule_was_made_for_them(tmp_path):
         run(tmp_path, schedule="linear", steps=8)
 
 
-def test_a_record_from_before_a_field_was_there_has_its_default(undisturbed, monkeypatch):
-    read = Checkpoints._read_record
-
-    def older(self, step):
-        record = read(self, step)
-        assert record["run"].pop("unit") == "example"
-        assert record["ledgers"][0].pop("strategy") is None
-        return record
-
-    monkeypatch.setattr(Checkpoints, "_read_record", older)
-    result, workdir = undisturbed
-    assert outcome(run(workdir)) == outcome(result)
-
-
 def test_data_of_another_size_are_refused(undisturbed, monkeypatch):
-    load = dataset_module.load_dataset
+    load = dataset_module.DatasetSpec.load
 
-    def smaller(*args, **options):
-        whole = load(*args, **options)
+    def smaller(spec):
+        whole = load(spec)
         train = {key: values[:-1] for key, values in whole.train.items()}
         return dataclasses.replace(whole, train=train)
 
-    monkeypatch.setattr(dataset_module, "load_dataset", smaller)
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", smaller)
     with pytest.raises(ConfigError, match=r"^dataset_size=1437 differs from 1438"):
         run(undisturbed[1])
 
@@ -375,13 +361,13 @@ def _changed(train, name, place):
     ids=["the last label", "any label", "a pixel", "the order", "the owners"],
 )
 def test_other_data_of_the_same_size_are_refused(undisturbed, monkeypatch, change):
-    load = dataset_module.load_dataset
+    load = dataset_module.DatasetSpec.load
 
-    def other(*args, **options):
-        whole = load(*args, **options)
+    def other(spec):
+        whole = load(spec)
         return dataclasses.replace(whole, **change(whole))
 
-    monkeypatch.setattr(dataset_module, "load_dataset", other)
+    monkeypatch.setattr(dataset_module.DatasetSpec, "load", other)
     with pytest.raises(ConfigError, match=r"differ from those of the run's first 6 steps"):
         run(undisturbed[1])
     assert (undisturbed[1] / "summary.json").exists()  # it still says what the run has spent
